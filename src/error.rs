@@ -95,8 +95,8 @@ codes! {
         "Name it with remote=, or pass an object that is read by ranges.";
     RemoteUnavailable: Unsupported, "The package that reads such URLs is not installed.",
         "Install it, or download the file and open its path.";
-    RemoteFolder: Unsupported, "The URL is a folder.",
-        "Open one of its files, or download the folder.";
+    RemoteFolder: Unsupported, "A URL in a list of shards is a folder or an index.",
+        "Open the folder or the index by itself.";
     RemoteSize: Io, "The store does not say how long the object is.",
         "Download the file and open its path.";
     RemoteRange: Io, "The store returned something else than the range that it was asked for.",

@@ -88,7 +88,7 @@ pub mod scan;
 
 #[doc(hidden)]
 pub use bytes::LocalFile;
-pub use bytes::{Access, Bytes, Io, RangeRead, ReadRanges};
+pub use bytes::{Access, Bytes, Io, RangeRead, ReadFolder, ReadRanges};
 pub use checkpoint::{Checkpoint, Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
 pub use container::Format;
 pub use dtype::{DType, Kind as NumberKind};

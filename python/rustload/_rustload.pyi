@@ -499,6 +499,29 @@ def open_file(
         limits: As for `open_paths`.
     """
 
+def open_folder(
+    folder: object,
+    names: Sequence[str],
+    *,
+    unknown: str,
+    trailing: str,
+    compat: bool,
+    verify: bool,
+    limits: Mapping[str, int],
+) -> Checkpoint:
+    """Opens the checkpoint in a folder of a store, as `open_paths` opens that in a directory. Several files are opened at once.
+
+    Args:
+        folder: An object with `name`, `names()`, `sizes(names)` and `open(name)`, which returns an object with `size` and
+            `read_ranges`. It is used from several threads.
+        names: The index file, or the shards, to open in it; empty for the folder itself.
+        unknown: As for `open_paths`.
+        trailing: As for `open_paths`.
+        compat: As for `open_paths`.
+        verify: As for `open_paths`.
+        limits: As for `open_paths`.
+    """
+
 @final
 class Joined:
     """Tensors of one dtype, joined along one dimension; `rustload.JoinedTensor` wraps it."""
@@ -1263,6 +1286,25 @@ def scan_file(file: object, name: str | None, *, limits: Mapping[str, int], allo
         The report as JSON.
 
     Raises:
+        ValueError: No limit has such a name.
+    """
+
+def scan_folder(
+    folder: object, names: Sequence[str], *, limits: Mapping[str, int], allow: Sequence[str]
+) -> str:
+    """Scans the files of a folder of a store; not those in folders below it.
+
+    Args:
+        folder: As for `open_folder`.
+        names: The files to scan; empty for all.
+        limits: As for `scan_paths`.
+        allow: As for `scan_paths`.
+
+    Returns:
+        The report as JSON.
+
+    Raises:
+        OSError: The folder cannot be listed.
         ValueError: No limit has such a name.
     """
 

@@ -1,4 +1,4 @@
-"""Objects in stores as `rustload.Ranges`, which `open`, `scan`, `safe_open`, `convert` and `rustload.torch` take.
+"""Objects and folders in stores, which `open`, `scan`, `safe_open`, `convert`, `diff` and `rustload.torch` take.
 
 rustload has no network code: fsspec, or obstore, sends the requests.
 """
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rustload._common.files import Ranges
+    from rustload._remote.folder import ObjectFolder
 
 __all__ = ["fsspec", "obstore"]
 
 
-def fsspec(url: str, **storage_options: Any) -> Ranges:
-    """The object at a URL, read through a file system of fsspec; any scheme that fsspec knows is allowed.
+def fsspec(url: str, **storage_options: Any) -> Ranges | ObjectFolder:
+    """The object or the folder at a URL, read through a file system of fsspec; any scheme that fsspec knows is allowed.
 
     Args:
         url: Its URL. Messages show it without user information, query and fragment.
@@ -22,7 +23,7 @@ def fsspec(url: str, **storage_options: Any) -> Ranges:
 
     Raises:
         OSError: It does not exist, cannot be read, or has no known size.
-        UnsupportedError: A package is not installed, or the URL is a folder.
+        UnsupportedError: A package is not installed.
         ValueError: It is no URL.
     """
     from rustload._remote.resolve import remote_source
@@ -35,12 +36,12 @@ def fsspec(url: str, **storage_options: Any) -> Ranges:
     return remote_source(url, storage_options=storage_options, remote=(scheme,))  # type: ignore[no-any-return]
 
 
-def obstore(store: Any, path: str) -> Ranges:
-    """The object at `path` of a store of obstore.
+def obstore(store: Any, path: str) -> Ranges | ObjectFolder:
+    """The object or the folder at `path` of a store of obstore.
 
     Args:
         store: Any store of `obstore.store`.
-        path: The object's path in the store.
+        path: The object's path in the store; that of a folder ends with `/`, and the whole store is `""`.
 
     Raises:
         OSError: It does not exist, or cannot be read.

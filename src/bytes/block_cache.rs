@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{Access, RangeRead, ReadRanges};
+use super::{Access, RangeRead, ReadFolder, ReadRanges};
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use crate::parallel;
@@ -120,6 +120,10 @@ impl ReadRanges for BlockCache {
 
     fn identity(&self) -> Option<String> {
         self.backing.identity()
+    }
+
+    fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
+        self.backing.folder()
     }
 }
 

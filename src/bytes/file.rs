@@ -108,6 +108,11 @@ impl LocalFile {
         FileStamp::new(&self.path, &self.stamp)
     }
 
+    /// How tensor data is read, as the caller said.
+    pub(super) fn io(&self) -> Io {
+        self.io
+    }
+
     pub(super) fn descriptor(&self) -> &File {
         &self.file
     }

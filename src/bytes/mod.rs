@@ -1,10 +1,11 @@
-//! Byte sources: one trait for files, memory and everything else that is read by position; buffered and `O_DIRECT` reads, mappings,
+//! Byte sources: one trait for files, memory and everything else that is read by position, and one for folders; buffered and `O_DIRECT` reads, mappings,
 //! and a checked little-endian cursor.
 
 mod block_cache;
 mod chunk;
 mod cursor;
 mod file;
+mod folder;
 mod in_memory;
 mod mapping;
 mod mappings;
@@ -19,6 +20,7 @@ mod source;
 pub use chunk::Chunk;
 pub use cursor::Cursor;
 pub use file::{FileStamp, LocalFile};
+pub use folder::{LocalFolder, ReadFolder, is_plain_name};
 pub use mapping::Mapping;
 pub use mappings::Mappings;
 pub use os::direct::{DIRECT_ALIGNMENT, Io, IoChoice};

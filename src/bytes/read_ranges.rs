@@ -2,7 +2,9 @@
 //! behind this trait only.
 #![forbid(unsafe_code)]
 
-use super::{Bytes, LocalFile};
+use std::sync::Arc;
+
+use super::{Bytes, LocalFile, ReadFolder};
 use crate::error::Result;
 
 /// Bytes that are read by position, such as a file or an object in a store.
@@ -77,6 +79,12 @@ pub trait ReadRanges: Send + Sync {
     /// credentials and the ETag. `None` if there is none. Only what has one can be resumed, see
     /// [`WriteOptions::resume`](crate::write::WriteOptions::resume).
     fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// The folder that it is in, if its content may name other files there, as the metadata of a distributed checkpoint does. `None` if
+    /// there is none.
+    fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
         None
     }
 

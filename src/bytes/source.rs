@@ -11,7 +11,9 @@ use super::in_memory::{self, InMemory};
 use super::os::copy;
 use super::os::direct::{Io, IoChoice};
 use super::os::file_system::FileSystem;
-use super::{Access, Chunk, FileStamp, LocalFile, Mapping, RangeRead, ReadRanges, Region};
+use super::{
+    Access, Chunk, FileStamp, LocalFile, LocalFolder, Mapping, RangeRead, ReadFolder, ReadRanges, Region,
+};
 use crate::error::{Code, Error, Result};
 
 /// Shared bytes in memory.
@@ -72,6 +74,16 @@ impl Source {
     /// The name in messages of what is neither a local file nor bytes in memory.
     pub fn name(&self) -> Option<&str> {
         self.backing.name()
+    }
+
+    /// The folder that the file is in: see [`ReadRanges::folder`]. `None` for a window that does not begin at the file's first byte.
+    pub fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
+        if self.start() > 0 {
+            return None;
+        }
+        let Some(file) = self.file() else { return self.backing.folder() };
+        let folder = file.path().parent().unwrap_or(Path::new(""));
+        Some(Arc::new(LocalFolder::new(folder.to_owned(), file.io())))
     }
 
     /// Identifies this version of these bytes, also for another process: see [`ReadRanges::identity`].

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "python")]
 use crate::bytes::FileStamp;
-use crate::bytes::{Bytes, ReadRanges, Source};
+use crate::bytes::{Bytes, ReadFolder, ReadRanges, Source};
 use crate::container::Format;
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{OpaqueClass, Options, SavedValue, Tree};
@@ -71,6 +71,12 @@ impl Checkpoint {
         Checkpoint::from_source(&Source::new(source), options)
     }
 
+    /// Opens the checkpoint in a folder of a store, as [`Checkpoint::open`] does with a folder on disk; with `names`, the index file or
+    /// the shards of these names. Several files are opened at once.
+    pub fn from_folder(folder: &dyn ReadFolder, names: &[String], options: Options) -> Result<Checkpoint> {
+        Ok(Checkpoint(Arc::new(Opened::from_folder(folder, names, options)?)))
+    }
+
     /// As [`Checkpoint::from_ranges`], for a window of a source.
     pub(crate) fn from_source(source: &Source, options: Options) -> Result<Checkpoint> {
         Ok(Checkpoint(Arc::new(Opened::from_source(source, options)?)))
@@ -81,7 +87,7 @@ impl Checkpoint {
         self.0.shards.first().map_or(Format::Safetensors, |shard| shard.index.format)
     }
 
-    /// The files, in shard order; none for bytes in memory.
+    /// The files, in shard order: paths, or URLs for a folder in a store; none for bytes in memory and for a single source.
     pub fn files(&self) -> impl Iterator<Item = &FilePath> {
         self.0.shards.iter().filter(|shard| !shard.is_inner).filter_map(|shard| shard.path.as_deref())
     }

@@ -4,6 +4,7 @@
 //! of a distributed checkpoint is a whole archive of torch, inside a file; it is opened when its elements are first read, and then
 //! has to hold what the metadata says. Other chunks are tensors of open files: the parts that processes of a distributed program had.
 
+use std::fmt;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use smallvec::SmallVec;
 use super::dcp::FolderFile;
 use super::validate::Flags;
 use super::{Index, Location, Options, Path, StorageBytes, Tree, tiling, torch};
-use crate::bytes::{FileStamp, Region, Source};
+use crate::bytes::{FileStamp, ReadFolder, Region, Source};
 use crate::container::zip::{Archive, Trailing};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -101,7 +102,7 @@ pub struct ChunkPart<'a> {
 #[cfg(feature = "scan")]
 #[derive(Clone, Copy, Debug)]
 pub enum ChunkItem<'a> {
-    /// Of a file on disk.
+    /// Of a file in the folder of the metadata.
     File(&'a FilePath, Region),
     /// Of a member of an archive, which is a range of an open file.
     Window(&'a Source, Region),
@@ -114,10 +115,12 @@ pub(super) struct ChunkFiles {
     options: Options,
 }
 
-#[derive(Debug)]
 enum ChunkFile {
-    /// A file on disk.
-    Path {
+    /// A file in a folder.
+    Named {
+        folder: Arc<dyn ReadFolder>,
+        name: String,
+        /// The path, or URL, of the file.
         path: PathBuf,
         /// Its size when the checkpoint was opened.
         len: u64,
@@ -127,10 +130,22 @@ enum ChunkFile {
     Window(Source),
 }
 
+impl fmt::Debug for ChunkFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChunkFile::Named { path, .. } => write!(f, "ChunkFile({})", path.display()),
+            ChunkFile::Window(source) => source.fmt(f),
+        }
+    }
+}
+
 impl ChunkFiles {
     pub(super) fn new(files: Vec<FolderFile>, options: &Options) -> ChunkFiles {
         let files = files.into_iter().map(|file| match file {
-            FolderFile::Path(path, len) => ChunkFile::Path { path, len, source: OnceBox::new() },
+            FolderFile::Named(folder, name, len) => {
+                let path = folder.path().join(&name);
+                ChunkFile::Named { folder, name, path, len, source: OnceBox::new() }
+            }
             FolderFile::Window(source) => ChunkFile::Window(source),
         });
         ChunkFiles { files: files.collect(), options: options.clone() }
@@ -141,7 +156,10 @@ impl ChunkFiles {
     pub(super) fn stamps(&self) -> Result<Vec<FileStamp>> {
         let mut stamps = Vec::new();
         for file in &self.files {
-            let ChunkFile::Path { path, len, source } = file else { continue };
+            let ChunkFile::Named { folder, path, len, source, .. } = file else { continue };
+            if folder.on_disk().is_none() {
+                continue;
+            }
             let stamp = match source.get().and_then(|source| source.file_stamp()) {
                 Some(stamp) => stamp,
                 None => FileStamp::of_path(path)?,
@@ -159,8 +177,8 @@ impl ChunkFiles {
         let file = self.files.get(u32_to_usize(file)).ok_or_else(internal)?;
         let source = match file {
             ChunkFile::Window(source) => source,
-            ChunkFile::Path { path, len, source } => source.get_or_try_init(|| {
-                let source = Source::open_with(path, self.options.io)?;
+            ChunkFile::Named { folder, name, path, len, source } => source.get_or_try_init(|| {
+                let source = Source::new(folder.open(name)?);
                 match source.len() == *len {
                     true => Ok(Box::new(source)),
                     false => Err(size_changed(path, *len, source.len())),
@@ -170,10 +188,10 @@ impl ChunkFiles {
         source.window(region.start(), region.len())
     }
 
-    /// The path of a file, or of the archive that it is in; `None` for an archive in memory.
+    /// The path or URL of a file, or of the archive that it is in; `None` for an archive in memory.
     pub(super) fn path(&self, file: u32) -> Option<&FilePath> {
         match self.files.get(u32_to_usize(file))? {
-            ChunkFile::Path { path, .. } => Some(path),
+            ChunkFile::Named { path, .. } => Some(path),
             ChunkFile::Window(source) => source.path(),
         }
     }
@@ -181,7 +199,7 @@ impl ChunkFiles {
     #[cfg(feature = "scan")]
     pub(super) fn item(&self, file: u32, region: Region) -> Option<ChunkItem<'_>> {
         Some(match self.files.get(u32_to_usize(file))? {
-            ChunkFile::Path { path, .. } => ChunkItem::File(path, region),
+            ChunkFile::Named { path, .. } => ChunkItem::File(path, region),
             ChunkFile::Window(source) => ChunkItem::Window(source, region),
         })
     }

@@ -374,10 +374,10 @@ fn joblib(source: &Source) -> Result<Option<Error>> {
 /// Reads the index of a bare pickle that was executed already and is all of `source`. A file that is the metadata of a distributed
 /// checkpoint gives the tensors of that.
 pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Index> {
-    if let Some(path) = source.path().filter(|_| source.start() == 0)
-        && dcp::is_metadata(&pickle)
+    if dcp::is_metadata(&pickle)
+        && let Some(folder) = source.folder()
     {
-        return dcp::read(source, dcp::Folder::on_disk(path)?, pickle, options);
+        return dcp::read(source, dcp::Folder::of(folder, source.path())?, pickle, options);
     }
     torch_legacy::check_not_legacy(pickle.values.data(), &options.limits)?;
     let locate = |key: &str, _: u64| {

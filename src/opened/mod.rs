@@ -7,17 +7,22 @@ mod reopen;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use once_cell::race::OnceBox;
 
 pub(crate) use self::join::Joins;
-use crate::bytes::{self, Source};
+use crate::bytes::{self, ReadFolder, Source};
 use crate::container::shards;
-use crate::error::{Code, Error, Kind, Result};
+use crate::error::{Code, Error, Kind, Result, ResultExt};
 use crate::index::{self, Index, Options, Path, Storage, Tree};
 use crate::limits::Limits;
+use crate::parallel;
 use crate::text::into_printable;
+
+/// The files of a folder that are opened at once: each is a few requests, one after another.
+const FILES_AT_ONCE: usize = 8;
 
 /// The metadata of an open checkpoint, and the sources of its bytes. A checkpoint and its tensors share one.
 #[derive(Debug)]
@@ -49,7 +54,7 @@ pub(crate) struct Opened {
     inflated_cache: Mutex<Option<((u32, u32), Source)>>,
 }
 
-/// A checkpoint in a file, or in bytes in memory, which have no path. Most files hold one.
+/// A checkpoint in a file, whose path may be a URL, or in bytes in memory, which have no path. Most files hold one.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) path: Option<PathBuf>,
@@ -82,19 +87,35 @@ impl Opened {
     /// See `Checkpoint::open`.
     pub(crate) fn open(paths: &[PathBuf], options: Options) -> Result<Opened> {
         let resolved = shards::resolve(paths, &options.limits)?;
-        let mut shards = Vec::with_capacity(resolved.files.len());
-        let mut bytes = 0_u64;
+        let open = |path: &PathBuf| Ok((path.clone(), Source::open_with(path, options.io)?));
+        let shards = read_all(&resolved.files, 1, &options, open)?;
+        Opened::of_files(shards, resolved, options)
+    }
+
+    /// See `Checkpoint::from_folder`.
+    pub(crate) fn from_folder(folder: &dyn ReadFolder, names: &[String], options: Options) -> Result<Opened> {
+        let resolved = shards::resolve_in(folder, names, &options.limits)?;
+        let open = |name: &String| {
+            let source = Source::new(folder.open(name)?);
+            // A folder may be a list of objects from different places, which have names of their own.
+            let path = source.name().map_or_else(|| folder.path().join(name), PathBuf::from);
+            Ok((path, source))
+        };
+        let shards = read_all(&resolved.files, FILES_AT_ONCE, &options, open)?;
+        Opened::of_files(shards, resolved, options)
+    }
+
+    /// The checkpoint that these shards are; the files of `resolved` are those that they were read from.
+    fn of_files<File>(
+        shards: Vec<(PathBuf, Index)>,
+        resolved: shards::Shards<File>,
+        options: Options,
+    ) -> Result<Opened> {
         let mut notes = resolved.notes;
-        for (file, path) in resolved.files.into_iter().enumerate() {
-            let source = Source::open_with(&path, options.io)?;
-            notes.extend(source.note());
-            let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
-            bytes = bytes.saturating_add(text_bytes(&index));
-            Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
-                .map_err(|error| error.in_file(&path))?;
-            shards.extend(Shard::all(Some(path), file, index));
-        }
-        let mut opened = Opened::new(shards, options);
+        notes.extend(shards.iter().filter_map(|(_, index)| index.source.note()));
+        let shards = shards.into_iter().enumerate();
+        let shards = shards.flat_map(|(file, (path, index))| Shard::all(Some(path), file, index));
+        let mut opened = Opened::new(shards.collect(), options);
         (opened.metadata, opened.notes) =
             (resolved.metadata, notes.into_iter().map(into_printable).collect());
         if opened.shards.len() > 1 && resolved.weight_map.is_none() {
@@ -356,6 +377,30 @@ fn text_bytes(index: &Index) -> u64 {
         index.opaque.iter().map(|class| class.class.len() + class.at.iter().map(String::len).sum::<usize>());
     let inner = index.inner.iter().map(text_bytes).fold(0, u64::saturating_add);
     names.chain(classes).fold(inner, |bytes, len| bytes.saturating_add(len as u64))
+}
+
+/// Opens and reads the files, `at_once` at a time. The results are in the order of the files.
+fn read_all<File: Sync>(
+    files: &[File],
+    at_once: usize,
+    options: &Options,
+    open: impl Fn(&File) -> Result<(PathBuf, Source)> + Sync,
+) -> Result<Vec<(PathBuf, Index)>> {
+    let bytes = AtomicU64::new(0);
+    let read = |(), (file, out): (&File, &mut Option<(PathBuf, Index)>)| {
+        options.cancel.check()?;
+        let (path, source) = open(file)?;
+        let index = read(&source, options).in_file(&path)?;
+        let own = text_bytes(&index);
+        let all = bytes.fetch_add(own, Ordering::Relaxed).saturating_add(own);
+        Limits::check("name_bytes_total", options.limits.name_bytes_total, all).in_file(&path)?;
+        *out = Some((path, index));
+        Ok(())
+    };
+    let mut shards: Vec<Option<(PathBuf, Index)>> = files.iter().map(|_| None).collect();
+    let items = files.iter().zip(&mut shards);
+    parallel::for_each(at_once.min(files.len()), items, || (), |&mut state, item| read(state, item))?;
+    Ok(shards.into_iter().flatten().collect())
 }
 
 fn read(source: &Source, options: &Options) -> Result<Index> {

@@ -12,6 +12,7 @@ use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::buffer::Buffer;
 use super::file_object::FileObject;
+use super::folder::FolderObject;
 use super::tensor::Tensor;
 use super::{objects, run};
 use crate::bytes::{FileStamp, Io};
@@ -116,6 +117,27 @@ pub(crate) fn open_file(
     let cancel = options.cancel.clone();
     let source = FileObject::source(file, start, name)?;
     Ok(Checkpoint(run::interruptible_if(py, true, &cancel, || Core::from_source(&source, options))?))
+}
+
+/// Opens the checkpoint in a folder of a store, or the files of these names in it.
+#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
+#[pyfunction]
+#[pyo3(signature = (folder, names, *, unknown, trailing, compat, verify, limits))]
+pub(crate) fn open_folder(
+    py: Python<'_>,
+    folder: &Bound<'_, PyAny>,
+    names: Vec<String>,
+    unknown: &str,
+    trailing: &str,
+    compat: bool,
+    verify: bool,
+    limits: BTreeMap<String, u64>,
+) -> PyResult<Checkpoint> {
+    let options = options(unknown, trailing, compat, verify, limits)?;
+    let cancel = options.cancel.clone();
+    let folder = FolderObject::new(folder)?;
+    let open = || Core::from_folder(&folder, &names, options);
+    Ok(Checkpoint(run::interruptible_if(py, true, &cancel, open)?))
 }
 
 /// Whether reading so many bytes of metadata can be interrupted by Ctrl-C. The shards of an index file or a folder do not count.

@@ -13,7 +13,8 @@ use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
-use crate::bytes::{Access, RangeRead, ReadRanges, Source};
+use super::folder::FolderObject;
+use crate::bytes::{Access, RangeRead, ReadFolder, ReadRanges, Source};
 use crate::error::{Code, Error, Result};
 
 /// How long a thread sleeps while another one uses the file object.
@@ -29,6 +30,7 @@ pub(super) struct FileObject {
     name: Option<String>,
     /// The object's `identity`, if it has one.
     identity: Option<String>,
+    folder: Option<FolderObject>,
     /// Whether it has `check_unchanged`, which is asked in place of the size.
     has_check: bool,
     /// Whether it has `read_ranges`, which reads without moving a position.
@@ -48,6 +50,20 @@ thread_local! {
 impl FileObject {
     /// A source of the object's bytes from `start` on. `name` is for messages.
     pub(super) fn source(object: &Bound<'_, PyAny>, start: u64, name: Option<String>) -> PyResult<Source> {
+        let source = Source::new(Arc::new(FileObject::new(object, name, None)?));
+        if start > source.len() {
+            let text = format!("the file object is at byte {start}, its end is at {}", source.len());
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(source.window(start, source.len().saturating_sub(start))?)
+    }
+
+    /// The object, which is in that folder if there is one. `name` is for messages.
+    pub(super) fn new(
+        object: &Bound<'_, PyAny>,
+        name: Option<String>,
+        folder: Option<FolderObject>,
+    ) -> PyResult<FileObject> {
         let has_ranges = object.hasattr("read_ranges")?;
         let len = match has_ranges {
             true => object.getattr("size")?.extract().map_err(|_| {
@@ -64,22 +80,17 @@ impl FileObject {
         };
         let has_check = has_ranges && object.hasattr("check_unchanged")?;
         let position = Mutex::new(());
-        let file = FileObject {
+        Ok(FileObject {
             object: object.clone().unbind(),
             len,
             name,
             identity,
+            folder,
             has_check,
             has_ranges,
             position,
             process: process::id(),
-        };
-        let source = Source::new(Arc::new(file));
-        if start > source.len() {
-            let text = format!("the file object is at byte {start}, its end is at {}", source.len());
-            return Err(PyValueError::new_err(text));
-        }
-        Ok(source.window(start, source.len().saturating_sub(start))?)
+        })
     }
 
     /// Runs `read` with the object, while no other thread of rustload uses it.
@@ -195,6 +206,10 @@ impl ReadRanges for FileObject {
     fn identity(&self) -> Option<String> {
         self.identity.clone()
     }
+
+    fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
+        Some(Arc::new(self.folder.clone()?))
+    }
 }
 
 /// Reads ranges with one call of the object's `read_ranges`, which gets pairs of offset and length and returns a buffer for each.
@@ -216,6 +231,11 @@ fn read_ranges(
         buffer.copy_to_slice(py, range.out)?;
     }
     Ok(())
+}
+
+/// The name of an object in messages: its `name`.
+pub(super) fn object_name(object: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    Ok(object.getattr_opt("name")?.and_then(|name| name.extract().ok()))
 }
 
 fn wrong_length(offset: u64, wanted: usize, found: usize) -> PyErr {

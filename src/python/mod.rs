@@ -11,6 +11,7 @@ mod doctor;
 mod error;
 mod extra;
 mod file_object;
+mod folder;
 mod joined;
 mod memory;
 mod objects;
@@ -35,7 +36,7 @@ mod _rustload {
     #[pymodule_export]
     use super::buffer::{Buffer, adopt};
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_file, open_paths, similar};
+    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_file, open_folder, open_paths, similar};
     #[pymodule_export]
     use super::compare::compare_pairs;
     #[pymodule_export]
@@ -51,7 +52,7 @@ mod _rustload {
     #[pymodule_export]
     use super::request::Mappings;
     #[pymodule_export]
-    use super::scan::{check_allowance, scan_bytes, scan_file, scan_paths};
+    use super::scan::{check_allowance, scan_bytes, scan_file, scan_folder, scan_paths};
     #[pymodule_export]
     use super::statistics::statistics_of;
     #[pymodule_export]

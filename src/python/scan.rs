@@ -1,4 +1,4 @@
-//! `scan_paths`, `scan_bytes`, `scan_file` and `check_allowance`: wrap scanning. A report is passed to Python as JSON.
+//! `scan_paths`, `scan_bytes`, `scan_file`, `scan_folder` and `check_allowance`: wrap scanning. A report is passed to Python as JSON.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
 use super::file_object::FileObject;
+use super::folder::FolderObject;
 use super::{checkpoint, run};
 use crate::scan::{self, Options, Policy};
 
@@ -56,6 +57,24 @@ pub(crate) fn scan_file(
     let source = FileObject::source(file, 0, name)?;
     run::interruptible_if(py, true, &cancel, || {
         scan::scan_source(&source, &options).map(|report| report.to_json())
+    })
+}
+
+/// Scans the files of these names in a folder of a store, or all of its files.
+#[pyfunction]
+#[pyo3(signature = (folder, names, *, limits, allow))]
+pub(crate) fn scan_folder(
+    py: Python<'_>,
+    folder: &Bound<'_, PyAny>,
+    names: Vec<String>,
+    limits: BTreeMap<String, u64>,
+    allow: Vec<String>,
+) -> PyResult<String> {
+    let options = options(limits, &allow)?;
+    let cancel = options.cancel.clone();
+    let folder = FolderObject::new(folder)?;
+    run::interruptible_if(py, true, &cancel, || {
+        scan::scan_folder(&folder, &names, &options).map(|report| report.to_json())
     })
 }
 

@@ -10,6 +10,9 @@ use crate::container::Format;
 use crate::error::{Code, Result};
 use crate::index::{self, ChunkItem};
 
+/// The file that states the ranges.
+pub(super) const METADATA: &str = ".metadata";
+
 /// The extension of the files.
 const EXTENSION: &str = "distcp";
 
@@ -21,8 +24,13 @@ pub(super) struct Folders {
 }
 
 impl Folders {
-    /// The items of a file, in order; `None` for other files. The first call for a folder reads its metadata.
-    pub(super) fn items(&mut self, path: &Path, options: &Options) -> Result<Option<Vec<Region>>> {
+    /// The items of a file, in order; `None` for other files. The first call for a folder reads its metadata, which `open` opens.
+    pub(super) fn items(
+        &mut self,
+        path: &Path,
+        open: impl FnOnce(&Path) -> Result<Source>,
+        options: &Options,
+    ) -> Result<Option<Vec<Region>>> {
         if path.extension().is_none_or(|extension| extension != EXTENSION) {
             return Ok(None);
         }
@@ -30,18 +38,18 @@ impl Folders {
         if !self.folders.contains_key(folder) {
             // The items of one folder at a time are enough, as files come in the order of their paths.
             self.folders.clear();
-            self.folders.insert(folder.to_owned(), read(&folder.join(".metadata"), options)?);
+            self.folders.insert(folder.to_owned(), read(open(folder), options)?);
         }
         Ok(self.folders.get(folder).and_then(|files| files.get(path)).cloned())
     }
 }
 
 /// The items that metadata states, by file; none where it is refused.
-fn read(path: &Path, options: &Options) -> Result<HashMap<PathBuf, Vec<Region>>> {
+fn read(metadata: Result<Source>, options: &Options) -> Result<HashMap<PathBuf, Vec<Region>>> {
     let (limits, cancel) = (options.limits.clone(), options.cancel.clone());
     let strict = index::Options { limits, cancel, ..index::Options::default() };
     let mut files: HashMap<PathBuf, Vec<Region>> = HashMap::new();
-    match Source::open(path).and_then(|source| index::read(&source, &strict)) {
+    match metadata.and_then(|source| index::read(&source, &strict)) {
         Ok(index) if index.format == Format::TorchDcp => {
             for item in index.items() {
                 let ChunkItem::File(path, region) = item else { continue };

@@ -19,12 +19,22 @@ use crate::index::{self, Index};
 /// The first bytes of a source, by which most doors open.
 const HEAD_BYTES: u64 = 1024;
 
-/// Scans the file at a path; `named` is false where it was found in a directory.
-pub(super) fn scan_path(path: &Path, named: bool, options: &Options) -> Result<FileReport> {
+/// Scans the file at a path or URL; `named` is false where it was found in a directory. A file of a distributed checkpoint has
+/// `items`: the ranges that readers load, which are scanned each by itself.
+pub(super) fn scan_file(
+    opened: Result<Source>,
+    path: &Path,
+    named: bool,
+    items: Option<&[Region]>,
+    options: &Options,
+) -> Result<FileReport> {
     let text = path.to_string_lossy().into_owned();
-    match Source::open(path) {
-        Ok(source) => scan_source(&source, Some(text), named, options),
-        Err(error) => Ok(unreadable(FileReport::new(Some(text), options), &error)),
+    match (opened, items) {
+        (Ok(source), None) => scan_source(&source, Some(text), named, options),
+        (Ok(source), Some(items)) => {
+            scan_with(&source, Some(text), true, options, |scanner| scanner.item_file(&source, items))
+        }
+        (Err(error), _) => Ok(unreadable(FileReport::new(Some(text), options), &error)),
     }
 }
 
@@ -36,17 +46,6 @@ pub(super) fn scan_source(
     options: &Options,
 ) -> Result<FileReport> {
     scan_with(source, path, named, options, |scanner| scanner.top(source))
-}
-
-/// Scans a file of a distributed checkpoint: the ranges that readers load, each by itself.
-pub(super) fn scan_items(path: &Path, items: &[Region], options: &Options) -> Result<FileReport> {
-    let text = path.to_string_lossy().into_owned();
-    match Source::open(path) {
-        Ok(source) => {
-            scan_with(&source, Some(text), true, options, |scanner| scanner.item_file(&source, items))
-        }
-        Err(error) => Ok(unreadable(FileReport::new(Some(text), options), &error)),
-    }
 }
 
 fn scan_with(
@@ -311,7 +310,7 @@ impl Scanner<'_> {
 
     /// Adds a finding where the file extension is that of another format; readers that go by the extension fail or misread it.
     fn extension(&mut self, source: &Source, format: Option<Format>) {
-        let Some(path) = source.path() else { return };
+        let Some(path) = source.path().or_else(|| source.name().map(Path::new)) else { return };
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
         let (Some(extension), Some(format)) = (extension, format) else { return };
         let says_safetensors = matches!(extension.as_str(), "safetensors" | "sft");

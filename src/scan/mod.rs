@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::distributed::Folders;
-use crate::bytes::{Bytes, ReadRanges, Source};
+use crate::bytes::{Bytes, ReadFolder, ReadRanges, Source};
 use crate::error::Result;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -99,13 +99,32 @@ where
     for path in paths {
         for (path, named) in walk::files(path.as_ref())? {
             options.cancel.check()?;
-            let file = match folders.items(&path, &options)? {
-                Some(items) => file::scan_items(&path, &items, &options)?,
-                None => file::scan_path(&path, named, &options)?,
-            };
+            let metadata = |folder: &Path| Source::open(&folder.join(distributed::METADATA));
+            let items = folders.items(&path, metadata, &options)?;
+            let file = file::scan_file(Source::open(&path), &path, named, items.as_deref(), &options)?;
             options.limits.report_bytes = options.limits.report_bytes.saturating_sub(file.bytes());
             report.files.push(file);
         }
+    }
+    Ok(report)
+}
+
+/// Scans files of a folder in a store, as [`scan`] does with a folder on disk: those of these names, or all files. Subfolders are not
+/// scanned.
+pub fn scan_folder(folder: &dyn ReadFolder, names: &[String], options: &Options) -> Result<Report> {
+    let mut report = Report::default();
+    let mut options = options.clone();
+    let mut folders = Folders::default();
+    let mut all = if names.is_empty() { folder.names()? } else { names.to_vec() };
+    all.sort();
+    for name in all {
+        options.cancel.check()?;
+        let path = folder.path().join(&name);
+        let open = |name: &str| folder.open(name).map(Source::new);
+        let items = folders.items(&path, |_| open(distributed::METADATA), &options)?;
+        let file = file::scan_file(open(&name), &path, !names.is_empty(), items.as_deref(), &options)?;
+        options.limits.report_bytes = options.limits.report_bytes.saturating_sub(file.bytes());
+        report.files.push(file);
     }
     Ok(report)
 }

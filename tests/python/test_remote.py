@@ -9,16 +9,14 @@ import builtins
 import contextlib
 import json
 import random
-import re
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from web_server import Server
 
 import rustload
 import rustload.remote
@@ -34,88 +32,6 @@ if TYPE_CHECKING:
 
 SECRET = "s3cr3t"
 HTTP = ("http",)
-
-
-class Server:
-    """A web server with one file, which counts requests and bytes, and fails where it is told to.
-
-    Attributes:
-        data: The file.
-        etag: Its version.
-        requests: The method, offset and length of each request.
-        fault: What to do in place of the right answer for the request of this number; None answers right.
-        delay: Seconds before each answer.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.etag = data, '"one"'
-        self.requests: list[tuple[str, int, int]] = []
-        self.fault: Callable[[int], str | None] = lambda _: None
-        self.delay = 0.0
-        self.lock = threading.Lock()
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *args: Any) -> None: ...
-
-            def do_HEAD(self) -> None:
-                owner.answer(self, body=False)
-
-            def do_GET(self) -> None:
-                owner.answer(self, body=True)
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *args: Any) -> None: ...
-
-        self.server = Quiet(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/model.bin"
-
-    def answer(self, handler: BaseHTTPRequestHandler, *, body: bool) -> None:
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
-        start, end = (int(found[1]), int(found[2]) + 1) if found else (0, len(self.data))
-        with self.lock:
-            number = len(self.requests)
-            self.requests.append((handler.command, start, end - start if body else 0))
-        fault = self.fault(number)
-        time.sleep(self.delay)
-        status, part, etag = (206 if found else 200), self.data[start:end], self.etag
-        stated = (start, end - 1, len(self.data))
-        if fault == "500":
-            status, part = 500, b"no"
-        elif fault == "200":
-            status, part = 200, self.data
-        elif fault == "short":
-            part = part[:-1]
-        elif fault == "long":
-            part += b"x"
-        elif fault == "moved":
-            stated = (start + 1, end, len(self.data))
-        elif fault == "etag":
-            etag = '"two"'
-        elif fault == "closed":
-            handler.close_connection = True
-            return
-        elif fault == "hangs":
-            time.sleep(2)
-            handler.close_connection = True
-            return
-        handler.send_response(status)
-        if fault != "no size":
-            handler.send_header("Content-Length", str(len(part)))
-        if status == 206:
-            handler.send_header("Content-Range", f"bytes {stated[0]}-{stated[1]}/{stated[2]}")
-        handler.send_header("ETag", etag)
-        handler.end_headers()
-        if body:
-            with contextlib.suppress(OSError):
-                handler.wfile.write(part)
-        if fault:
-            handler.close_connection = True
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +52,7 @@ def server(model: Path) -> Iterator[Server]:
     pytest.importorskip("aiohttp")
     made = Server(model.read_bytes())
     yield made
-    made.server.shutdown()
-    made.server.server_close()
+    made.close()
 
 
 @pytest.fixture
@@ -184,7 +99,7 @@ def test_info_takes_at_most_5_requests_and_256_kib_beyond_the_metadata(
     server.data = path.read_bytes()
     assert len(rustload.open(server.url, remote=HTTP)) == count
     assert len(server.requests) <= 5, server.requests
-    assert sum(length for _, _, length in server.requests) <= metadata_bytes(path) + (256 << 10)
+    assert sum(one.length for one in server.requests) <= metadata_bytes(path) + (256 << 10)
 
 
 def test_a_slice_reads_its_bytes_and_64_kib_at_most(server: Server, tensors: dict[str, torch.Tensor]) -> None:
@@ -192,7 +107,7 @@ def test_a_slice_reads_its_bytes_and_64_kib_at_most(server: Server, tensors: dic
     server.requests.clear()
     part = checkpoint["layers.150.weight"][4:9].materialize()
     assert torch.equal(part, tensors["layers.150.weight"][4:9])
-    assert sum(length for _, _, length in server.requests) <= part.nbytes + (64 << 10)
+    assert sum(one.length for one in server.requests) <= part.nbytes + (64 << 10)
 
 
 def test_every_verb_takes_a_source_of_a_web_server(
@@ -275,8 +190,8 @@ def test_schemes_that_are_not_allowed_are_errors_and_cause_no_request(server: Se
                 verb(url, **({} if remote is None else {"remote": remote}))
             assert caught.value.code == "RemoteScheme"  # type: ignore[attr-defined]
             assert note in caught.value.__notes__[0]
-    with pytest.raises(ValueError, match="in a list"):
-        rustload.open(["memory://bucket/model.bin"])
+    with pytest.raises(ValueError, match="list of shards has URLs and"):
+        rustload.open(["memory://bucket/model.bin", "model.bin"])
     with pytest.raises(TypeError, match="remote="):
         rustload.open("https://x/y", remote="https")
     assert not server.requests
@@ -295,14 +210,6 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
         rustload.open("s3://bucket/model.bin")
     assert caught.value.code == "RemoteUnavailable"
     assert caught.value.__notes__ == ["pip install s3fs"]
-
-
-@pytest.mark.usefixtures("memory")
-def test_a_folder_is_an_error_that_names_its_checkpoints() -> None:
-    with pytest.raises(rustload.UnsupportedError) as caught:
-        rustload.open("memory://bucket")
-    assert caught.value.code == "RemoteFolder"
-    assert "model.bin" in caught.value.__notes__[0]
 
 
 def test_an_unknown_size_is_an_error(server: Server) -> None:

@@ -134,7 +134,7 @@ class Checkpoint(TensorMapping):
 
     @property
     def files(self) -> list[str]:
-        """The files, in shard order; empty for bytes in memory."""
+        """The files, in shard order: paths, or URLs for a folder or list of URLs; empty for bytes in memory and a single object."""
         return self._core.files
 
     @property

@@ -19,6 +19,7 @@ from rustload._common.paths import (
     path_list,
 )
 from rustload._frameworks import adapters
+from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload.errors import _make
@@ -33,7 +34,14 @@ Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", 
 
 
 def open(
-    path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | BytesIO | FileObject,
+    path: StrPath
+    | Iterable[StrPath | FileObject]
+    | bytes
+    | bytearray
+    | memoryview
+    | BytesIO
+    | FileObject
+    | ObjectFolder,
     *,
     framework: Framework | None = None,
     unknown: Literal["keep", "error"] = "keep",
@@ -54,8 +62,8 @@ def open(
             path; any other object that can seek is read by `seek` and `read` when tensors are, by one thread at a time, and stays
             in use as long as the checkpoint. Pipes and decompressors (gzip) are read into memory first. An object with `size` and
             `read_ranges` (`rustload.Ranges`) is read by ranges, from several threads, and so is a file of fsspec that is not on
-            disk. Or the URL of a file (`"hf://org/model/model.safetensors"`, `"s3://bucket/key"`), which fsspec reads: see
-            docs/remote.md.
+            disk. Or the URL of a file, an index file, a folder or a repository (`"hf://org/model"`, `"s3://bucket/key"`), or a
+            list of URLs of shards, which fsspec reads: see docs/remote.md.
         framework: The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' names `"pt"`,
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
             the first `materialize`.
@@ -78,7 +86,7 @@ def open(
 
     Raises:
         FormatError: The file is not a checkpoint, or is damaged.
-        UnsupportedError: The format of the file is not supported yet, the URL is a folder, or the package for it is missing.
+        UnsupportedError: The format of the file is not supported yet, or the package for the URL is missing.
         DisallowedError: The pickle names an unknown class or function, and `unknown="error"`.
         LimitError: The file exceeds a limit; or a pipe's content, half of the available memory.
         OSError: The file cannot be read.
@@ -91,18 +99,28 @@ def open(
     if limits is not None and not isinstance(limits, Limits):
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._to_core()
-    path = remote_source(path, storage_options=storage_options, remote=remote)
-    data = file_bytes(path)
+    source: Any = remote_source(path, storage_options=storage_options, remote=remote)
+    data = file_bytes(source)
     file: FileObject | None = None
-    if data is None and is_file_object(path):
-        match source_of(path, from_start=True):
+    if data is None and is_file_object(source):
+        match source_of(source, from_start=True):
             case str(path_of_file):
-                path = path_of_file
+                source = path_of_file
             case builtins.bytes(data):
                 pass
             case file_object:
                 file = file_object
-    if file is not None:
+    if isinstance(source, ObjectFolder):
+        core = _rustload.open_folder(
+            source,
+            source.chosen,
+            unknown=unknown,
+            trailing=trailing,
+            compat=compat,
+            verify=verify,
+            limits=given,
+        )
+    elif file is not None:
         core = _rustload.open_file(
             file,
             0,
@@ -119,7 +137,7 @@ def open(
                 data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
             )
     else:
-        paths = [hub_snapshot(one) for one in path_list(path)]
+        paths = [hub_snapshot(one) for one in path_list(source)]
         with note_checkpoints_below(paths):
             core = _rustload.open_paths(
                 paths, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given, io=io

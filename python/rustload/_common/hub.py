@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["commit_of", "hub_cache_folder", "hub_snapshot", "snapshot_names"]
+__all__ = ["cached_repository", "commit_of", "hub_cache_folder", "hub_snapshot", "snapshot_names"]
 
 _COMMIT_MAX_BYTES = 64
 """The most bytes of a reference: a SHA-256 in hexadecimal; git's SHA-1 has 40."""
@@ -63,7 +63,13 @@ def hub_cache_folder(name: str) -> Path | None:
         return None
     from pathlib import Path  # only for errors
 
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    cache = os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"
-    folder = Path(cache) / ("models--" + name.replace("/", "--"))
-    return folder if folder.is_dir() else None
+    found = cached_repository("models--" + name.replace("/", "--"))
+    return None if found is None else Path(found)
+
+
+def cached_repository(folder: str) -> str | None:
+    """A repository in the Hugging Face cache, by the name of its folder; None if it is not there."""
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")  # noqa: PTH111
+    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")  # noqa: PTH118
+    found = os.path.join(cache, folder)  # noqa: PTH118
+    return found if os.path.isdir(found) else None  # noqa: PTH112

@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 from rustload._remote.ranges import ObjectRanges, changed, failed, wrong_length
-from rustload._remote.urls import PACKAGES, name_of, unavailable
 from rustload.errors import _make
 
-__all__ = ["FsspecRanges", "from_file", "from_url"]
+__all__ = ["FsspecRanges", "is_http", "is_hub", "open_file", "protocols"]
 
 _VERSION_KEYS = (
     "ETag",
@@ -30,57 +29,40 @@ _VERSION_KEYS = (
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
-def from_url(url: str, scheme: str, options: dict[str, Any]) -> ObjectRanges:
-    """The object at a URL.
-
-    Args:
-        url: Its URL.
-        scheme: The scheme of it.
-        options: What the file system is made with.
-
-    Raises:
-        OSError: It does not exist, or has no known size.
-        UnsupportedError: The package for the scheme is not installed, or the URL is a folder.
-    """
-    name = name_of(url)
-    error: BaseException | None = None
-    try:
-        from fsspec.core import url_to_fs
-
-        fs, path = url_to_fs(url, **options)
-    except ImportError:
-        error = unavailable(scheme)
-    except ValueError as cause:
-        error = failed(name, cause) if scheme in PACKAGES else unavailable(scheme)
-    except Exception as cause:  # noqa: BLE001  # stores raise anything
-        error = failed(name, cause)
-    if error is not None:
-        raise error
-    return from_file(fs, path, name)
-
-
-def from_file(fs: Any, path: str, name: str | None = None) -> ObjectRanges:
+def open_file(fs: Any, path: str, name: str, info: dict[str, Any] | None = None) -> FsspecRanges:
     """A file of a file system.
 
     Args:
         fs: The file system.
-        path: The file's path in it.
-        name: A name for messages; None for the path.
+        path: The file's path in it; a path in a repository of the Hub is pinned to a commit.
+        name: A name for messages.
+        info: What the file system said about it; None to ask.
 
     Raises:
         OSError: It does not exist, or has no known size.
-        UnsupportedError: It is a folder.
     """
-    name = name or name_of(fs.unstrip_protocol(path))
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-    kind = HttpRanges if "http" in protocols and hasattr(fs, "set_session") else FsspecRanges
-    kind = HfRanges if "hf" in protocols and hasattr(fs, "resolve_path") else kind
+    kind: type[FsspecRanges] = HttpRanges if is_http(fs) else HfRanges if is_hub(fs) else FsspecRanges
     error: BaseException | None = None
     try:
-        return kind(fs, path, name)
+        return kind(fs, path, name, info)
     except Exception as cause:  # noqa: BLE001  # stores raise anything
         error = failed(name, cause)
     raise error
+
+
+def protocols(fs: Any) -> tuple[str, ...]:
+    """The schemes of a file system."""
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def is_http(fs: Any) -> bool:
+    """Whether it is fsspec's file system for web servers."""
+    return "http" in protocols(fs) and hasattr(fs, "set_session")
+
+
+def is_hub(fs: Any) -> bool:
+    """Whether it is the file system of huggingface_hub."""
+    return "hf" in protocols(fs) and hasattr(fs, "resolve_path")
 
 
 class FsspecRanges(ObjectRanges):
@@ -88,28 +70,20 @@ class FsspecRanges(ObjectRanges):
 
     __slots__ = ("_fs", "_path", "_version")
 
-    def __init__(self, fs: Any, path: str, name: str) -> None:
-        """Asks the file system for the size and the version.
+    def __init__(self, fs: Any, path: str, name: str, info: dict[str, Any] | None = None) -> None:
+        """Asks the file system for the size and the version, unless `info` has them.
 
         Raises:
             OSError: The size is unknown.
-            UnsupportedError: It is a folder.
         """
         self._fs, self._path, self.name = fs, path, name
-        info = self._info()
+        info = self._info() if info is None else info
         size = info.get("size")
-        if info.get("type") == "directory":
-            files = [str(one).rpartition("/")[2] for one in fs.ls(path, detail=False)]
-            weights = sorted(
-                one for one in files if one.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt"))
-            )
-            note = f"open one of its files: {', '.join(weights[:4]) or 'none has the suffix of a checkpoint'}"
-            raise _make("Unsupported", "RemoteFolder", f"{name} is a folder", note)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise _make("Io", "RemoteSize", f"{name}: the store does not say how long it is")
         self.size = size
         self._version = _version(info)
-        self.identity = f"{name} {size} {self._version}" if self._version else None
+        self.identity = f"{name} {size} {'='.join(self._version)}" if self._version else None
 
     def _info(self) -> dict[str, Any]:
         return dict(self._fs.info(self._path))
@@ -126,34 +100,33 @@ class FsspecRanges(ObjectRanges):
         # Otherwise the answer may be that of an earlier listing.
         self._fs.invalidate_cache(self._path)
         info = self._info()
-        return info.get("size") == self.size and _version(info) == self._version
+        if info.get("size") != self.size or self._version is None:
+            return info.get("size") == self.size
+        # The answer may have other keys than the listing of the folder.
+        key, version = self._version
+        return info.get(key) is None or _text(info[key]) == version
 
 
 class HfRanges(FsspecRanges):
-    """A file of the Hugging Face Hub, pinned to the commit that its revision is at first."""
+    """A file of the Hugging Face Hub. In a repository, its path has the commit, whose files never change."""
 
     __slots__ = ("_file",)
 
-    def __init__(self, fs: Any, path: str, name: str) -> None:
-        """Resolves the revision to a commit."""
-        found = fs.resolve_path(path)
-        if hasattr(found, "repo_id"):
-            from huggingface_hub import HfApi
-
-            api = getattr(fs, "_api", None) or HfApi()
-            commit = api.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision).sha
-            prefix = {"dataset": "datasets/", "space": "spaces/"}.get(found.repo_type, "")
-            path = f"{prefix}{found.repo_id}@{commit}/{found.path_in_repo}".rstrip("/")
-            name = f"hf://{path}"
-        super().__init__(fs, path, name)
-        self.identity = name
+    def __init__(self, fs: Any, path: str, name: str, info: dict[str, Any] | None = None) -> None:
+        """As for other files."""
+        super().__init__(fs, path, name, info)
+        if self._is_pinned():
+            self.identity = name
         self._file = fs.open(path, "rb", cache_type="none")
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[Any]:
         return [self._file._fetch_range(start, start + length) for start, length in ranges]
 
+    def _is_pinned(self) -> bool:
+        return "@" in self._path and not self._path.startswith("buckets/")
+
     def _is_same(self) -> bool:
-        return "@" in self.name or super()._is_same()
+        return self._is_pinned() or super()._is_same()
 
 
 class HttpRanges(FsspecRanges):
@@ -182,8 +155,8 @@ class HttpRanges(FsspecRanges):
         session = await self._fs.set_session()
         async with session.get(self._fs.encode_url(self._path), **options) as answer:
             answer.raise_for_status()
-            version = _version(answer.headers)
-            if self._version is not None and version is not None and version != self._version:
+            version = None if self._version is None else answer.headers.get(self._version[0])
+            if version is not None and version != self._version[1]:  # type: ignore[index]
                 raise changed(self.name)
             found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or found is None:
@@ -207,9 +180,14 @@ class HttpRanges(FsspecRanges):
         return True  # every answer was checked
 
 
-def _version(info: Any) -> str | None:
-    """The version in what a file system or a server says about an object."""
+def _version(info: Any) -> tuple[str, str] | None:
+    """The version in what a file system or a server says about an object, and what it calls that."""
     for key in _VERSION_KEYS:
         if (found := info.get(key)) is not None:
-            return f"{key.lower()}={found}"
+            return key, _text(found)
     return None
+
+
+def _text(version: Any) -> str:
+    """The version as text. Some file systems have times as seconds in listings, and as objects elsewhere."""
+    return str(version.timestamp()) if hasattr(version, "timestamp") else str(version)

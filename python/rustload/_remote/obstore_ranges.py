@@ -1,18 +1,24 @@
-"""Objects that are read through a store of obstore."""
+"""Objects, and folders of objects, that are read through a store of obstore."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rustload._remote.folder import ObjectFolder, check_plain, names_others
 from rustload._remote.ranges import ObjectRanges, failed
 from rustload._remote.urls import name_of
 from rustload.errors import _make
 
-__all__ = ["ObstoreRanges", "from_store"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["ObstoreFolder", "ObstoreRanges", "from_store"]
 
 
-def from_store(store: Any, path: str) -> ObjectRanges:
-    """The object at `path` of a store.
+def from_store(store: Any, path: str) -> ObjectRanges | ObjectFolder:
+    """The object at `path` of a store, or the folder of all objects whose paths begin with it, if it is empty or ends with `/`.
+
+    An object that names others is its folder, with that object chosen.
 
     Raises:
         OSError: It does not exist, or cannot be asked for.
@@ -22,13 +28,27 @@ def from_store(store: Any, path: str) -> ObjectRanges:
         raise _make(
             "Type", "Type", f"path is the object's path in the store, a str, not a {type(path).__name__}"
         )
+    folder, _, last = path.rpartition("/")
+    if not last:
+        return ObstoreFolder(store, folder)
+    if names_others(last):
+        return ObstoreFolder(store, folder, (last,))
+    return _try(_name(store, path), lambda: ObstoreRanges(store, path))  # type: ignore[no-any-return]
+
+
+def _name(store: Any, path: str) -> str:
+    return name_of(f"{type(store).__name__}://{path}")
+
+
+def _try(name: str, call: Callable[[], Any]) -> Any:
+    """The result of `call`; an error of the store is raised without its text, outside of the handler."""
     error: BaseException | None = None
     try:
-        return ObstoreRanges(store, path)
+        return call()
     except ImportError:
         error = _make("Unsupported", "RemoteUnavailable", "obstore is not installed", "pip install obstore")
     except Exception as cause:  # noqa: BLE001  # stores raise anything
-        error = failed(name_of(f"obstore://{path}"), cause)
+        error = failed(name, cause)
     raise error
 
 
@@ -37,18 +57,16 @@ class ObstoreRanges(ObjectRanges):
 
     __slots__ = ("_path", "_store", "_version")
 
-    def __init__(self, store: Any, path: str) -> None:
-        """Asks the store for the size and the version."""
-        self._store, self._path = store, path
-        self.name = name_of(f"{type(store).__name__}://{path}")
-        self.size, self._version = self._head()
+    def __init__(self, store: Any, path: str, meta: Any = None) -> None:
+        """Asks the store for the size and the version, unless `meta` has them."""
+        self._store, self._path, self.name = store, path, _name(store, path)
+        self.size, self._version = self._head() if meta is None else _state(meta)
         self.identity = None  # the path is the same in other stores
 
     def _head(self) -> tuple[int, str]:
         import obstore
 
-        head = obstore.head(self._store, self._path)
-        return int(head["size"]), str(head.get("e_tag") or head.get("last_modified"))
+        return _state(obstore.head(self._store, self._path))
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[Any]:
         import obstore
@@ -58,3 +76,75 @@ class ObstoreRanges(ObjectRanges):
 
     def _is_same(self) -> bool:
         return self._head() == (self.size, self._version)
+
+
+def _state(meta: Any) -> tuple[int, str]:
+    """The size and the version in what a store says about an object."""
+    return int(meta["size"]), str(meta.get("e_tag") or meta.get("last_modified"))
+
+
+class ObstoreFolder(ObjectFolder):
+    """The objects of a store whose paths begin with that of the folder."""
+
+    __slots__ = ("_listing", "_path", "_store")
+
+    def __init__(self, store: Any, path: str, chosen: Sequence[str] = ()) -> None:
+        """A folder.
+
+        Args:
+            store: The store.
+            path: The folder's path in it, without a slash at its end.
+            chosen: The files that are named.
+        """
+        self._store, self._path, self.chosen = store, path, tuple(chosen)
+        self.name = _name(store, path)
+        self._listing: tuple[dict[str, Any], list[str]] | None = None
+
+    def _listed(self) -> tuple[dict[str, Any], list[str]]:
+        """The objects in it, by name, and the names of its folders. The store is asked once."""
+
+        def listing() -> Any:
+            import obstore
+
+            return obstore.list_with_delimiter(self._store, self._path or None)
+
+        if self._listing is None:
+            found = _try(self.name, listing)
+            objects = {one["path"].rpartition("/")[2]: one for one in found["objects"]}
+            self._listing = (
+                objects,
+                [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]],
+            )
+        return self._listing
+
+    def names(self) -> list[str]:
+        """The names of its objects."""
+        return list(self._listed()[0])
+
+    def folders(self) -> list[str]:
+        """The names of its folders."""
+        return self._listed()[1]
+
+    def sizes(self, names: Sequence[str], /) -> list[int | None]:
+        """The sizes."""
+        objects = self._listed()[0]
+        return [int(objects[name]["size"]) if name in objects else None for name in names]
+
+    def open(self, name: str, /) -> Any:
+        """An object of it."""
+        meta = None if self._listing is None else self._listing[0].get(name)
+        path = self._join(name)
+        return _try(_name(self._store, path), lambda: ObstoreRanges(self._store, path, meta))
+
+    def choose(self, names: Sequence[str]) -> ObjectFolder:
+        """The same folder and listing."""
+        chosen = ObstoreFolder(self._store, self._path, names)
+        chosen._listing = self._listing
+        return chosen
+
+    def subfolder(self, name: str) -> ObjectFolder:
+        """A folder in it."""
+        return ObstoreFolder(self._store, self._join(name))
+
+    def _join(self, name: str) -> str:
+        return f"{self._path}/{check_plain(name)}" if self._path else check_plain(name)

@@ -1,10 +1,18 @@
-"""What a user gave, as a source that is read by ranges if it is a URL or a file of fsspec."""
+"""What a user gave, as a source that is read by ranges, or a folder of such, if it is a URL or a file of fsspec."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload._remote.urls import DEFAULT_SCHEMES, check_options, check_scheme, is_url, name_of
+from rustload._remote.folder import ObjectFolder, ObjectList, in_parallel
+from rustload._remote.urls import (
+    DEFAULT_SCHEMES,
+    allowed_schemes,
+    check_options,
+    check_scheme,
+    is_url,
+    name_of,
+)
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -19,7 +27,9 @@ def remote_source(
     storage_options: Mapping[str, Any] | None = None,
     remote: Collection[str] = DEFAULT_SCHEMES,
 ) -> Any:
-    """A source for a URL, and for an open file of fsspec that is no local file; anything else unchanged.
+    """A source or an `ObjectFolder` for a URL, a list of URLs, and an open file of fsspec that is no local file.
+
+    Anything else is unchanged. A URL of the Hugging Face Hub is a path in the local cache if HF_HUB_OFFLINE is set.
 
     Args:
         given: Anything.
@@ -28,25 +38,16 @@ def remote_source(
 
     Raises:
         OSError: The object does not exist, cannot be read, or has no known size.
-        UnsupportedError: A package is not installed, or it is a folder.
+        UnsupportedError: A package is not installed, or a list of shards has a folder.
         ValueError: The scheme of a URL is not allowed; or there are storage options, and `given` is no URL.
     """
+    commits: dict[tuple[str, ...], str] = {}
     if is_url(given):
-        scheme = check_scheme(given, remote)
-        options = check_options(storage_options)
-        from rustload._remote.fsspec_ranges import from_url
-
-        return from_url(given, scheme, options)
+        return _at_url(given, check_options(storage_options), remote, commits)
+    if isinstance(given, (list, tuple)) and any(is_url(one) or hasattr(one, "read_ranges") for one in given):
+        return _shards(given, check_options(storage_options), remote, commits)
     if storage_options is not None:
         raise _make("Value", "Value", "storage_options= is for URLs")
-    if isinstance(given, (list, tuple)) and any(map(is_url, given)):
-        url = next(filter(is_url, given))
-        raise _make(
-            "Value",
-            "RemoteScheme",
-            f"{name_of(url)}: URLs are not taken in a list",
-            "open each file by itself; rustload.save writes what several of them hold",
-        )
     fs: Any = getattr(given, "fs", None)
     path = getattr(given, "path", None)
     if not (isinstance(path, str) and hasattr(fs, "cat_file") and hasattr(fs, "unstrip_protocol")):
@@ -56,6 +57,46 @@ def remote_source(
         return given if hasattr(given, "read") else path
     if getattr(given, "compression", None) is not None or getattr(given, "mode", "rb") != "rb":
         return given
-    from rustload._remote.fsspec_ranges import from_file
+    from rustload._remote.fsspec_folder import from_path
 
-    return from_file(fs, path)
+    return from_path(fs, path, commits=commits)
+
+
+def _at_url(
+    url: str, options: dict[str, Any], remote: Collection[str], commits: dict[tuple[str, ...], str]
+) -> Any:
+    """The file or folder at a URL; pages of the Hugging Face Hub are taken for what they show."""
+    from rustload._remote.hub import cached, hub_url, is_offline
+
+    scheme = check_scheme(url, remote)
+    if scheme in ("http", "https") and "hf" in allowed_schemes(remote):
+        url = hub_url(url)
+        scheme = url.partition("://")[0].lower()
+    if scheme == "hf" and is_offline():
+        return cached(url)
+    from rustload._remote.fsspec_folder import from_url
+
+    return from_url(url, scheme, options, commits)
+
+
+def _shards(
+    given: Any, options: dict[str, Any], remote: Collection[str], commits: dict[tuple[str, ...], str]
+) -> Any:
+    """The shards of one checkpoint, each a URL or a source."""
+    others = [one for one in given if not (is_url(one) or hasattr(one, "read_ranges"))]
+    if others:
+        text = f"a list of shards has URLs and a {type(others[0]).__name__}"
+        raise _make("Value", "RemoteScheme", text, "give all as URLs, or all as paths")
+    # The first alone, so that the commit of a revision is known for the others.
+    urls = [one for one in given if is_url(one)]
+    found = {url: _at_url(url, options, remote, commits) for url in urls[:1]}
+    rest = in_parallel(lambda url: _at_url(url, options, remote, commits), urls[1:])
+    found.update(zip(urls[1:], rest, strict=True))
+    sources = [found[one] if is_url(one) else one for one in given]
+    if all(isinstance(one, str) for one in sources):  # in the local cache
+        return sources
+    for url, source in zip(given, sources, strict=True):
+        if isinstance(source, ObjectFolder):
+            text = f"{name_of(url)} is a folder or an index, which a list of shards cannot have"
+            raise _make("Unsupported", "RemoteFolder", text)
+    return ObjectList(sources)

@@ -9,7 +9,16 @@ from typing import Any
 
 from rustload.errors import _make, _printable
 
-__all__ = ["DEFAULT_SCHEMES", "PACKAGES", "check_options", "check_scheme", "is_url", "name_of", "unavailable"]
+__all__ = [
+    "DEFAULT_SCHEMES",
+    "PACKAGES",
+    "allowed_schemes",
+    "check_options",
+    "check_scheme",
+    "is_url",
+    "name_of",
+    "unavailable",
+]
 
 DEFAULT_SCHEMES = frozenset({"abfs", "az", "gcs", "gs", "hf", "https", "memory", "s3"})
 """What `remote=` allows by default; `http` has no encryption, so it must be named."""
@@ -49,11 +58,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
         TypeError: `remote` is no collection of schemes.
         ValueError: The scheme is not allowed, or the URL is chained.
     """
-    if isinstance(remote, (str, Mapping)) or not isinstance(remote, Collection):
-        raise _make("Type", "Type", f"remote= is a collection of schemes, such as ('https',), not {remote!r}")
-    limited = os.environ.get(ENVIRONMENT)
-    if remote is DEFAULT_SCHEMES and limited is not None:
-        remote = {scheme.strip().lower() for scheme in limited.split(",")} - {""}
+    remote = allowed_schemes(remote)
     found = _URL.match(url)
     scheme = found[1].lower() if found else ""
     if "::" in url:
@@ -68,6 +73,20 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
     else:
         note = f"known are {', '.join(sorted(PACKAGES))}; for others pass rustload.remote.fsspec(url)"
     raise _make("Value", "RemoteScheme", f"{name_of(url)}: the scheme {scheme!r} is not allowed", note)
+
+
+def allowed_schemes(remote: Collection[str]) -> Collection[str]:
+    """The schemes that `remote=` allows; the default is what the environment allows.
+
+    Raises:
+        TypeError: It is no collection of schemes.
+    """
+    if isinstance(remote, (str, Mapping)) or not isinstance(remote, Collection):
+        raise _make("Type", "Type", f"remote= is a collection of schemes, such as ('https',), not {remote!r}")
+    limited = os.environ.get(ENVIRONMENT)
+    if remote is DEFAULT_SCHEMES and limited is not None:
+        return {scheme.strip().lower() for scheme in limited.split(",")} - {""}
+    return remote
 
 
 def name_of(url: str) -> str:

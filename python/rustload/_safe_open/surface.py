@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.files import is_file_object
 from rustload._frameworks import adapters
+from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open import index
 from rustload._safe_open.header_errors import reference_message
@@ -176,7 +177,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
 
     def __init__(
         self,
-        filename: str | os.PathLike[str] | FileObject,
+        filename: str | os.PathLike[str] | FileObject | ObjectFolder,
         framework: str,
         device: str | int | None = "cpu",
         *,
@@ -185,8 +186,8 @@ class safe_open:  # noqa: N801 - the reference's name for it
         """Opens the file and reads its metadata.
 
         Args:
-            filename: A file of any format, a directory of shards, an index file, the URL of a file, or an open binary file as
-                for `rustload.open`.
+            filename: A file of any format, a directory of shards, an index file, the URL of one of these, or an open binary file
+                as for `rustload.open`.
             framework: `"pt"`, `"torch"` or `"pytorch"`; `"np"` or `"numpy"`; `"flax"` or `"jax"`.
             device: The device of results: `"cpu"`, `"cuda"` (the current device of the calling thread), `"cuda:1"`, a GPU number,
                 or another device of torch. NumPy has only the CPU, JAX its default device.
@@ -199,8 +200,9 @@ class safe_open:  # noqa: N801 - the reference's name for it
             OSError: The file cannot be read.
             TypeError: An argument has a wrong type.
         """
-        filename = remote_source(filename)
-        path = filename if is_file_object(filename) else _path(filename)
+        path: Any = remote_source(filename)
+        if not (isinstance(path, ObjectFolder) or is_file_object(path)):
+            path = _path(path)
         if not isinstance(framework, str):
             raise _not_a_str("framework", framework)
         if framework in _UNSUPPORTED_FRAMEWORKS:

@@ -175,9 +175,7 @@ def convert(
                     rule,
                     own | texts,
                     keep_objects=objects is not None,
-                    head_is_tied=rule.ties == "auto"
-                    and given.folder is not None
-                    and says_tied(os.path.join(given.folder, source.folder)),  # noqa: PTH118 - pathlib is slow to import
+                    head_is_tied=rule.ties == "auto" and says_tied(source.home),
                     dequantize=dequantize,
                 )
             )

@@ -13,10 +13,19 @@ from typing import Any, NamedTuple
 from rustload._common.files import is_file_object
 from rustload._common.hub import hub_snapshot
 from rustload._common.paths import file_bytes, path_list
+from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload.errors import _make
 
-__all__ = ["Checkpoints", "Source", "file_name_for", "find_checkpoints", "index_name", "shard_name"]
+__all__ = [
+    "Checkpoints",
+    "Source",
+    "file_name_for",
+    "find_checkpoints",
+    "index_name",
+    "read_small",
+    "shard_name",
+]
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".safetensors", ".sft", ".npz", ".npy")
 _STEMS = r"(?P<stem>pytorch_model|diffusion_pytorch_model|adapter_model|model)"
@@ -44,18 +53,20 @@ class Source(NamedTuple):
         path: What `rustload.open` takes.
         stem: The name of the file that is made of it, without shard number and extension: `"model"`, `"model.fp16"`; None for
             that of its first file.
+        home: The folder that it is in; None for one that is in memory or a single object in a store.
     """
 
     folder: str
     path: Any
     stem: str | None
+    home: LocalFolder | ObjectFolder | None
 
 
 class Checkpoints(NamedTuple):
     """What `convert` is given.
 
     Attributes:
-        folder: The folder of the checkpoints; None if they are in memory.
+        folder: The folder of the checkpoints; None if they are in memory or in a store.
         found: The checkpoints.
         is_file: Whether it is one file, which becomes one file.
     """
@@ -74,45 +85,88 @@ def find_checkpoints(given: Any) -> Checkpoints:
         TypeError: It is nothing that `rustload.open` takes.
     """
     given = remote_source(given)
+    if isinstance(given, ObjectFolder):
+        if not given.chosen:
+            return Checkpoints(None, _in_folder(given))
+        index = _INDEX.fullmatch(given.chosen[0])
+        return Checkpoints(None, [Source("", given, _stem(index) if index else None, given)])
     if file_bytes(given) is not None or is_file_object(given):
-        return Checkpoints(None, [Source("", given, "model")], is_file=True)
+        return Checkpoints(None, [Source("", given, "model", None)], is_file=True)
     paths = [hub_snapshot(path) for path in path_list(given)]
     first = paths[0] if paths else ""
     folder = os.path.dirname(first)  # noqa: PTH120 - pathlib is slow to import
     if len(paths) != 1:
-        return Checkpoints(folder, [Source("", paths, None)])
+        return Checkpoints(folder, [Source("", paths, None, LocalFolder(folder))])
     if not os.path.isdir(first):  # noqa: PTH112
         index = _INDEX.fullmatch(os.path.basename(first))  # noqa: PTH119
         is_file = not (first.endswith(".json") and ".index." in first)
-        return Checkpoints(folder, [Source("", first, _stem(index) if index else None)], is_file=is_file)
-    return Checkpoints(first, _in_folder(first))
+        source = Source("", first, _stem(index) if index else None, LocalFolder(folder))
+        return Checkpoints(folder, [source], is_file=is_file)
+    return Checkpoints(first, _in_folder(LocalFolder(first)))
 
 
-def _in_folder(root: str) -> list[Source]:
-    names = _files(root)
+class LocalFolder:
+    """A folder on disk, with what `ObjectFolder` has for one in a store."""
+
+    def __init__(self, path: str) -> None:
+        """The folder at a path."""
+        self.name = path
+
+    def names(self) -> list[str]:
+        """The names of its files."""
+        with os.scandir(self.name) as entries:
+            return [entry.name for entry in entries if entry.is_file()]
+
+    def folders(self) -> list[str]:
+        """The names of its folders."""
+        with os.scandir(self.name) as entries:
+            return [entry.name for entry in entries if entry.is_dir()]
+
+    def subfolder(self, name: str) -> LocalFolder:
+        """A folder in it."""
+        return LocalFolder(os.path.join(self.name, name))  # noqa: PTH118 - pathlib is slow to import
+
+
+def read_small(home: LocalFolder | ObjectFolder | None, name: str, size_max: int) -> bytes | None:
+    """The start of a file in the folder of a checkpoint, up to `size_max` bytes; None if it cannot be read."""
+    if home is None:
+        return None
+    try:
+        if isinstance(home, LocalFolder):
+            with open(os.path.join(home.name, name), "rb") as file:  # noqa: PTH118, PTH123
+                return file.read(size_max)
+        if home.sizes([name]) == [None]:
+            return None
+        source = home.open(name)
+        return bytes(source.read_ranges([(0, min(source.size, size_max))])[0])
+    except OSError:
+        return None
+
+
+def _in_folder(root: LocalFolder | ObjectFolder) -> list[Source]:
+    whole = root.name if isinstance(root, LocalFolder) else root
+    every = root.names()
+    names = _visible(every)
     found = _known(root, "", names)
     if not any(name in names for name in _PIPELINES):
         if found:
             return found
         if any(os.path.splitext(name)[1] in _SUFFIXES for name in names):  # noqa: PTH122 - pathlib is slow to import
             # Files of other names: `rustload.open` chooses, or says why not.
-            return [Source("", root, None)]
-        if os.path.exists(os.path.join(root, _DISTRIBUTED)):  # noqa: PTH110, PTH118
-            return [Source("", root, "model")]
-    with os.scandir(root) as entries:
-        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    for name in folders:
-        path = os.path.join(root, name)  # noqa: PTH118
-        found += _known(path, f"{name}/", _files(path))
-    return found or [Source("", root, None)]
+            return [Source("", whole, None, root)]
+        if _DISTRIBUTED in every:
+            return [Source("", whole, "model", root)]
+    for name in _visible(root.folders()):
+        folder = root.subfolder(name)
+        found += _known(folder, f"{name}/", _visible(folder.names()))
+    return found or [Source("", whole, None, root)]
 
 
-def _files(folder: str) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
+def _visible(names: list[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith("."))
 
 
-def _known(folder: str, prefix: str, names: list[str]) -> list[Source]:
+def _known(folder: LocalFolder | ObjectFolder, prefix: str, names: list[str]) -> list[Source]:
     """The checkpoints with names of transformers, diffusers and PEFT; safetensors files are preferred to pickles."""
     groups: dict[str, dict[str, list[str]]] = {}
     for name in names:
@@ -121,8 +175,14 @@ def _known(folder: str, prefix: str, names: list[str]) -> list[Source]:
     found = []
     for stem, by_extension in groups.items():
         group = by_extension.get("safetensors") or by_extension["bin"]
-        paths = [os.path.join(folder, name) for name in _chosen(folder, group)]  # noqa: PTH118
-        found.append(Source(prefix, paths[0] if len(paths) == 1 else paths, stem))
+        chosen = _chosen(folder.name, group)
+        path: Any
+        if isinstance(folder, LocalFolder):
+            paths = [os.path.join(folder.name, name) for name in chosen]  # noqa: PTH118
+            path = paths[0] if len(paths) == 1 else paths
+        else:
+            path = folder.choose(chosen)
+        found.append(Source(prefix, path, stem, folder))
     return found
 
 

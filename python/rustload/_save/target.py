@@ -73,8 +73,8 @@ class Target(NamedTuple):
         Raises:
             ValueError: Source or target is no folder.
         """
-        if self.is_file or given.is_file:
-            text = "copy_others= copies the files beside a checkpoint from folder to folder"
+        if self.is_file or given.is_file or given.folder is None:
+            text = "copy_others= copies the files beside a checkpoint from folder to folder, both on disk"
             raise _make("Value", "Value", text, "give the folder as src=, and another as dst=")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -11,12 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from rustload import _rustload
 from rustload._common.patterns import matches
 from rustload._common.request import Request
+from rustload._save.sources import read_small
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rustload._remote.folder import ObjectFolder
     from rustload._save.arrays import Values
+    from rustload._save.sources import LocalFolder
 
 __all__ = ["TieRule", "Ties", "dropped_names", "says_tied"]
 
@@ -58,13 +60,12 @@ class TieRule(NamedTuple):
         return cls(ties, *lists)
 
 
-def says_tied(folder: str) -> bool:
+def says_tied(folder: LocalFolder | ObjectFolder | None) -> bool:
     """Whether the `config.json` of a folder says that the output head is the embedding."""
-    path = os.path.join(folder, "config.json")  # noqa: PTH118 - pathlib is slow to import
+    content = read_small(folder, "config.json", _CONFIG_MAX_BYTES)
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            config = json.loads(file.read(_CONFIG_MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+        config = None if content is None else json.loads(content)
+    except (ValueError, RecursionError):
         return False
     parts = [config, config.get("text_config")] if isinstance(config, dict) else []
     return any(isinstance(part, dict) and part.get("tie_word_embeddings") is True for part in parts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rustload import _rustload
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.paths import path_list
+from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload._scan.gate import Gate
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["merged", "report_on", "scan"]
 
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
-Source: TypeAlias = StrPath | bytes | bytearray | memoryview | FileObject
+Source: TypeAlias = StrPath | bytes | bytearray | memoryview | FileObject | ObjectFolder
 
 
 def scan(
@@ -50,7 +51,7 @@ def scan(
     Args:
         source: A file; a directory, of which all files are scanned; the content of a file (`bytes` are never a path here); an
             open binary file or an object with `read_ranges` (`rustload.Ranges`), which is scanned from its start whatever its
-            position; the URL of a file, as for `rustload.open`; or a list of any of these.
+            position; the URL of a file or of a folder, as for `rustload.open`; or a list of any of these.
         limits: Upper bounds on the memory and work of the scan; if one is exceeded, the report is not complete.
         policy: The names that are accepted, and what makes `report.passes` False; None accepts no name beyond those that
             rustload understands, and lets only inert files pass.
@@ -65,7 +66,7 @@ def scan(
     Raises:
         OSError: A path does not exist, a directory cannot be listed, or the baseline cannot be read.
         TypeError: `source` is none of the above.
-        UnsupportedError: A URL is a folder, or the package for it is missing.
+        UnsupportedError: The package for a URL is missing.
         ValueError: The baseline of the policy is not a report, or the scheme of a URL is not in `remote`.
     """
     given = {} if limits is None else limits._to_core()
@@ -95,6 +96,12 @@ def report_on(source: Any, limits: dict[str, int], allow: Sequence[str]) -> dict
         source = source.getbuffer()
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _load_json(_rustload.scan_bytes(bytes(source), limits=limits, allow=allow))
+    if isinstance(source, ObjectFolder):
+        folders = [source] if source.chosen else source.all_folders()
+        texts = [_rustload.scan_folder(one, one.chosen, limits=limits, allow=allow) for one in folders]
+        parts = [_load_json(text) for text in texts]
+        # What has no files has no verdict.
+        return merged([part for part in parts if part["files"]] or parts[:1])
     if is_file_object(source):
         return _open_file(source, limits, allow)
     if not isinstance(source, (str, os.PathLike)):

@@ -12,6 +12,7 @@ from rustload import _rustload
 from rustload._common.files import file_name, read_to_end, source_of, text_mode
 from rustload._common.hub import hub_snapshot
 from rustload._common.paths import note_checkpoints_below, note_path_as_bytes, path_list
+from rustload._remote.folder import ObjectFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ def are_paths(f: object) -> bool:
 
 def is_archive(f: Any) -> bool:
     """Whether the file has the zip signature, for an open file at its current position."""
-    if isinstance(f, (list, tuple)):
+    if isinstance(f, (list, tuple, ObjectFolder)):
         return True  # shards: whether each can be mapped is checked later
     if is_path(f):
         path = Path(f)
@@ -44,7 +45,7 @@ def is_archive(f: Any) -> bool:
     if isinstance(f, (bytes, bytearray, memoryview)):
         return bytes(f[:4]) == _ZIP
     if hasattr(f, "read_ranges"):
-        return f.size >= 4 and bytes(f.read_ranges([(0, 4)])[0]) == _ZIP
+        return True  # it cannot be mapped, and nothing may follow the checkpoint, as in a file at a path
     start = f.tell()
     head = f.read(4)
     f.seek(start)
@@ -62,6 +63,10 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
     Raises:
         LimitError: The rest of such a file is larger than half of the available memory.
     """
+    if isinstance(f, ObjectFolder):
+        return _rustload.open_folder(
+            f, f.chosen, unknown="keep", trailing="error", compat=False, verify=False, limits=limits
+        )
     if are_paths(f):
         paths = [hub_snapshot(one) for one in path_list(f)]
         with note_checkpoints_below(paths):

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open.surface import safe_open
 from rustload.errors import UnsupportedError, _make
@@ -166,7 +167,7 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
 def _load_pickled(
     f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None
 ) -> Any:
-    is_read_at_once = isinstance(f, (bytes, bytearray, memoryview)) or hasattr(f, "read_ranges")
+    is_read_at_once = isinstance(f, (bytes, bytearray, memoryview, ObjectFolder)) or hasattr(f, "read_ranges")
     if not _files.are_paths(f) and not is_read_at_once:
         f = _files.seekable(f)
     start = f.tell() if hasattr(f, "tell") else None

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{Shards, distributed, index_file, missing};
+use crate::bytes::ReadFolder;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
@@ -49,12 +50,15 @@ pub(super) enum Choice {
     Files(Vec<String>),
 }
 
-/// The checkpoint in `directory`; safetensors files are preferred to pickles. Fails where there is none, or several that are unrelated.
-pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
-    let names = list(directory)?;
+/// The checkpoint in a folder; safetensors files are preferred to pickles. Fails where there is none, or several that are unrelated.
+pub(super) fn resolve(folder: &dyn ReadFolder, limits: &Limits) -> Result<Shards<String>> {
+    let directory = folder.path();
+    let (hidden, names): (BTreeSet<String>, BTreeSet<String>) =
+        folder.names()?.into_iter().partition(|name| name.starts_with('.'));
     let is_trainer_file = |name: &&String| TRAINER_FILES.iter().any(|stem| name.starts_with(stem));
     let weights: BTreeSet<String> = names.iter().filter(|name| !is_trainer_file(name)).cloned().collect();
     let mut notes = Vec::new();
+    let distributed = || distributed::pick(&names, &hidden, directory);
     let choice = match SAFETENSORS.pick(&weights, directory)? {
         Some(choice) => {
             if distributed::has_chunks(&names) {
@@ -70,47 +74,29 @@ pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
             Some(choice)
         }
         // Programs write pickles of other state beside the chunks of a distributed checkpoint.
-        None if distributed::has_chunks(&names) => Some(distributed::pick(&names, directory)?),
+        None if distributed::has_chunks(&names) => Some(distributed()?),
         None => match PICKLES.pick(&weights, directory)? {
             Some(choice) => Some(choice),
             None => match PICKLES.pick(&names, directory)? {
-                None if distributed::has_metadata(directory) => Some(distributed::pick(&names, directory)?),
+                None if hidden.contains(distributed::METADATA) => Some(distributed()?),
                 choice => choice,
             },
         },
     };
     let mut shards = match choice {
-        None if is_orbax(directory) => return Err(orbax(directory)),
-        None if directory.join("Data/com.apple.CoreML").is_dir() => return Err(core_ml(directory)),
+        None if ORBAX_FILES.iter().any(|name| names.contains(*name)) => return Err(orbax(directory)),
+        None if is_core_ml(folder) => return Err(core_ml(directory)),
         None => return Err(no_checkpoint(directory)),
-        Some(Choice::Index(name)) => index_file::read(&directory.join(name), limits)?,
-        Some(Choice::Files(names)) => {
-            Shards { files: names.iter().map(|name| directory.join(name)).collect(), ..Shards::default() }
-        }
+        Some(Choice::Index(name)) => index_file::read(folder, &name, limits)?,
+        Some(Choice::Files(names)) => Shards::of(names),
     };
     shards.notes.extend(notes);
     Ok(shards)
 }
 
-/// The names of the regular files in a directory, hidden ones excepted.
-fn list(directory: &Path) -> Result<BTreeSet<String>> {
-    let io = |error| Error::io(error, directory.to_owned());
-    let mut names = BTreeSet::new();
-    for entry in std::fs::read_dir(directory).map_err(io)? {
-        let entry = entry.map_err(io)?;
-        if let Ok(name) = entry.file_name().into_string()
-            && !name.starts_with('.')
-            && entry.path().is_file()
-        {
-            names.insert(name);
-        }
-    }
-    Ok(names)
-}
-
-/// Whether a directory is a checkpoint of orbax: a step, an item of one, or the store of its arrays.
-fn is_orbax(directory: &Path) -> bool {
-    ORBAX_FILES.iter().any(|name| directory.join(name).is_file())
+/// Whether a folder on disk is a package of Core ML.
+fn is_core_ml(folder: &dyn ReadFolder) -> bool {
+    folder.on_disk().is_some_and(|path| path.join("Data/com.apple.CoreML").is_dir())
 }
 
 fn orbax(directory: &Path) -> Error {

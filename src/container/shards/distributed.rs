@@ -7,7 +7,10 @@ use super::directory::Choice;
 use crate::error::{Code, Error, Result};
 
 /// The metadata of all ranks (torch/distributed/checkpoint/filesystem.py: `FileSystemWriter.finish`).
-const METADATA: &str = ".metadata";
+pub(super) const METADATA: &str = ".metadata";
+
+/// The metadata while it is written.
+const UNFINISHED: &str = ".metadata.tmp";
 
 /// The extension of the files of chunks (`DEFAULT_SUFFIX` there).
 const CHUNKS: &str = "distcp";
@@ -25,15 +28,10 @@ pub(super) fn has_chunks(names: &BTreeSet<String>) -> bool {
     names.iter().any(|name| is_chunks(Path::new(name)))
 }
 
-/// Whether a directory has the metadata of all ranks.
-pub(super) fn has_metadata(directory: &Path) -> bool {
-    directory.join(METADATA).is_file()
-}
-
 /// The metadata of a directory with these names. Fails with `DcpRankLocal` where each rank has its own, and with `DcpUnfinished` where
 /// there is none.
-pub(super) fn pick(names: &BTreeSet<String>, directory: &Path) -> Result<Choice> {
-    if has_metadata(directory) {
+pub(super) fn pick(names: &BTreeSet<String>, hidden: &BTreeSet<String>, directory: &Path) -> Result<Choice> {
+    if hidden.contains(METADATA) {
         return Ok(Choice::Files(vec![METADATA.to_owned()]));
     }
     let local: Vec<&str> =
@@ -43,7 +41,7 @@ pub(super) fn pick(names: &BTreeSet<String>, directory: &Path) -> Result<Choice>
         let error = Error::new(Code::DcpRankLocal, text).in_file(directory);
         return Err(error.note(format!("Open one of: {}.", local.join(", "))));
     }
-    let text = match directory.join(format!("{METADATA}.tmp")).is_file() {
+    let text = match hidden.contains(UNFINISHED) {
         true => "this distributed checkpoint was not finished: its metadata is .metadata.tmp",
         false => "this distributed checkpoint has no .metadata file, which is written last",
     };

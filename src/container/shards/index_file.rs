@@ -4,23 +4,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::Path;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 
 use super::{Shards, WeightMap, missing};
-use crate::bytes::Source;
+use crate::bytes::{ReadFolder, Source, is_plain_name};
 use crate::container::json::{self, MAX_DEPTH, Refusal, Skip, Text};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
-/// Reads the index file at `path` and finds its shards in the same directory.
-pub(super) fn read(path: &Path, limits: &Limits) -> Result<Shards> {
-    read_inner(path, limits).in_file(path)
+/// Reads the index file of this name, and finds its shards in the same folder.
+pub(super) fn read(folder: &dyn ReadFolder, name: &str, limits: &Limits) -> Result<Shards<String>> {
+    read_inner(folder, name, limits).in_file(&folder.path().join(name))
 }
 
-fn read_inner(path: &Path, limits: &Limits) -> Result<Shards> {
-    let source = Source::open(path)?;
+fn read_inner(folder: &dyn ReadFolder, name: &str, limits: &Limits) -> Result<Shards<String>> {
+    let source = Source::new(folder.open(name)?);
     Limits::check("index_bytes", limits.index_bytes, source.len())?;
     let bytes = source.read_vec(0, source.len())?;
     let text = std::str::from_utf8(&bytes).map_err(|_| Error::new(Code::IndexFormat, "it is not UTF-8"))?;
@@ -29,30 +28,25 @@ fn read_inner(path: &Path, limits: &Limits) -> Result<Shards> {
     let pairs = index.weight_map.ok_or_else(|| Error::new(Code::IndexFormat, "it has no \"weight_map\""))?;
 
     let names: BTreeSet<&str> = pairs.values().map(String::as_str).collect();
-    if let Some(name) = names.iter().find(|name| !is_plain(name)) {
+    if let Some(name) = names.iter().find(|name| !is_plain_name(name)) {
         let text = format!("file name {name:?} is not a plain name in the index's directory");
         return Err(Error::new(Code::IndexFormat, text));
     }
-    let directory = path.parent().unwrap_or(Path::new(""));
-    let is_absent = |name: &&&str| !directory.join(name).is_file();
-    let absent: Vec<String> = names.iter().filter(is_absent).map(|name| (*name).to_owned()).collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    let sizes = folder.sizes(&names)?;
+    let absent = names.iter().zip(sizes).filter(|(_, size)| size.is_none());
+    let absent: Vec<String> = absent.map(|(name, _)| (*name).to_owned()).collect();
     if !absent.is_empty() {
-        return Err(missing(directory, &absent, "the index names"));
+        return Err(missing(folder.path(), &absent, "the index names"));
     }
     let positions: BTreeMap<&str, usize> =
         names.iter().enumerate().map(|(position, name)| (*name, position)).collect();
-    let files = names.iter().map(|name| directory.join(name)).collect();
+    let files = names.iter().map(|name| (*name).to_owned()).collect();
     let weight_map: WeightMap = pairs
         .iter()
         .filter_map(|(tensor, file)| Some((tensor.clone(), *positions.get(file.as_str())?)))
         .collect();
     Ok(Shards { files, weight_map: Some(weight_map), metadata: index.metadata, notes: Vec::new() })
-}
-
-/// Whether a name is a single path component that cannot leave its directory.
-fn is_plain(name: &str) -> bool {
-    let drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
-    !drive && !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
 }
 
 #[derive(Default)]

@@ -13,17 +13,18 @@ mod index_file;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::bytes::{Io, LocalFolder, ReadFolder};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 
 /// For each tensor name, the position of its file in [`Shards::files`].
 pub type WeightMap = BTreeMap<String, usize>;
 
-/// The files of one checkpoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shards {
+/// The files of one checkpoint: paths, or names in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shards<File = PathBuf> {
     /// The files, in the order of their names, or as given.
-    pub files: Vec<PathBuf>,
+    pub files: Vec<File>,
     /// Which file holds which tensor, where an index says so.
     pub weight_map: Option<WeightMap>,
     /// The index's own metadata, each value as text.
@@ -32,25 +33,72 @@ pub struct Shards {
     pub notes: Vec<String>,
 }
 
+impl<File> Shards<File> {
+    /// These files, of which nothing else is known.
+    fn of(files: Vec<File>) -> Shards<File> {
+        Shards { files, weight_map: None, metadata: Vec::new(), notes: Vec::new() }
+    }
+}
+
+impl Shards<String> {
+    fn on_disk(self, folder: &Path) -> Shards {
+        let Shards { files, weight_map, metadata, notes } = self;
+        Shards { files: files.iter().map(|name| folder.join(name)).collect(), weight_map, metadata, notes }
+    }
+}
+
 /// Resolves what a caller gave (the path of a file, an index or a directory, or several files) to the files of one checkpoint.
 pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
     match paths {
         [] => Err(Error::new(Code::Value, "no path was given")),
-        [path] if is_directory(path)? => directory::resolve(path, limits),
-        [path] if is_index(path) => index_file::read(path, limits),
+        [path] if is_directory(path)? => {
+            let folder = LocalFolder::new(path.clone(), Io::Auto);
+            Ok(resolve_in(&folder, &[], limits)?.on_disk(path))
+        }
         files => {
+            if let [path] = files
+                && let Some(name) = index_name(path)
+            {
+                let parent = path.parent().unwrap_or(Path::new(""));
+                let folder = LocalFolder::new(parent.to_owned(), Io::Auto);
+                return Ok(index_file::read(&folder, name, limits)?.on_disk(parent));
+            }
             for path in files {
-                if files.len() > 1 && (is_directory(path)? || is_index(path)) {
-                    let text = "a list of shards may hold neither directories nor index files";
-                    return Err(Error::new(Code::Value, text).in_file(path));
+                if files.len() > 1 && (is_directory(path)? || index_name(path).is_some()) {
+                    return Err(no_shard(path));
                 }
                 if distributed::is_chunks(path) {
                     return Err(distributed::lone_chunks(path));
                 }
             }
-            Ok(Shards { files: files.to_vec(), ..Shards::default() })
+            Ok(Shards::of(files.to_vec()))
         }
     }
+}
+
+/// As [`resolve`], for names in a folder; without names, for the folder itself.
+pub fn resolve_in(folder: &dyn ReadFolder, names: &[String], limits: &Limits) -> Result<Shards<String>> {
+    match names {
+        [] => directory::resolve(folder, limits),
+        [name] if index_name(Path::new(name)).is_some() => index_file::read(folder, name, limits),
+        names => {
+            for name in names {
+                let path = folder.path().join(name);
+                if index_name(&path).is_some() {
+                    return Err(no_shard(&path));
+                }
+                if distributed::is_chunks(&path) {
+                    return Err(distributed::lone_chunks(&path));
+                }
+            }
+            Ok(Shards::of(names.to_vec()))
+        }
+    }
+}
+
+fn no_shard(path: &Path) -> Error {
+    let text = "a list of shards may hold neither directories nor index files";
+    Error::new(Code::Value, text).in_file(path)
 }
 
 fn is_directory(path: &Path) -> Result<bool> {
@@ -58,10 +106,11 @@ fn is_directory(path: &Path) -> Result<bool> {
     Ok(metadata.is_dir())
 }
 
-/// `model.safetensors.index.json`, or a variant's `model.safetensors.index.fp16.json`.
-fn is_index(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    name.ends_with(".json") && name.contains(".index.")
+/// The name of an index file: `model.safetensors.index.json`, or a variant's `model.safetensors.index.fp16.json`. `None` for other
+/// files.
+fn index_name(path: &Path) -> Option<&str> {
+    let name = path.file_name()?.to_str()?;
+    (name.ends_with(".json") && name.contains(".index.")).then_some(name)
 }
 
 /// The error for missing shards; it lists all of them.

@@ -1,11 +1,12 @@
-//! The folder of a distributed checkpoint, on disk or in a tar archive: which files its metadata may name, and which ranges of them.
+//! The folder of a distributed checkpoint, on disk, in a store or in a tar archive: which files its metadata may name, and which ranges of them.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 
 use super::Place;
-use crate::bytes::{Region, Source};
+use crate::bytes::{ReadFolder, Region, Source, is_plain_name};
 use crate::container::tar::Archive;
 use crate::error::{Code, Error, Result};
 use crate::num::to_u32;
@@ -19,11 +20,12 @@ pub(in crate::index) struct Folder<'a> {
 
 /// Where a folder is.
 enum FolderPlace<'a> {
-    /// On disk.
-    Disk {
-        path: PathBuf,
-        /// The folders that files may be in once links are followed: that of the metadata, before and after its own link is followed.
-        allowed: Vec<PathBuf>,
+    /// On disk, or in a store.
+    Folder {
+        folder: Arc<dyn ReadFolder>,
+        /// The folders on disk that files may be in once links are followed: that of the metadata, before and after its own link is
+        /// followed. `None` in a store, which has no links.
+        allowed: Option<Vec<PathBuf>>,
     },
     /// In an archive, which has no links. The folder has no slash at its end.
     Archive(&'a Archive, &'a str),
@@ -31,8 +33,8 @@ enum FolderPlace<'a> {
 
 /// A file of the checkpoint.
 pub(in crate::index) enum FolderFile {
-    /// A path, and the size.
-    Path(PathBuf, u64),
+    /// A name in a folder, and the size.
+    Named(Arc<dyn ReadFolder>, String, u64),
     /// A range of an open file.
     Window(Source),
 }
@@ -40,7 +42,7 @@ pub(in crate::index) enum FolderFile {
 impl FolderFile {
     fn len(&self) -> u64 {
         match self {
-            FolderFile::Path(_, len) => *len,
+            FolderFile::Named(_, _, len) => *len,
             FolderFile::Window(source) => source.len(),
         }
     }
@@ -52,14 +54,22 @@ impl<'a> Folder<'a> {
         Folder { place: FolderPlace::Archive(archive, folder), numbers: HashMap::new(), files: Vec::new() }
     }
 
-    /// The folder on disk that has the metadata.
-    pub(in crate::index) fn on_disk(metadata: &FilePath) -> Result<Folder<'a>> {
-        let parent = metadata.parent().unwrap_or(FilePath::new(""));
-        let path = if parent.as_os_str().is_empty() { FilePath::new(".") } else { parent }.to_owned();
-        let failed = |error| Error::io(error, metadata.to_owned());
-        let mut allowed = vec![fs::canonicalize(&path).map_err(failed)?];
-        allowed.extend(fs::canonicalize(metadata).map_err(failed)?.parent().map(FilePath::to_owned));
-        let place = FolderPlace::Disk { path, allowed };
+    /// The folder that has the metadata; `path` is that of the metadata, if it is on disk.
+    pub(in crate::index) fn of(
+        folder: Arc<dyn ReadFolder>,
+        metadata: Option<&FilePath>,
+    ) -> Result<Folder<'a>> {
+        let allowed = match (folder.on_disk(), metadata) {
+            (Some(path), Some(metadata)) => {
+                let failed = |error| Error::io(error, metadata.to_owned());
+                let path = if path.as_os_str().is_empty() { FilePath::new(".") } else { path };
+                let mut allowed = vec![fs::canonicalize(path).map_err(failed)?];
+                allowed.extend(fs::canonicalize(metadata).map_err(failed)?.parent().map(FilePath::to_owned));
+                Some(allowed)
+            }
+            _ => None,
+        };
+        let place = FolderPlace::Folder { folder, allowed };
         Ok(Folder { place, numbers: HashMap::new(), files: Vec::new() })
     }
 
@@ -69,12 +79,15 @@ impl<'a> Folder<'a> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(number);
         }
-        let is_drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
-        if is_drive || matches!(name, "" | "." | "..") || name.contains(['/', '\\', '\0']) {
+        if !is_plain_name(name) {
             return Err(escape(name, "is not a plain name in the checkpoint's folder"));
         }
         let file = match &self.place {
-            FolderPlace::Disk { path, allowed } => on_disk(path, allowed, name)?,
+            FolderPlace::Folder { folder, allowed: Some(allowed) } => on_disk(folder, allowed, name)?,
+            FolderPlace::Folder { folder, allowed: None } => {
+                let size = folder.sizes(&[name])?.first().copied().flatten();
+                FolderFile::Named(folder.clone(), name.to_owned(), size.ok_or_else(|| missing(name))?)
+            }
             FolderPlace::Archive(archive, folder) => {
                 let path = if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
                 let member = archive.find(&path).ok_or_else(|| missing(name))?;
@@ -121,8 +134,8 @@ fn missing(name: &str) -> Error {
 }
 
 /// A file in a folder on disk.
-fn on_disk(folder: &FilePath, allowed: &[PathBuf], name: &str) -> Result<FolderFile> {
-    let path = folder.join(name);
+fn on_disk(folder: &Arc<dyn ReadFolder>, allowed: &[PathBuf], name: &str) -> Result<FolderFile> {
+    let path = folder.path().join(name);
     let real = match fs::canonicalize(&path) {
         Ok(real) => real,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(missing(name)),
@@ -135,5 +148,5 @@ fn on_disk(folder: &FilePath, allowed: &[PathBuf], name: &str) -> Result<FolderF
     if !metadata.is_file() {
         return Err(Error::new(Code::NotRegularFile, "this is no regular file").in_file(&path));
     }
-    Ok(FolderFile::Path(path, metadata.len()))
+    Ok(FolderFile::Named(folder.clone(), name.to_owned(), metadata.len()))
 }

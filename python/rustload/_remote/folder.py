@@ -1,0 +1,157 @@
+"""Folders of stores: what the extension's `open_folder` and `scan_folder` take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["ObjectFolder", "ObjectList", "check_plain", "in_parallel", "joined", "names_others", "trimmed"]
+
+AT_ONCE = 8
+"""The most requests of one call that are under way."""
+
+LOOKUPS_MAX = 10_000
+"""The most files that are looked up one by one, where a store does not list folders."""
+
+
+def trimmed(url: str) -> str:
+    """The URL of a folder without slashes at its end; those after the scheme are kept."""
+    rest = url.rstrip("/")
+    return f"{rest}//" if rest.endswith(":") else rest
+
+
+def joined(url: str, name: str) -> str:
+    """The URL of a file or folder in a folder."""
+    return f"{url}{name}" if url.endswith("/") else f"{url}/{name}"
+
+
+def names_others(name: str) -> bool:
+    """Whether a file names other files of its folder, or is named by one: an index, and the files of a distributed checkpoint."""
+    is_index = name.endswith(".json") and ".index." in name
+    return is_index or name.endswith((".metadata", ".distcp"))
+
+
+def check_plain(name: str) -> str:
+    """The name, if it is that of a file in a folder and of nothing else. The core checks this too.
+
+    Raises:
+        FormatError: It is not.
+    """
+    if name in ("", ".", "..") or any(char in name for char in "/\\\0"):
+        raise _make("Format", "IndexFormat", f"file name {name!r} is not a plain name in its folder")
+    return name
+
+
+def in_parallel(call: Callable[[Any], Any], given: Iterable[Any]) -> list[Any]:
+    """The results of calls, of which several are under way at once. Raises the first exception."""
+    given = list(given)
+    if len(given) < 2:
+        return [call(one) for one in given]
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    with ThreadPoolExecutor(min(AT_ONCE, len(given)), thread_name_prefix="rustload-remote") as pool:
+        waiting = [pool.submit(call, one) for one in given]
+        try:
+            return [one.result() for one in waiting]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class ObjectFolder(ABC):
+    """A folder in a store. Only files directly in it are opened.
+
+    Attributes:
+        name: Its URL without secrets.
+        chosen: The files of it that the user named: an index, or shards; empty for the folder itself.
+    """
+
+    __slots__ = ("chosen", "name")
+
+    name: str
+    chosen: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """The name."""
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The names of the files in it."""
+
+    @abstractmethod
+    def sizes(self, names: Sequence[str], /) -> list[int | None]:
+        """The size of each of these files; None for one that does not exist."""
+
+    @abstractmethod
+    def open(self, name: str, /) -> Any:
+        """A file of it, as `rustload.Ranges`.
+
+        Raises:
+            OSError: It does not exist, or cannot be read.
+        """
+
+    @abstractmethod
+    def choose(self, names: Sequence[str]) -> ObjectFolder:
+        """The same folder, of which these files are named."""
+
+    @abstractmethod
+    def folders(self) -> list[str]:
+        """The names of the folders in it."""
+
+    @abstractmethod
+    def subfolder(self, name: str) -> ObjectFolder:
+        """A folder in it."""
+
+    def all_folders(self) -> list[ObjectFolder]:
+        """The folder, and all folders below it."""
+        found: list[ObjectFolder] = []
+        waiting: list[ObjectFolder] = [self]
+        while waiting:
+            folder = waiting.pop()
+            found.append(folder)
+            if len(found) > LOOKUPS_MAX:
+                raise _make("Value", "Value", f"{self.name} has more than {LOOKUPS_MAX} folders")
+            waiting += [folder.subfolder(name) for name in reversed(folder.folders())]
+        return found
+
+
+class ObjectList(ObjectFolder):
+    """Several objects, which may be in different stores, as the files of a folder."""
+
+    __slots__ = ("_objects",)
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        """The objects, each a `rustload.Ranges`."""
+        self.name = "URLs"
+        self._objects = {str(number): one for number, one in enumerate(objects)}
+        self.chosen = tuple(self._objects)
+
+    def names(self) -> list[str]:
+        """Numbers."""
+        return list(self._objects)
+
+    def sizes(self, names: Sequence[str], /) -> list[int | None]:
+        """The sizes."""
+        return [self._objects[name].size if name in self._objects else None for name in names]
+
+    def open(self, name: str, /) -> Any:
+        """The object of that number."""
+        return self._objects[name]
+
+    def choose(self, names: Sequence[str]) -> ObjectFolder:
+        """The objects of these numbers."""
+        return ObjectList([self._objects[name] for name in names])
+
+    def folders(self) -> list[str]:
+        """None."""
+        return []
+
+    def subfolder(self, name: str) -> ObjectFolder:
+        """There is none."""
+        raise KeyError(name)

@@ -1,0 +1,234 @@
+"""Folders of file systems of fsspec, and what a URL or a path in a file system is: a file, or a folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from rustload._remote.folder import (
+    LOOKUPS_MAX,
+    ObjectFolder,
+    check_plain,
+    in_parallel,
+    joined,
+    names_others,
+    trimmed,
+)
+from rustload._remote.fsspec_ranges import is_http, is_hub, open_file
+from rustload._remote.hub import pinned
+from rustload._remote.ranges import failed
+from rustload._remote.urls import PACKAGES, name_of, unavailable
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["from_path", "from_url"]
+
+Commits = dict[tuple[str, ...], str]
+
+
+def from_url(url: str, scheme: str, options: dict[str, Any], commits: Commits) -> Any:
+    """The file or the folder at a URL.
+
+    Args:
+        url: Its URL.
+        scheme: The scheme of it.
+        options: What the file system is made with.
+        commits: As for `from_path`.
+
+    Raises:
+        OSError: It does not exist, or has no known size.
+        UnsupportedError: The package for the scheme is not installed.
+    """
+    name = name_of(url)
+    error: BaseException | None = None
+    try:
+        from fsspec.core import url_to_fs
+
+        fs, path = url_to_fs(url, **options)
+    except ImportError:
+        error = unavailable(scheme)
+    except ValueError as cause:
+        error = failed(name, cause) if scheme in PACKAGES else unavailable(scheme)
+    except Exception as cause:  # noqa: BLE001  # stores raise anything
+        error = failed(name, cause)
+    if error is not None:
+        raise error
+    return from_path(fs, path, name, commits)
+
+
+def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | None = None) -> Any:
+    """The file or the folder at a path of a file system. A file that names others is its folder, with that file chosen.
+
+    Args:
+        fs: The file system.
+        path: The path in it.
+        name: A name for messages; None for the path.
+        commits: The commits to which revisions of the Hugging Face Hub are pinned; more may be added.
+
+    Raises:
+        OSError: It does not exist, or has no known size.
+    """
+    name = name_of(fs.unstrip_protocol(path)) if name is None else name
+    if is_hub(fs):
+        path = _try(name, lambda: pinned(fs, path, {} if commits is None else commits))
+        name = f"hf://{path}"
+    if is_http(fs):
+        # A web server has no folders: what ends with a slash is taken for one.
+        base, last = _split(path)
+        if not last:
+            return HttpFolder(fs, base, trimmed(name))
+        if names_others(last):
+            return HttpFolder(fs, base, trimmed(name.rpartition("/")[0]), (last,))
+        return open_file(fs, path, name)
+    path = path.rstrip("/")
+    is_repository = is_hub(fs) and path.count("/") == 1 + path.startswith(
+        ("datasets/", "spaces/", "kernels/")
+    )
+    info = {"type": "directory"} if is_repository else _try(name, lambda: dict(fs.info(path)))
+    if info.get("type") == "directory":
+        return FsspecFolder(fs, path, trimmed(name))
+    folder, _, last = path.rpartition("/")
+    if names_others(last):
+        return FsspecFolder(fs, folder, trimmed(name.rpartition("/")[0]), (last,))
+    return open_file(fs, path, name, info)
+
+
+def _try(name: str, call: Callable[[], Any]) -> Any:
+    """The result of `call`; an error of the store is raised without its text, outside of the handler."""
+    error: BaseException | None = None
+    try:
+        return call()
+    except Exception as cause:  # noqa: BLE001  # stores raise anything
+        error = failed(name, cause)
+    raise error
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The URL of a web server's folder, without slash, query and fragment, and the name of the file in it."""
+    scheme, _, rest = url.partition("://")
+    for separator in "?#":
+        rest = rest.partition(separator)[0]
+    base, slash, last = rest.rpartition("/")
+    return (f"{scheme}://{base}", unquote(last)) if slash else (f"{scheme}://{rest}", "")
+
+
+class FsspecFolder(ObjectFolder):
+    """A folder of any file system of fsspec."""
+
+    __slots__ = ("_entries", "_fs", "_opened", "_path")
+
+    def __init__(self, fs: Any, path: str, name: str, chosen: Sequence[str] = ()) -> None:
+        """A folder.
+
+        Args:
+            fs: The file system.
+            path: The folder's path in it.
+            name: A name for messages.
+            chosen: The files that are named.
+        """
+        self._fs, self._path, self.name, self.chosen = fs, path, name, tuple(chosen)
+        self._entries: dict[str, dict[str, Any]] | None = None
+        self._opened: dict[str, Any] = {}
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """What is in the folder, by name. The store is asked once."""
+        if self._entries is None:
+            entries = _try(self.name, self._list)
+            found = {str(one["name"]).rstrip("/").rpartition("/")[2]: one for one in entries}
+            self._entries = {name: one for name, one in found.items() if name not in ("", ".", "..")}
+        return self._entries
+
+    def _list(self) -> list[dict[str, Any]]:
+        if not is_hub(self._fs):
+            self._fs.invalidate_cache(self._path)
+        path = self._path.rstrip("/")
+        # Some stores have an object with the folder's own name.
+        return [
+            one for one in self._fs.ls(path, detail=True) if str(one["name"]).strip("/") != path.strip("/")
+        ]
+
+    def names(self) -> list[str]:
+        """The names of its files."""
+        return [name for name, info in self._listed().items() if info.get("type") != "directory"]
+
+    def folders(self) -> list[str]:
+        """The names of its folders."""
+        return [name for name, info in self._listed().items() if info.get("type") == "directory"]
+
+    def sizes(self, names: Sequence[str], /) -> list[int | None]:
+        """The sizes, from a listing of the folder; if it cannot be listed, each file is asked for."""
+        try:
+            listed = self._listed()
+        except PermissionError:
+            return self._look_up(names)
+        found = [listed.get(name, {"type": "directory"}) for name in names]
+        if any(not isinstance(info.get("size"), int) for info in found if info.get("type") != "directory"):
+            return self._look_up(names)
+        return [None if info.get("type") == "directory" else info["size"] for info in found]
+
+    def _look_up(self, names: Sequence[str]) -> list[int | None]:
+        if len(names) > LOOKUPS_MAX:
+            text = (
+                f"{self.name}: {len(names)} files would be looked up one by one, which is over {LOOKUPS_MAX}"
+            )
+            raise _make("Value", "Value", text)
+
+        def size(name: str) -> int | None:
+            try:
+                return int(self.open(name).size)
+            except FileNotFoundError:
+                return None
+
+        return in_parallel(size, names)
+
+    def open(self, name: str, /) -> Any:
+        """A file of it. Those that were listed are not asked for again."""
+        opened = self._opened.get(name)
+        if opened is None:
+            info = None if self._entries is None else self._entries.get(check_plain(name))
+            opened = open_file(self._fs, self._file(name), joined(self.name, name), info)
+            self._opened[name] = opened
+        return opened
+
+    def _file(self, name: str) -> str:
+        return f"{self._path}/{check_plain(name)}"
+
+    def choose(self, names: Sequence[str]) -> ObjectFolder:
+        """The same folder and listing."""
+        chosen = type(self)(self._fs, self._path, self.name, names)
+        chosen._entries, chosen._opened = self._entries, self._opened
+        return chosen
+
+    def subfolder(self, name: str) -> ObjectFolder:
+        """A folder in it."""
+        return type(self)(self._fs, f"{self._path}/{check_plain(name)}", joined(self.name, name))
+
+
+class HttpFolder(FsspecFolder):
+    """A folder of a web server: files whose URLs have the same beginning. Its listing is a page with links to them."""
+
+    __slots__ = ()
+
+    def _list(self) -> list[dict[str, Any]]:
+        base = f"{self._path}/"
+        links = [str(link).removeprefix(base) for link in self._fs.ls(base, detail=False)]
+        plain = [link for link in links if link and not any(char in link for char in "/?#")]
+        return [{"name": unquote(link), "type": "file"} for link in plain if "/" not in unquote(link)]
+
+    def sizes(self, names: Sequence[str], /) -> list[int | None]:
+        """The sizes. Each file is asked for, as listings have none."""
+        return self._look_up(names)
+
+    def open(self, name: str, /) -> Any:
+        """A file of it."""
+        opened = self._opened.get(name)
+        if opened is None:
+            opened = open_file(self._fs, self._file(name), joined(self.name, name))
+            self._opened[name] = opened
+        return opened
+
+    def _file(self, name: str) -> str:
+        # Nothing in a name is a separator, a query or an escape of one.
+        return f"{self._path}/{quote(check_plain(name), safe='')}"
