@@ -1,0 +1,1 @@
+"""What each rank of a large job reads: `python -m benches.scale`."""
