@@ -60,8 +60,8 @@ def origin_of(core: _rustload.Checkpoint, framework: str | None) -> Origin:
         paths, *options, limits = given
         stamps = tuple(core.file_stamps())
         found = Origin((tuple(paths), *options, tuple(sorted(limits.items())), stamps, framework))
-        while len(_origins) >= _ORIGINS_MAX:
-            _origins.pop(next(iter(_origins)), None)
+        if len(_origins) >= _ORIGINS_MAX:
+            _origins.clear()
         _origins[key] = found
     return found
 
