@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 
 import pytest
 import torch
 from support import assert_same_bits
+from test_dtensor import Counted
 
 import rustload
 
@@ -115,6 +117,64 @@ def test_a_pickle_that_would_execute_is_not_run(folder, diffusers, tmp_path):
     with pytest.raises(rustload.ModelMismatchError):
         from_pretrained(diffusers.DiffusionPipeline, copy, tokenizer=None)
     assert not (tmp_path / "ran").exists()
+
+
+def sd3_in_original_names():
+    """A tiny Stable Diffusion 3 as its authors name it: diffusers splits, joins and swaps parts of these tensors."""
+    width, mlp, text, pooled = 16, 64, 12, 10
+    shapes = {
+        "x_embedder.proj": (width, 4, 2, 2),
+        "context_embedder": (width, text),
+        "t_embedder.mlp.0": (width, 256),
+        "t_embedder.mlp.2": (width, width),
+        "y_embedder.mlp.0": (width, pooled),
+        "y_embedder.mlp.2": (width, width),
+        "joint_blocks.0.x_block.attn.qkv": (3 * width, width),
+        "joint_blocks.0.x_block.attn.proj": (width, width),
+        "joint_blocks.0.x_block.mlp.fc1": (mlp, width),
+        "joint_blocks.0.x_block.mlp.fc2": (width, mlp),
+        "joint_blocks.0.x_block.adaLN_modulation.1": (6 * width, width),
+        "joint_blocks.0.context_block.attn.qkv": (3 * width, width),
+        "joint_blocks.0.context_block.adaLN_modulation.1": (2 * width, width),
+        "final_layer.linear": (2 * 2 * 4, width),
+        "final_layer.adaLN_modulation.1": (2 * width, width),
+    }
+    torch.manual_seed(0)
+    state = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    state |= {f"{name}.bias": torch.randn(shape[0]) for name, shape in shapes.items()}
+    state["pos_embed"] = torch.randn(1, 64, width)
+    state = {f"model.diffusion_model.{name}": tensor for name, tensor in state.items()}
+    return state, {
+        "sample_size": 8, "in_channels": 4, "out_channels": 4, "num_layers": 1, "attention_head_dim": 8,
+        "num_attention_heads": 2, "joint_attention_dim": text, "caption_projection_dim": width,
+        "pooled_projection_dim": pooled, "pos_embed_max_size": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("low_memory", [True, False])
+def test_from_single_file_takes_the_lazy_state_dict_of_a_file_that_diffusers_refuses(
+    diffusers, tmp_path, dtype, low_memory
+):
+    import rustload.torch
+
+    state, settings = sd3_in_original_names()
+    cls = diffusers.SD3Transformer2DModel
+    cls(**settings).save_config(tmp_path)
+    file = tmp_path / "run.ckpt"
+    torch.save({"state_dict": state, "args": argparse.Namespace(lr=1)}, file)
+    options = {"config": str(tmp_path), "low_cpu_mem_usage": low_memory}
+    options |= {} if dtype is None else {"torch_dtype": dtype}
+    with pytest.raises(OSError, match="Unable to load weights"):
+        cls.from_single_file(str(file), **options)
+    expected = cls.from_single_file(dict(state), **options)
+    source = Counted(file.read_bytes())
+    lazy = rustload.torch.state_dict(source, key="state_dict")
+    of_metadata = source.count
+    found = cls.from_single_file(lazy, **options)
+    assert_equal_models(found, expected)
+    assert not any(isinstance(one, rustload.torch.TorchHandle) for one in found.state_dict().values())
+    assert source.count - of_metadata <= 1.1 * source.size
 
 
 def test_wrong_arguments_are_refused(folder, diffusers, tmp_path):
