@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.disable()
     try:
         try:
-            code = _run(parser.parse_args(given))
+            code = _run(parser.parse_args(given), parser)
         finally:
             if collects:
                 gc.enable()
@@ -113,7 +113,7 @@ def _hint(given: Sequence[str]) -> str:
     return f"  did you mean: rustload info {_printable(shlex.quote(words[0]))}\n"
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, parser: Parser) -> int:
     if args.command == "doctor":
         from rustload._cli import doctor
 
@@ -141,6 +141,14 @@ def _run(args: argparse.Namespace) -> int:
         from rustload._cli import stats
 
         return stats.run(args)
+    if args.hashes and not args.cyclonedx:
+        parser.error("--hashes needs --cyclonedx")
+    if args.cyclonedx and args.filter is not None:
+        parser.error("--cyclonedx takes no --filter: a bill of materials has everything")
+    if args.cyclonedx:
+        from rustload._cli import cyclonedx
+
+        return cyclonedx.run(args.paths, hashes=args.hashes)
     from rustload._cli import info
 
     shown = info.View(args.tensors, args.filter, args.depth, args.sort)
@@ -204,7 +212,8 @@ def _parser() -> Parser:
         default="file",
         help="the order of tensors and of rows in the tree (the default is file)",
     )
-    info.add_argument(
+    formats = info.add_mutually_exclusive_group()
+    formats.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
     add_view(commands, formatter, _file)
@@ -212,6 +221,14 @@ def _parser() -> Parser:
     stats = add_stats(commands, formatter)
     add_convert(commands, formatter)
     scan = add_scan(commands, formatter)
+    formats.add_argument(
+        "--cyclonedx",
+        action="store_true",
+        help="print a CycloneDX bill of materials with the models (see docs/pipelines.md)",
+    )
+    info.add_argument(
+        "--hashes", action="store_true", help="with --cyclonedx: read the files, and give their SHA-256"
+    )
     doctor = _add_doctor(commands, formatter)
     add_schema(commands, formatter)
     for command in (info, diff, stats, scan, doctor):

@@ -1,0 +1,67 @@
+"""`rustload info --cyclonedx`: checkpoints as a CycloneDX bill of materials."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import rustload
+from rustload._cli.exit_codes import READ_FAILED
+from rustload._cli.report_error import report_error
+from rustload._common.terminal import print_json
+from rustload._describe.bom import FileEntry, Model, bom
+from rustload._describe.describe import describe
+from rustload._remote.urls import is_url, name_of
+from rustload.errors import RustloadError, _make
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["run"]
+
+
+def run(paths: Sequence[str], *, hashes: bool) -> int:
+    """Prints the document and returns the exit code.
+
+    Args:
+        paths: Checkpoints; each path is opened separately.
+        hashes: Whether to read all files and give their hashes.
+    """
+    models: list[Model] = []
+    code = 0
+    for given in paths:
+        try:
+            models.append(_model(given, hashes=hashes))
+        except (RustloadError, OSError, ValueError, MemoryError) as error:
+            report_error(error)
+            code = READ_FAILED
+    print_json(bom(models))
+    return code
+
+
+def _model(given: str, *, hashes: bool) -> Model:
+    if is_url(given):
+        path = name_of(given)
+        if hashes:
+            raise _make("Value", "Value", f"{path}: --hashes reads local files", "download the file")
+    else:
+        path = given
+    with rustload.open(given) as checkpoint:
+        described = describe(checkpoint, path)
+        files = checkpoint.files
+        report = rustload.scan([given] if is_url(given) else files)
+        entries = (
+            [FileEntry(path, None, None)]
+            if is_url(given)
+            else [_entry(file, hashes=hashes) for file in files]
+        )
+    return Model(described, entries, report.verdict, report.complete)
+
+
+def _entry(path: str, *, hashes: bool) -> FileEntry:
+    sha256 = None
+    if hashes:
+        with open(path, "rb") as file:  # noqa: PTH123 - importing pathlib takes longer than reading
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(path, os.stat(path).st_size, sha256)  # noqa: PTH116
