@@ -51,10 +51,19 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
             "rustload.torch.TorchHandle",
         ),
     ),
+    "distributed": (
+        "rustload.torch.distributed",
+        (
+            "rustload.torch.distributed.Reader", "rustload.torch.distributed.Planner", "rustload.torch.distributed.Writer",
+        ),
+    ),
     "jax": ("rustload.jax", ("rustload.jax.load", "rustload.jax.unflatten")),
     "transformers": ("rustload.transformers", ("rustload.transformers.from_pretrained",)),
     "diffusers": ("rustload.diffusers", ("rustload.diffusers.from_pretrained",)),
     "peft": ("rustload.peft", ("rustload.peft.load_adapter",)),
+    "lightning": ("rustload.lightning", ("rustload.lightning.RustloadCheckpointIO",)),
+    "vllm": ("rustload.vllm", ("rustload.vllm.RustloadModelLoader",)),
+    "sglang": ("rustload.sglang", ("rustload.sglang.RustloadModelLoader", "rustload.sglang.choose_loader")),
     "remote": ("rustload.remote", ("rustload.remote.fsspec", "rustload.remote.obstore")),
 }  # fmt: skip
 """File name to title and names."""

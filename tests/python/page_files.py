@@ -29,7 +29,7 @@ def write(folder: Path) -> None:
     shutil.copy(folder / "model.safetensors", folder / "b.safetensors")
     for name in ("step-100", "step-200", "70b"):
         shutil.copytree(folder / "llama", folder / name)
-    for name in ("downloads", "models"):
+    for name in ("downloads", "models", "incoming", "registry"):
         (folder / name).mkdir()
         shutil.copy(folder / "model.pt", folder / name)
     _gate(folder)

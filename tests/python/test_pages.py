@@ -8,6 +8,8 @@ other lines are for a shell. A fence `python compile-only: REASON` needs what a 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/data/**/*.md")])
 FENCE = re.compile(r"^```(?P<kind>\w*)(?P<note>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 EXIT = re.compile(r"#.*\bexit code (\d)$")
-REASONS = ("a GPU", "the network")
+REASONS = ("a GPU", "the network", "vLLM", "SGLang", "a script of its own")
 """What a block may need that a test machine lacks."""
 FIRST = ROOT / "docs" / "README.md"
 OWN_NAMES = ROOT / "README.md"
@@ -85,7 +87,9 @@ def run_commands(code, line, page):
         if command.startswith("rustload "):
             expected = EXIT.search(command)
             _, *arguments = shlex.split(command, comments=True)
-            found = main(arguments)
+            target = Path(arguments[-1] if ">" in arguments else os.devnull)
+            with target.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+                found = main(arguments[: arguments.index(">")] if ">" in arguments else arguments)
             assert found == int(expected[1] if expected else 0), f"{shown(page)}:{number}: {command}"
 
 
