@@ -1,8 +1,12 @@
 //! `Buffer`: an array in memory, exported by DLPack, and from host memory by the buffer protocol too.
 //!
 //! **Protocol.** An export of the buffer protocol holds a reference to the `Buffer` (`view.obj`), which owns the array, so the
-//! address stays valid. The export marks the memory as exported, so that no slice of it is made any more. Shape and strides of an export are in a box, which the release frees. The bytes are writable: they are
-//! the result's own memory, or the private (copy-on-write) mapping of a view.
+//! address stays valid. The export marks the memory as exported, so that no slice of it is made any more. Shape and strides of an
+//! export are in a box of its own, which the release frees. The bytes are writable: they are the result's own memory, or the private
+//! (copy-on-write) mapping of a view.
+//!
+//! **Threads.** Nothing here relies on the GIL: a `Buffer` does not change, its mark is atomic, and each export is used by the caller
+//! that asked for it. Writes to the bytes by several threads race as in any Python array: consumers order them.
 
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::ptr;

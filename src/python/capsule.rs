@@ -2,6 +2,11 @@
 //!
 //! **Protocol.** A capsule is made with an unused name. A consumer renames it and owns the structure from then on. The capsule's
 //! destructor frees the structure only if the capsule still has the unused name.
+//!
+//! **Threads.** Free-threaded Python runs threads at once, and reading a capsule's name and changing it are two calls. So an import
+//! locks the capsule (a critical section): of several threads that import one capsule, one gets the structure. Other libraries do
+//! not lock, so DLPack's rule remains that a capsule is given to one consumer. A destructor is called once, when no thread has a
+//! reference any more.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -9,6 +14,7 @@ use std::ptr::NonNull;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyCapsule;
 
 use crate::sink::Array;
@@ -64,7 +70,12 @@ fn unused(capsule: *mut ffi::PyObject, name: &CStr) -> Option<NonNull<std::ffi::
 
 /// Takes ownership of the structure of another library's capsule, and marks it as used. Fails for a used capsule.
 pub(super) fn import(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    let capsule = capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("not a DLPack capsule"))?;
+    let locked = capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("not a DLPack capsule"))?;
+    with_critical_section(locked, || take(locked))
+}
+
+/// As [`import`], while no other import takes the structure.
+fn take(capsule: &Bound<'_, PyCapsule>) -> PyResult<Foreign> {
     for (name, used) in [(VERSIONED, USED_VERSIONED), (LEGACY, USED_LEGACY)] {
         if let Some(pointer) = unused(capsule.as_ptr(), name) {
             // SAFETY: a live capsule, and a static name. The new name tells the capsule's destructor not to free the structure.

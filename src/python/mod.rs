@@ -26,7 +26,10 @@ mod write;
 use pyo3::prelude::*;
 
 /// The compiled core of rustload; use the package `rustload` instead.
-#[pymodule]
+///
+/// It does not need the GIL: its classes are frozen, and what they own is `Send` and `Sync`. So importing it into a free-threaded
+/// Python leaves the GIL off.
+#[pymodule(gil_used = false)]
 mod _rustload {
     use super::{PyModule, advice};
     use crate::dtype::DType;

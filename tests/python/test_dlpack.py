@@ -6,7 +6,9 @@ import ctypes
 import hashlib
 import struct
 import sys
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -559,6 +561,28 @@ def test_adopted_gpu_memory_lives_as_long_as_its_exports(collect):
     del capsule, found
     collect()
     assert foreign.deleted == 1
+
+
+def test_of_threads_that_import_one_capsule_at_once_one_gets_it(collect):
+    for _ in range(5):
+        foreign = Foreign(8)
+        capsule = foreign.capsule()
+        start = threading.Barrier(4)
+
+        def adopt(capsule=capsule, start=start):
+            start.wait()
+            try:
+                return _rustload.adopt(capsule)
+            except TypeError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [job.result() for job in [pool.submit(adopt) for _ in range(4)]]
+        refused = [one for one in found if isinstance(one, str)]
+        assert refused == ["the capsule is not a DLPack tensor, or was used before"] * 3
+        del found
+        collect()
+        assert foreign.deleted == 1
 
 
 def test_the_host_does_not_read_gpu_memory():
