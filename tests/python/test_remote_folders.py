@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +32,7 @@ fsspec = pytest.importorskip("fsspec")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 HTTP = ("http",)
 INDEX = "model.safetensors.index.json"

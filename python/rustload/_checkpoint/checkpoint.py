@@ -134,7 +134,7 @@ class Checkpoint(TensorMapping):
 
     @property
     def files(self) -> list[str]:
-        """The files, in shard order: paths, or URLs for a folder or list of URLs; empty for bytes in memory and a single object."""
+        """The files, in shard order: paths, or URLs of a remote folder or list; empty for bytes in memory and a single object."""
         return self._core.files
 
     @property
