@@ -6,6 +6,7 @@ two class hierarchies: it extends the one that the program has imported. Lightni
 
 from __future__ import annotations
 
+import abc
 import importlib
 import os
 import sys
@@ -66,7 +67,7 @@ _ATTRIBUTE_DICTS = frozenset(
 )
 
 
-class RustloadCheckpointIO(_Base):  # type: ignore[misc]  # the base class is found at run time
+class RustloadCheckpointIO(_Base, metaclass=abc.ABCMeta):  # type: ignore[misc]  # the base is found at run time
     """Loads checkpoints without running their pickles, for `Trainer(plugins=[...])` and `Fabric(plugins=[...])`.
 
     Saving and removing are those of `TorchCheckpointIO`. Strategies that read checkpoints themselves (DeepSpeed, sharded FSDP) do
