@@ -89,7 +89,9 @@ impl Opened {
         let resolved = shards::resolve(paths, &options.limits)?;
         let open = |path: &PathBuf| Ok((path.clone(), Source::open_with(path, options.io)?));
         let shards = read_all(&resolved.files, 1, &options, open)?;
-        Opened::of_files(shards, resolved, options)
+        let mut opened = Opened::of_files(shards, resolved, options)?;
+        opened.remember(paths);
+        Ok(opened)
     }
 
     /// See `Checkpoint::from_folder`.
@@ -122,7 +124,6 @@ impl Opened {
             opened.join()?;
         }
         opened.merge(resolved.weight_map.as_ref())?;
-        opened.remember(paths);
         Ok(opened)
     }
 
