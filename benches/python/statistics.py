@@ -24,8 +24,8 @@ class StatsCase(LoadCase):
     """Counts, extremes, mean and standard deviation of every tensor of a safetensors file."""
 
     def __init__(self, dtype: str, layers: int, *, cold: bool) -> None:
+        self.stored, self.cold = getattr(torch, dtype), cold  # before the title, which has the size
         super().__init__("view", layers, ".safetensors")
-        self.stored, self.cold = getattr(torch, dtype), cold
         self.reads = True
         state = "a cold" if cold else "a"
         self.title = f"statistics of {state} {self.nbytes / 1e6:.0f} MB {dtype} model, .safetensors"
