@@ -1,57 +1,80 @@
 """Loads an FSDP2 model on several gloo ranks in several ways, and prints time, bytes read and peak memory of each rank.
 
-Bytes are those that the process asked the system for (`rchar` of /proc/self/io). Pages of a mapping do not count: rustload is
-asked for owned memory, and the figures of ways that map the file (safetensors, `mmap=True`) are too low. Peaks are anonymous
-memory above the level before the load. Files are in the page cache.
+Bytes read are those that the process asked the system for (`rchar` of /proc/self/io); bytes mapped are the most pages of files
+that it had mapped, above the level before (4 MiB of them are libraries). Peaks are anonymous memory above the level before the
+load. Each rank is a fork of this process. It checks its values against `distribute_tensor` of the whole, and the model's forward
+pass against the whole model's. Files are in the page cache. A star marks a way of rustload that is over its bars: 1.05 of the
+rank's share and metadata in bytes, the share and 64 MiB as a peak.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import rustload
+import rustload.torch.distributed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.connection import Connection
 
 MIB = 1 << 20
 WIDTH = 2048
+BYTES_BAR, PEAK_BAR = 1.05, 64 * MIB
+METADATA_BYTES, METADATA_PER_TENSOR = MIB, 64 << 10
+"""What is read besides data: at most 1 MiB for the pickles of a legacy file; of an archive, a block for each member's header."""
 
 
 def main() -> None:
-    """Parses the command line; runs the ranks, or is one."""
+    """Parses the command line and runs the ways."""
     parser = argparse.ArgumentParser(prog="python -m benches.ranks", description=__doc__)
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, separated by commas")
     parser.add_argument("--mib", type=int, default=256, help="the size of the model in bfloat16")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each way; the median is shown")
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--ways", default="", help="only ways whose names contain this text")
+    parser.add_argument("--plot", type=Path, help="draws bytes per rank as this .svg and as .png beside it")
     options = parser.parse_args()
-    if options.way:
-        rank(options.folder, options.way, layers_of(options.mib))
-        return
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # also so that forks do not inherit a pool of threads
+    layers = layers_of(options.mib)
+    curves: dict[str, dict[int, float]] = {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        save(folder, layers_of(options.mib))
-        print(f"{'ranks':>5} {'way':34} {'seconds':>8} {'MiB read per rank':>24} {'peak MiB per rank':>24}")
+        save(folder, layers)
+        print(f"{'ranks':>5} {'way':34} {'seconds':>8}   MiB of the largest rank: share, read, mapped, peak")
         for world in map(int, options.ranks.split(",")):
-            for way in WAYS:
-                runs = [launch(folder, way, world, options.mib) for _ in range(options.rounds)]
-                seconds = statistics.median(max(one["seconds"] for one in run) for run in runs)
-                read = " ".join(f"{one['read'] / MIB:.1f}" for one in runs[0])
-                peak = " ".join(f"{one['peak'] / MIB:.0f}" for one in runs[0])
-                print(f"{world:5} {way:34} {seconds:8.3f} {read:>24} {peak:>24}", flush=True)
+            for way in (way for way in WAYS if options.ways in way):
+                runs = [launch(folder, way, world, layers) for _ in range(options.rounds)]
+                print(row(way, world, runs), flush=True)
+                most = max(one["read"] + one["mapped"] for one in runs[0])
+                curves.setdefault(way, {})[world] = most / MIB
+    if options.plot is not None:
+        from benches.ranks.plot import draw
+
+        draw(curves, layers * WIDTH * WIDTH * 2 / MIB, [options.plot, options.plot.with_suffix(".png")])
+
+
+def row(way: str, world: int, runs: list[list[dict[str, Any]]]) -> str:
+    """A line of the table; bytes and peaks are those of the first run."""
+    seconds = statistics.median(max(one["seconds"] for one in run) for run in runs)
+    most = {key: max(one[key] for one in runs[0]) for key in ("share", "read", "mapped", "peak", "tensors")}
+    bytes_bar = BYTES_BAR * most["share"] + METADATA_BYTES + METADATA_PER_TENSOR * most["tensors"]
+    over = most["read"] > bytes_bar or most["peak"] > most["share"] + PEAK_BAR
+    numbers = " ".join(f"{most[key] / MIB:8.1f}" for key in ("share", "read", "mapped", "peak"))
+    star = " *" if over and way.startswith(("load_into", "Reader")) else ""
+    return f"{world:5} {way:34} {seconds:8.3f}   {numbers}{star}"
 
 
 def layers_of(mib: int) -> int:
@@ -67,56 +90,49 @@ def build(layers: int) -> torch.nn.Module:
 
 
 def save(folder: Path, layers: int) -> None:
-    """Writes the model in three formats."""
+    """Writes the model in four formats."""
     from safetensors.torch import save_file
+    from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
     state = build(layers).state_dict()
     torch.save(state, folder / "model.bin")
     torch.save(state, folder / "legacy.bin", _use_new_zipfile_serialization=False)
     (folder / "hf").mkdir()
     save_file(state, folder / "hf" / "model.safetensors")
+    save_dcp(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
 
 
-def launch(folder: Path, way: str, world: int, mib: int) -> list[dict[str, Any]]:
-    """Runs one way in `world` processes; returns what each measured."""
+def launch(folder: Path, way: str, world: int, layers: int) -> list[dict[str, Any]]:
+    """Runs one way in `world` forks; returns what each measured."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    common |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [
-        sys.executable,
-        "-m",
-        "benches.ranks",
-        "--folder",
-        str(folder),
-        "--way",
-        way,
-        "--mib",
-        str(mib),
-    ]
-    processes = [
-        subprocess.Popen(command, env={**common, "RANK": str(number)}, stdout=subprocess.PIPE, text=True)
-        for number in range(world)
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit(f"{way} on {world} ranks failed")
-    return [json.loads(output) for output in outputs]
+    fork = multiprocessing.get_context("fork")
+    pipes, processes = [], []
+    for number in range(world):
+        get, put = fork.Pipe(duplex=False)
+        started = fork.Process(target=rank, args=(put, number, world, port, folder, way, layers))
+        started.start()
+        put.close()
+        pipes.append(get)
+        processes.append(started)
+    try:
+        return [get.recv() for get in pipes]
+    except EOFError:
+        raise SystemExit(f"{way} on {world} ranks failed") from None
+    finally:
+        for process in processes:
+            process.join()
 
 
-def rank(folder: Path, way: str, layers: int) -> None:
-    """One process: loads, checks the values, prints what it measured as JSON."""
+def rank(put: Connection, number: int, world: int, port: int, folder: Path, way: str, layers: int) -> None:
+    """One process: loads, checks the values, sends what it measured."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    import rustload
-    import rustload.torch.distributed
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
     with torch.device("meta"):
         model = build(layers)
     fully_shard(model, mesh=mesh)
@@ -126,14 +142,31 @@ def rank(folder: Path, way: str, layers: int) -> None:
     WAYS[way](model, folder)
     dist.barrier()
     seconds, read = time.perf_counter() - start, bytes_read() - before
-    growth = peak.stop()
-    for name, lazy in rustload.open(folder / "model.bin").items():
-        local: torch.Tensor = model.get_parameter(name).to_local()  # type: ignore[attr-defined]  # a DTensor
-        rows = local.shape[0]
-        if not torch.equal(local, lazy[dist.get_rank() * rows : (dist.get_rank() + 1) * rows].torch()):
-            raise SystemExit(f"{name} is wrong")
-    print(json.dumps({"seconds": seconds, "read": read, "peak": growth}))
+    anonymous, mapped = peak.stop()
+    share = sum(one.to_local().nbytes for one in model.parameters())  # type: ignore[attr-defined]  # DTensors
+    check(model, mesh, folder)
+    found = {"seconds": seconds, "read": read, "mapped": mapped, "peak": anonymous, "share": share}
+    put.send({**found, "tensors": layers})
+    put.close()
+    dist.barrier()
     dist.destroy_process_group()
+
+
+def check(model: torch.nn.Module, mesh: Any, folder: Path) -> None:
+    """Compares the parameters with `distribute_tensor` of the whole ones, and the forward pass with theirs."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x = expected = torch.ones(1, WIDTH, dtype=torch.bfloat16)
+    for name, lazy in rustload.open(folder / "model.bin").items():
+        whole = lazy.torch()
+        part: Any = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+        found: Any = model.get_parameter(name)
+        if not torch.equal(found.to_local(), part.to_local()):
+            raise SystemExit(f"{name} is wrong")
+        expected = torch.nn.functional.linear(expected, whole)
+    with torch.no_grad():
+        if not torch.equal(model(x), expected):
+            raise SystemExit("the forward pass is wrong")
 
 
 def bytes_read() -> int:
@@ -142,7 +175,7 @@ def bytes_read() -> int:
 
 
 class Peak:
-    """Samples anonymous memory on a thread."""
+    """Samples anonymous memory, and mapped pages of files, on a thread."""
 
     def __init__(self) -> None:
         self._start = self._most = self._now()
@@ -150,25 +183,29 @@ class Peak:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _now(self) -> int:
-        _, resident, shared = Path("/proc/self/statm").read_text().split()[:3]
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    def _now(self) -> tuple[int, int]:
+        _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
+        page = os.sysconf("SC_PAGE_SIZE")
+        return (resident - shared) * page, shared * page
+
+    def _sample(self) -> None:
+        now = self._now()
+        self._most = (max(self._most[0], now[0]), max(self._most[1], now[1]))
 
     def _run(self) -> None:
-        while not self._ended.wait(0.005):
-            self._most = max(self._most, self._now())
+        while not self._ended.wait(0.002):
+            self._sample()
 
-    def stop(self) -> int:
-        """The growth in bytes."""
+    def stop(self) -> tuple[int, int]:
+        """The growth of both in bytes."""
         self._ended.set()
         self._thread.join()
-        return max(self._most, self._now()) - self._start
+        self._sample()
+        return self._most[0] - self._start[0], self._most[1] - self._start[1]
 
 
 def _load_into(file: str) -> Callable[[torch.nn.Module, Path], None]:
     def load(model: torch.nn.Module, folder: Path) -> None:
-        import rustload.torch
-
         rustload.torch.load_into(model, folder / file, copy=True)
 
     return load
@@ -205,10 +242,8 @@ def _every_rank(model: torch.nn.Module, folder: Path) -> None:
         setattr(model.get_submodule(owner), attribute, torch.nn.Parameter(new))
 
 
-def _rustload_reader(folder: Path) -> Any:
-    from rustload.torch.distributed import Reader
-
-    return Reader(folder / "model.bin")
+def _rustload_reader(file: str) -> Callable[[Path], Any]:
+    return lambda folder: rustload.torch.distributed.Reader(folder / file)
 
 
 def _hf_reader(folder: Path) -> Any:
@@ -217,12 +252,18 @@ def _hf_reader(folder: Path) -> Any:
     return HuggingFaceStorageReader(str(folder / "hf"))
 
 
+def _dcp_reader(folder: Path) -> Any:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    return FileSystemReader(folder / "dcp")
+
+
+FILES = {".bin": "model.bin", "legacy": "legacy.bin", "safetensors": "hf", "DCP": "dcp"}
 WAYS: dict[str, Callable[[torch.nn.Module, Path], None]] = {
-    "load_into, .bin": _load_into("model.bin"),
-    "load_into, legacy": _load_into("legacy.bin"),
-    "load_into, safetensors": _load_into("hf"),
-    "Reader, .bin": _reader(_rustload_reader),
+    **{f"load_into, {kind}": _load_into(file) for kind, file in FILES.items()},
+    **{f"Reader, {kind}": _reader(_rustload_reader(file)) for kind, file in FILES.items()},
     "HuggingFaceStorageReader": _reader(_hf_reader),
+    "FileSystemReader, DCP": _reader(_dcp_reader),
     "rank 0 and broadcast, .bin, mmap": _broadcast,
     "torch.load on every rank": _every_rank,
 }

@@ -167,3 +167,29 @@ def test_eight_processes_that_map_one_file_share_its_pages(tmp_path):
     size = path.stat().st_size - 8192  # the pages at both ends
     assert all(one["rss"] >= size for one in found)
     assert size <= sum(one["pss"] for one in found) <= 1.05 * size + count * (64 << 10)
+
+
+def test_each_rank_reads_its_share_in_every_way_of_rustload():
+    """The command itself compares values and forward passes; a star would mark what is over its bars."""
+    command = [
+        sys.executable,
+        "-m",
+        "benches.ranks",
+        "--ranks",
+        "2",
+        "--mib",
+        "24",
+        "--rounds",
+        "1",
+        "--ways",
+        "load_into",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if "load_into" in line]
+    assert len(lines) == 4
+    for line in lines:
+        assert "*" not in line
+        share, read = map(float, line[-4:-2])
+        assert share == 12
+        assert share <= read <= 1.05 * share + 1  # the pickles of a legacy file

@@ -68,7 +68,7 @@ def origin_of(core: _rustload.Checkpoint, framework: str | None) -> Origin:
 
 def _unpicklable(core: _rustload.Checkpoint) -> BaseException:
     what = f"the object {core.source_name!r}" if core.source_name else "bytes in memory or a part of a file"
-    if core.files:
+    if core.reopening() is not None:
         what = f"a descriptor of this process ({core.files[0]})"
     text = f"it cannot be pickled, because it was opened from {what}, which another process cannot open"
     note = "open a path, or open the checkpoint in the process that uses it, or materialize what that process needs"
