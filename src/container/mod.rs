@@ -21,4 +21,4 @@ pub mod tar;
 pub mod zip;
 
 pub use compressed::compressed_format;
-pub use sniff::{Format, is_container, metadata_bytes, sniff};
+pub use sniff::{Format, LFS_POINTER, is_container, metadata_bytes, sniff};

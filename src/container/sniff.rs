@@ -59,6 +59,8 @@ const LEGACY_MAGIC: &[u8] = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x
 const LEGACY_TEXT: &[u8] = b"L119547037146038801333356L\n.";
 /// The FRAME around the magic number in protocols 4 and 5.
 const LEGACY_FRAME: &[u8] = b"\x95\x0d\0\0\0\0\0\0\0";
+/// The start of what Git has in place of a file that LFS stores elsewhere; git-lfs: docs/spec.md.
+pub const LFS_POINTER: &[u8] = b"version https://git-lfs";
 /// Bytes read for detection: a tar header's magic is at offset 257.
 const HEAD_LEN: usize = 512;
 
@@ -204,7 +206,7 @@ fn explain_unknown(source: &Source, head: &[u8]) -> Result<Error> {
     if let Some((what, advice)) = other_formats::identify(head) {
         return unknown(what, advice);
     }
-    if head.starts_with(b"version https://git-lfs") {
+    if head.starts_with(LFS_POINTER) {
         return unknown("a Git LFS pointer", "Fetch the real file with `git lfs pull`.");
     }
     if zip::ends_in_zip(source)? {

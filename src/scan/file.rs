@@ -12,7 +12,7 @@ use super::budget::Budget;
 use super::doors::{DOORS, Entered, Role, Visit, safetensors};
 use super::report::{FileReport, Finding, Status, Verdict, short};
 use crate::bytes::{Region, Source};
-use crate::container::{Format, is_container, sniff};
+use crate::container::{Format, LFS_POINTER, is_container, sniff};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Index};
 
@@ -222,6 +222,15 @@ impl Scanner<'_> {
         }
         if entered.zip && self.report.has(error.code().as_str()) {
             return;
+        }
+        // A working copy without LFS must not pass for one whose files were scanned.
+        if visit.label.is_none() && visit.head.starts_with(LFS_POINTER) {
+            self.report.unscanned(
+                None,
+                "a Git LFS pointer: the file itself is elsewhere",
+                0,
+                visit.source.len(),
+            );
         }
         // That an archive is not a checkpoint does not raise the verdict, once readers of it were followed.
         let verdict = match error.code() {

@@ -270,3 +270,14 @@ def test_a_policy_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         policy.fail_on = "would-execute"  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def test_a_git_lfs_pointer_was_not_scanned(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"
+    )
+    for source in (tmp_path, tmp_path / "model.bin"):
+        report = rustload.scan(source)
+        assert (report.verdict, report.complete, report.passes) == ("unknown", False, False)
+        (gap,) = report.coverage[0].unscanned
+        assert "Git LFS pointer" in gap.what
