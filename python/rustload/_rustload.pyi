@@ -1257,13 +1257,16 @@ def parse_dtype(name: str) -> str:
         ValueError: No dtype has that name; the note lists all names.
     """
 
-def scan_paths(paths: Sequence[str], *, limits: Mapping[str, int], allow: Sequence[str]) -> str:
+def scan_paths(
+    paths: Sequence[str], *, limits: Mapping[str, int], allow: Sequence[str], exclude: Sequence[str]
+) -> str:
     """Scans files and directories; reads no tensor data.
 
     Args:
         paths: The files and directories.
         limits: Limits by name.
         allow: The names that are accepted, as for `rustload.Policy`.
+        exclude: The names of files and directories that are left out, as for `rustload.Policy`.
 
     Returns:
         The report as JSON (docs/scan.md lists its keys).

@@ -14,14 +14,15 @@ use crate::scan::{self, Options, Policy};
 
 /// Scans files and directories.
 #[pyfunction]
-#[pyo3(signature = (paths, *, limits, allow))]
+#[pyo3(signature = (paths, *, limits, allow, exclude))]
 pub(crate) fn scan_paths(
     py: Python<'_>,
     paths: Vec<PathBuf>,
     limits: BTreeMap<String, u64>,
     allow: Vec<String>,
+    exclude: Vec<String>,
 ) -> PyResult<String> {
-    let options = options(limits, &allow)?;
+    let options = options(limits, &allow)?.exclude(exclude);
     let cancel = options.cancel.clone();
     run::interruptible_if(py, true, &cancel, || scan::scan(&paths, &options).map(|report| report.to_json()))
 }

@@ -47,6 +47,8 @@ pub struct Options {
     pub cancel: Cancel,
     /// The names that are accepted.
     pub policy: Arc<Policy>,
+    /// The names of files and directories that are not scanned where they are found in a directory.
+    pub exclude: Vec<String>,
 }
 
 impl Options {
@@ -71,6 +73,12 @@ impl Options {
     #[must_use]
     pub fn policy(self, policy: Policy) -> Options {
         Options { policy: Arc::new(policy), ..self }
+    }
+
+    /// Sets `exclude`.
+    #[must_use]
+    pub fn exclude(self, exclude: Vec<String>) -> Options {
+        Options { exclude, ..self }
     }
 }
 
@@ -97,7 +105,7 @@ where
     let mut options = options.clone();
     let mut folders = Folders::default();
     for path in paths {
-        for (path, named) in walk::files(path.as_ref())? {
+        for (path, named) in walk::files(path.as_ref(), &options.exclude)? {
             options.cancel.check()?;
             let metadata = |folder: &Path| Source::open(&folder.join(distributed::METADATA));
             let items = folders.items(&path, metadata, &options)?;

@@ -7,8 +7,9 @@ use crate::error::{Code, Error, Result};
 /// The maximum number of files below one path.
 const MAX_FILES: usize = 1_000_000;
 
-/// Each file below `path`, and whether it is `path` itself. Fails where `path` cannot be read.
-pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
+/// Each file below `path`, and whether it is `path` itself; without the files and directories of the names in `exclude`. Fails where
+/// `path` cannot be read.
+pub(super) fn files(path: &Path, exclude: &[String]) -> Result<Vec<(PathBuf, bool)>> {
     let io = |error, path: &Path| Error::io(error, path.to_owned());
     let metadata = std::fs::metadata(path).map_err(|error| io(error, path))?;
     if !metadata.is_dir() {
@@ -27,6 +28,9 @@ pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
         };
         for entry in entries {
             let entry = entry.map_err(|error| io(error, &directory))?;
+            if exclude.iter().any(|name| entry.file_name() == name.as_str()) {
+                continue;
+            }
             let kind = entry.file_type().map_err(|error| io(error, &entry.path()))?;
             if kind.is_dir() {
                 pending.push(entry.path());

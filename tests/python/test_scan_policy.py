@@ -6,16 +6,13 @@ import io
 import json
 import pickle
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 import rustload
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UNKNOWN = b"\x80\x02cmylib.config\nConfig\n)\x81}b."
 OTHER = b"\x80\x02celsewhere\nNet\n)\x81."
@@ -244,7 +241,12 @@ class TestGate:
         self, file: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         document = json.loads(run(capsys, "--allow", "mylib.*", "--json", file)[1])
-        assert document["policy"] == {"allow": ["mylib.*"], "fail_on": "unknown", "baseline": None}
+        assert document["policy"] == {
+            "allow": ["mylib.*"],
+            "fail_on": "unknown",
+            "baseline": None,
+            "exclude": [],
+        }
         assert (document["passes"], document["files"][0]["passes"]) == (True, True)
         assert document["files"][0]["findings"][0]["allowed"] == "mylib.*"
         assert json.loads(rustload.scan(file).to_json())["passes"] is False
@@ -270,6 +272,53 @@ def test_a_policy_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         policy.fail_on = "would-execute"  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def test_excluded_names_are_left_out_where_they_are_found_in_a_directory(tmp_path: Path) -> None:
+    for name in ("a.pkl", ".git/b.pkl", "deep/.git/c.pkl", "deep/.github/d.pkl", "deep/x.git"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(EVIL)
+    policy = rustload.Policy(exclude=(".git", "a.pkl"))
+    report = rustload.scan(tmp_path, policy=policy)
+    assert [Path(file.path).name for file in report.files] == ["d.pkl", "x.git"]
+    assert json.loads(report.to_json())["policy"]["exclude"] == [".git", "a.pkl"]
+    # What is named is scanned.
+    assert len(rustload.scan(tmp_path / ".git", policy=policy).files) == 1
+    assert len(rustload.scan(tmp_path / "a.pkl", policy=policy).files) == 1
+    with pytest.raises(TypeError, match=r"exclude is a tuple of names, not a string: exclude=\('.git',\)"):
+        rustload.Policy(exclude=".git")
+
+
+def test_a_policy_file_and_the_command_line_exclude_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (".git/b.pkl", ".cache/c.pkl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(EVIL)
+    torch.save({"w": torch.ones(2)}, tmp_path / "good.pt")
+    (tmp_path / "policy.toml").write_text('exclude = [".git"]\n')
+    command = ["scan", str(tmp_path), "--policy", str(tmp_path / "policy.toml")]
+    assert main(command) == 1
+    assert main([*command, "--exclude", ".cache"]) == 0
+    assert capsys.readouterr().out.count("b.pkl") == 0
+    (tmp_path / "policy.toml").write_text('exclude = ".git"\n')
+    assert main(["info", str(tmp_path / "good.pt")]) == 0
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "exclude is a list of strings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"\x7fELF" + bytes(60)], ids=["no files", "no checkpoint"])
+def test_where_there_is_nothing_to_scan_the_command_passes_if_asked_to(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "x").write_bytes(content)
+    assert main(["scan", str(tmp_path)]) == 3
+    assert main(["scan", str(tmp_path), "--pass-if-empty"]) == 0
+    assert main(["scan", str(tmp_path / "absent"), "--pass-if-empty"]) == 3
+    (tmp_path / "evil.pkl").write_bytes(EVIL)
+    assert main(["scan", str(tmp_path), "--pass-if-empty"]) == 1
 
 
 def test_a_git_lfs_pointer_was_not_scanned(tmp_path: Path) -> None:

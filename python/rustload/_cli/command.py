@@ -157,14 +157,19 @@ def _run(args: argparse.Namespace, parser: Parser) -> int:
 
 def _policy(args: argparse.Namespace) -> Policy | None:
     """The policy that the arguments of `scan` state; None without any. Exits with code 2 if it is not valid."""
-    if not (args.allow or args.policy or args.fail_on or args.baseline):
+    if not (args.allow or args.policy or args.fail_on or args.baseline or args.exclude):
         return None
     from rustload._cli.report_error import report_error
     from rustload._scan.policy import Policy
 
     try:
         policy = Policy.from_file(args.policy) if args.policy else Policy()
-        return Policy((*policy.allow, *args.allow), args.fail_on or policy.fail_on, args.baseline)
+        return Policy(
+            allow=(*policy.allow, *args.allow),
+            fail_on=args.fail_on or policy.fail_on,
+            baseline=args.baseline,
+            exclude=(*policy.exclude, *args.exclude),
+        )
     except (OSError, ValueError) as error:
         report_error(error)
         raise SystemExit(USAGE) from None
@@ -216,11 +221,6 @@ def _parser() -> Parser:
     formats.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
-    add_view(commands, formatter, _file)
-    diff = add_diff(commands, formatter)
-    stats = add_stats(commands, formatter)
-    add_convert(commands, formatter)
-    scan = add_scan(commands, formatter)
     formats.add_argument(
         "--cyclonedx",
         action="store_true",
@@ -229,6 +229,11 @@ def _parser() -> Parser:
     info.add_argument(
         "--hashes", action="store_true", help="with --cyclonedx: read the files, and give their SHA-256"
     )
+    add_view(commands, formatter, _file)
+    diff = add_diff(commands, formatter)
+    stats = add_stats(commands, formatter)
+    add_convert(commands, formatter)
+    scan = add_scan(commands, formatter)
     doctor = _add_doctor(commands, formatter)
     add_schema(commands, formatter)
     for command in (info, diff, stats, scan, doctor):

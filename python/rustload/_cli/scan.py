@@ -22,7 +22,6 @@ from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from rustload._scan.policy import Policy
 
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace, policy: Policy | None) -> int:
         return USAGE
     for path in args.paths:
         try:
-            part = _report(path, gate.allow)
+            part = _report(path, gate)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             part = _failed(name_of(path) if is_url(path) else path, report_error(error))
         if not part["files"]:
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace, policy: Policy | None) -> int:
     report = merged(parts)
     gate.judge(report)
     _warn_of_unused(report)
-    code = _exit_code(report)
+    code = _exit_code(report, pass_if_empty=args.pass_if_empty)
     if args.json:
         keys = ("schema", "rustload", "verdict", "complete", "passes", "policy", "files")
         print_json({key: report[key] for key in keys})
@@ -64,11 +63,13 @@ def run(args: argparse.Namespace, policy: Policy | None) -> int:
     return code if args.sarif_file is None else _write_sarif(args.sarif_file, report, code)
 
 
-def _exit_code(report: dict[str, Any]) -> int:
+def _exit_code(report: dict[str, Any], *, pass_if_empty: bool) -> int:
     statuses = {file["status"] for file in report["files"]}
     if not all(file["passes"] for file in report["files"] if file["status"] == "scanned"):
         return GATE_FAILED
-    return READ_FAILED if "unreadable" in statuses or "scanned" not in statuses else 0
+    if "unreadable" in statuses:
+        return READ_FAILED
+    return 0 if "scanned" in statuses or pass_if_empty else READ_FAILED
 
 
 def _print_text(report: dict[str, Any], *, quiet: bool, color: str) -> None:
@@ -99,8 +100,8 @@ def _write_sarif(path: str, report: dict[str, Any], code: int) -> int:
     return code
 
 
-def _report(path: str, allow: Sequence[str]) -> dict[str, Any]:
-    return _standard_input(allow) if path in STANDARD_INPUT else report_on(remote_source(path), {}, allow)
+def _report(path: str, gate: Gate) -> dict[str, Any]:
+    return _standard_input(gate) if path in STANDARD_INPUT else report_on(remote_source(path), {}, gate)
 
 
 def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
@@ -120,13 +121,13 @@ def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
     return {**header, "verdict": "unknown", "complete": False, "files": [file]}
 
 
-def _standard_input(allow: Sequence[str]) -> dict[str, Any]:
+def _standard_input(gate: Gate) -> dict[str, Any]:
     """The report on standard input: a file is scanned in place, a pipe is read up to `Limits.scan_bytes`."""
     if sys.stdin is None:
         raise ValueError("-: there is no standard input")
     stream = sys.stdin.buffer
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        report = report_on(stream, {}, allow)
+        report = report_on(stream, {}, gate)
     else:
         limit = rustload.Limits().scan_bytes
         content = stream.read(limit + 1)
@@ -134,7 +135,7 @@ def _standard_input(allow: Sequence[str]) -> dict[str, Any]:
             raise ValueError(
                 f"-: standard input goes on beyond {format_bytes(limit)}, the most that is read of a pipe; scan a file"
             )
-        report = report_on(content, {}, allow)
+        report = report_on(content, {}, gate)
     for file in report["files"]:
         file["path"] = "-"
     return report

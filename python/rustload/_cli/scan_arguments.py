@@ -52,7 +52,7 @@ def add_scan(commands: argparse._SubParsersAction[P], formatter: Callable[..., a
         metavar="MODULE.NAME",
         help="accept this class or function; * stands for any characters; may be repeated",
     )
-    add("--policy", metavar="FILE", help="a TOML file with allow = [...] and fail_on (see docs/scan.md)")
+    add("--policy", metavar="FILE", help="a TOML file with allow, exclude and fail_on (see docs/scan.md)")
     add(
         "--fail-on",
         choices=("unknown", "would-execute"),
@@ -62,6 +62,18 @@ def add_scan(commands: argparse._SubParsersAction[P], formatter: Callable[..., a
         "--baseline",
         metavar="FILE",
         help="an earlier output of --json: what it has does not make the exit code 1",
+    )
+    add(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out files and directories of this name, such as .git, in directories; may be repeated",
+    )
+    add(
+        "--pass-if-empty",
+        action="store_true",
+        help="exit with 0, not with 3, if there is nothing that a scan looks into",
     )
     formats = scan.add_mutually_exclusive_group()
     formats.add_argument(

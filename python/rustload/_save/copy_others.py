@@ -49,7 +49,7 @@ def _is_pickle(path: str) -> bool:
     """Whether a file is a pickle, or has one in it, as far as is known."""
     if os.path.splitext(path)[1].lower() in _PICKLES:  # noqa: PTH122 - pathlib is slow to import
         return True
-    (file,) = json.loads(_rustload.scan_paths([path], limits={}, allow=[]))["files"]
+    (file,) = json.loads(_rustload.scan_paths([path], limits={}, allow=[], exclude=[]))["files"]
     if file["status"] == "skipped":
         return False
     coverage = file["coverage"]

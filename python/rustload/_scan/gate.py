@@ -30,6 +30,7 @@ class Gate:
     def __init__(self, policy: Policy | None) -> None:
         """Reads the baseline."""
         self.allow: tuple[str, ...] = () if policy is None else policy.allow
+        self.exclude: tuple[str, ...] = () if policy is None else policy.exclude
         self._fail_on = "unknown" if policy is None else policy.fail_on
         self._path = None if policy is None else policy.baseline
         self._known = {} if self._path is None else _baseline(self._path)
@@ -53,7 +54,12 @@ class Gate:
         scanned = any(file["status"] == "scanned" for file in report["files"])
         report["passes"] = scanned and all(file["passes"] for file in report["files"])
         baseline = None if self._path is None else os.fspath(self._path)
-        report["policy"] = {"allow": list(self.allow), "fail_on": self._fail_on, "baseline": baseline}
+        report["policy"] = {
+            "allow": list(self.allow),
+            "fail_on": self._fail_on,
+            "baseline": baseline,
+            "exclude": list(self.exclude),
+        }
 
 
 def _baseline(path: str | os.PathLike[str]) -> dict[Key, int]:

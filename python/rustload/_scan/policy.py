@@ -17,7 +17,7 @@ __all__ = ["FailOn", "Policy"]
 FailOn: TypeAlias = Literal["unknown", "would-execute"]
 
 # The keys of a policy file.
-KEYS = ("allow", "fail_on")
+KEYS = ("allow", "fail_on", "exclude")
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,27 @@ class Policy:
             never covers what executes code or accesses the system.
         fail_on: The verdict from which on a file fails: `"unknown"`, or `"would-execute"`, which lets unknown files pass.
         baseline: A JSON report of an earlier scan: what it has does not make a file fail. None for no such report.
+        exclude: The names of files and directories, such as `".git"`, that are not scanned where they are found in a directory.
     """
 
     allow: tuple[str, ...] = ()
     fail_on: FailOn = "unknown"
     baseline: str | os.PathLike[str] | None = None
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the fields.
 
         Raises:
             ValueError: A name cannot be allowed, or `fail_on` is none of its values.
-            TypeError: `allow` is a single string.
+            TypeError: `allow` or `exclude` is a single string.
         """
-        given: Any = self.allow
-        if isinstance(given, str):
-            raise _make("Type", "Type", f"allow is a tuple of names, not a string: allow=({given!r},)")
-        object.__setattr__(self, "allow", tuple(self.allow))
+        for field in ("allow", "exclude"):
+            given: Any = getattr(self, field)
+            if isinstance(given, str):
+                text = f"{field} is a tuple of names, not a string: {field}=({given!r},)"
+                raise _make("Type", "Type", text)
+            object.__setattr__(self, field, tuple(given))
         if self.fail_on not in get_args(FailOn):
             values = " or ".join(map(repr, get_args(FailOn)))
             raise _make("Value", "Value", f"fail_on is {values}, not {self.fail_on!r}")
@@ -63,7 +67,7 @@ class Policy:
     def from_file(
         cls, path: str | os.PathLike[str], *, baseline: str | os.PathLike[str] | None = None
     ) -> Self:
-        """Reads a policy from a TOML file with the keys `allow` (a list of strings) and `fail_on`, both optional.
+        """Reads a policy from a TOML file with the keys `allow` and `exclude` (lists of strings) and `fail_on`, all optional.
 
         Args:
             path: The file.
@@ -91,7 +95,8 @@ def _fields(read: dict[str, Any], path: str) -> dict[str, Any]:
             raise _make(
                 "Value", "Value", f"{path}: a policy has no key {key!r}; there are: {', '.join(KEYS)}"
             )
-    allow = read.get("allow", [])
-    if not (isinstance(allow, list) and all(isinstance(name, str) for name in allow)):
-        raise _make("Value", "Value", f"{path}: allow is a list of strings")
-    return {**read, "allow": tuple(allow)}
+    lists = {key: read.get(key, []) for key in ("allow", "exclude")}
+    for key, names in lists.items():
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise _make("Value", "Value", f"{path}: {key} is a list of strings")
+    return {**read, **{key: tuple(names) for key, names in lists.items()}}

@@ -105,8 +105,11 @@ def _collected(files: list[tuple[str, dict[str, Any]]]) -> tuple[list[_Found], i
         for found in file["findings"]:
             if found["allowed"] or found["known"]:
                 accepted += 1
-            else:
-                results.append(_Found(uri, file, found, rule_of(found["code"], found["verdict"])))
+                continue
+            # A skipped file passes, whatever is found.
+            verdict = "inert" if file["status"] == "skipped" else found["verdict"]
+            rule = rule_of(found["code"], verdict)
+            results.append(_Found(uri, file, {**found, "verdict": verdict}, rule))
         for gap in file["coverage"]["unscanned"]:
             if gap["known"]:
                 accepted += 1

@@ -82,7 +82,7 @@ def scan(
     else:
         sources = list(source)
     parts = [
-        report_on(remote_source(one, storage_options=storage_options, remote=remote), given, gate.allow)
+        report_on(remote_source(one, storage_options=storage_options, remote=remote), given, gate)
         for one in sources
     ]
     report = merged(parts)
@@ -90,8 +90,9 @@ def scan(
     return ScanReport._wrap(report)
 
 
-def report_on(source: Any, limits: dict[str, int], allow: Sequence[str]) -> dict[str, Any]:
-    """The report on one source, as a dict in the form of the JSON report."""
+def report_on(source: Any, limits: dict[str, int], gate: Gate) -> dict[str, Any]:
+    """The report on one source, as a dict in the form of the JSON report; not judged yet."""
+    allow = gate.allow
     if isinstance(source, io.BytesIO):
         source = source.getbuffer()
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -108,7 +109,9 @@ def report_on(source: Any, limits: dict[str, int], allow: Sequence[str]) -> dict
         raise _make(
             "Type", "Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}"
         )
-    return _load_json(_rustload.scan_paths(path_list(source), limits=limits, allow=allow))
+    return _load_json(
+        _rustload.scan_paths(path_list(source), limits=limits, allow=allow, exclude=gate.exclude)
+    )
 
 
 def _load_json(text: str) -> dict[str, Any]:
@@ -126,7 +129,7 @@ def _open_file(file: Any, limits: dict[str, int], allow: Sequence[str]) -> dict[
         return _load_json(_rustload.scan_bytes(source, limits=limits, allow=allow))
     if not isinstance(source, str):
         return _load_json(_rustload.scan_file(source, file_name(source), limits=limits, allow=allow))
-    report = _load_json(_rustload.scan_paths([source], limits=limits, allow=allow))
+    report = _load_json(_rustload.scan_paths([source], limits=limits, allow=allow, exclude=()))
     for one in report["files"]:
         one["path"] = str(getattr(file, "name", one["path"]))
     return report
