@@ -77,6 +77,7 @@ static atomic_int ready, devices = 1, events_ignored;
 static atomic_long most_delay, seed = 1;
 static _Atomic(void *) capturing;
 static atomic_int capture_ended;
+static atomic_uint event_flags;
 
 static int number(const char *name) {
     for (int i = 0; i < FUNCTION_COUNT; i++)
@@ -132,11 +133,18 @@ static Block *holder(Block *list, uintptr_t start, size_t size) {
 
 /* ---- streams and events ---- */
 
-typedef struct Event {
+/* One record of an event. As in CUDA, whoever waits for an event waits for the record that was the last one at the time of the call,
+ * whatever becomes of the event later. */
+typedef struct Record {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    long recorded, done;
-    int users, destroyed;
+    int done;
+    atomic_int users;
+} Record;
+
+typedef struct Event {
+    pthread_mutex_t lock;
+    Record *last;
 } Event;
 
 typedef enum { COPY, RECORD, WAIT, FILL, SNAPSHOT } Kind;
@@ -147,8 +155,8 @@ typedef struct Work {
     const void *from;
     size_t size;
     long delay;
-    Event *event;
-    long mark;
+    Record *record;
+    int byte;
     struct Work *next;
 } Work;
 
@@ -185,11 +193,26 @@ static long random_delay(void) {
     return (long)((next >> 33) % (uint64_t)(most + 1));
 }
 
-static void let_go(Event *event) {
+static void let_go(Record *record) {
+    if (!record || atomic_fetch_sub(&record->users, 1) > 1) return;
+    pthread_mutex_destroy(&record->lock);
+    pthread_cond_destroy(&record->changed);
+    free(record);
+}
+
+/* The last record of an event, to be let go; null if it was never recorded. */
+static Record *last_record(Event *event) {
     pthread_mutex_lock(&event->lock);
-    int last = --event->users == 0 && event->destroyed;
+    Record *record = event->last;
+    if (record) atomic_fetch_add(&record->users, 1);
     pthread_mutex_unlock(&event->lock);
-    if (last) free(event);
+    return record;
+}
+
+static void wait_for(Record *record) {
+    pthread_mutex_lock(&record->lock);
+    while (!record->done) pthread_cond_wait(&record->changed, &record->lock);
+    pthread_mutex_unlock(&record->lock);
 }
 
 static void copy_in(void *to, const void *from, size_t size) {
@@ -208,21 +231,17 @@ static void perform(Work *work) {
     pause_for(work->delay);
     switch (work->kind) {
     case COPY: copy_in(work->to, work->from, work->size); break;
-    case FILL: memset(work->to, (int)work->mark, work->size); break;
+    case FILL: memset(work->to, work->byte, work->size); break;
     case SNAPSHOT: memcpy(work->to, work->from, work->size); break;
     case RECORD:
-        pthread_mutex_lock(&work->event->lock);
-        if (work->event->done < work->mark) work->event->done = work->mark;
-        pthread_cond_broadcast(&work->event->changed);
-        pthread_mutex_unlock(&work->event->lock);
+        pthread_mutex_lock(&work->record->lock);
+        work->record->done = 1;
+        pthread_cond_broadcast(&work->record->changed);
+        pthread_mutex_unlock(&work->record->lock);
         break;
-    case WAIT:
-        pthread_mutex_lock(&work->event->lock);
-        while (work->event->done < work->mark) pthread_cond_wait(&work->event->changed, &work->event->lock);
-        pthread_mutex_unlock(&work->event->lock);
-        break;
+    case WAIT: wait_for(work->record); break;
     }
-    if (work->event) let_go(work->event);
+    let_go(work->record);
 }
 
 static void *run(void *argument) {
@@ -472,22 +491,17 @@ Result cuThreadExchangeStreamCaptureMode(unsigned *mode) {
 Result cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
     (void)flags;
     IN_CONTEXT(cuStreamWaitEvent, INVALID_VALUE);
-    pthread_mutex_lock(&event->lock);
-    long mark = event->recorded;
-    event->users++;
-    pthread_mutex_unlock(&event->lock);
+    Record *record = last_record(event);
     atomic_fetch_add(&waits, 1);
-    enqueue(named(stream), (Work){.kind = WAIT, .event = event, .mark = mark});
+    if (record) enqueue(named(stream), (Work){.kind = WAIT, .record = record});
     return SUCCESS;
 }
 
 Result cuEventCreate(Event **event, unsigned flags) {
-    (void)flags;
     IN_CONTEXT(cuEventCreate, OUT_OF_MEMORY);
+    atomic_fetch_or(&event_flags, flags);
     Event *made = calloc(1, sizeof *made);
     pthread_mutex_init(&made->lock, 0);
-    pthread_cond_init(&made->changed, 0);
-    made->users = 1;
     atomic_fetch_add(&live_events, 1);
     *event = made;
     return SUCCESS;
@@ -495,21 +509,26 @@ Result cuEventCreate(Event **event, unsigned flags) {
 
 Result cuEventDestroy_v2(Event *event) {
     IN_CONTEXT(cuEventDestroy_v2, INVALID_VALUE);
-    pthread_mutex_lock(&event->lock);
-    event->destroyed = 1;
-    pthread_mutex_unlock(&event->lock);
-    let_go(event);
+    let_go(event->last);
+    pthread_mutex_destroy(&event->lock);
+    free(event);
     atomic_fetch_sub(&live_events, 1);
     return SUCCESS;
 }
 
 Result cuEventRecord(Event *event, Stream *stream) {
     IN_CONTEXT(cuEventRecord, INVALID_VALUE);
+    Record *record = calloc(1, sizeof *record);
+    pthread_mutex_init(&record->lock, 0);
+    pthread_cond_init(&record->changed, 0);
+    /* The event's and the stream's. */
+    atomic_store(&record->users, 2);
     pthread_mutex_lock(&event->lock);
-    long mark = ++event->recorded;
-    event->users++;
+    Record *before = event->last;
+    event->last = record;
     pthread_mutex_unlock(&event->lock);
-    enqueue(named(stream), (Work){.kind = RECORD, .event = event, .mark = mark});
+    let_go(before);
+    enqueue(named(stream), (Work){.kind = RECORD, .record = record});
     return SUCCESS;
 }
 
@@ -517,9 +536,12 @@ Result cuEventQuery(Event *event) {
     IN_CONTEXT(cuEventQuery, LAUNCH_FAILED);
     UNCAPTURED;
     if (events_ignored) return SUCCESS;
-    pthread_mutex_lock(&event->lock);
-    int done = event->done >= event->recorded;
-    pthread_mutex_unlock(&event->lock);
+    Record *record = last_record(event);
+    if (!record) return SUCCESS;
+    pthread_mutex_lock(&record->lock);
+    int done = record->done;
+    pthread_mutex_unlock(&record->lock);
+    let_go(record);
     return done ? SUCCESS : NOT_READY;
 }
 
@@ -527,9 +549,9 @@ Result cuEventSynchronize(Event *event) {
     IN_CONTEXT(cuEventSynchronize, LAUNCH_FAILED);
     UNCAPTURED;
     if (events_ignored) return SUCCESS;
-    pthread_mutex_lock(&event->lock);
-    while (event->done < event->recorded) pthread_cond_wait(&event->changed, &event->lock);
-    pthread_mutex_unlock(&event->lock);
+    Record *record = last_record(event);
+    if (record) wait_for(record);
+    let_go(record);
     return SUCCESS;
 }
 
@@ -610,13 +632,16 @@ int fakecuda_capture(Stream *stream) {
     return atomic_exchange(&capture_ended, 0);
 }
 
+/* The flags of all events that were created. */
+unsigned fakecuda_event_flags(void) { return atomic_load(&event_flags); }
+
 /* The calling thread's capture mode. */
 unsigned fakecuda_capture_mode(void) { return capture_mode; }
 
 /* Enqueues what a kernel would do: after a delay, sets bytes of device memory. */
 Result fakecuda_fill(Stream *stream, Address to, int byte, size_t size, long delay) {
     if (!current) return INVALID_CONTEXT;
-    Work work = {.kind = FILL, .to = (void *)(uintptr_t)(to & ~TAG), .size = size, .delay = delay, .mark = byte};
+    Work work = {.kind = FILL, .to = (void *)(uintptr_t)(to & ~TAG), .size = size, .delay = delay, .byte = byte};
     enqueue(named(stream), work);
     return SUCCESS;
 }

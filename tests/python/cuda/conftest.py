@@ -42,7 +42,7 @@ def on_fake(libcuda: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(
         code: str, *args: object, check: bool = True, **environment: Any
     ) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(HERE), str(HERE.parent)])
+        path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
         env = {"RUSTLOAD_LIBCUDA": str(libcuda), "PYTHONPATH": path}
         env |= {key: str(value) for key, value in environment.items()}
         done = child(code, *args, check=False, env=env)

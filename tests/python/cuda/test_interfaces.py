@@ -27,6 +27,8 @@ def test_cases_pass_on_the_fake_driver(libcuda: Path, cases: str) -> None:
         str(HERE / cases),
     ]
     env = {**os.environ, "RUSTLOAD_LIBCUDA": str(libcuda), "RUSTLOAD_RING": "65536x6", "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])
+    env["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")])
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=env, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
