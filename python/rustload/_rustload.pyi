@@ -31,6 +31,8 @@ __all__ = [
     "compare",
     "concat",
     "cuda_info",
+    "direct_upload_bytes",
+    "end_upload_workers",
     "machine",
     "memory",
     "open_at",
@@ -164,6 +166,22 @@ class Buffer:
         Raises:
             BufferError: The buffer is strided.
             ValueError: The part is out of bounds, or not aligned for its dtype.
+        """
+
+    def parts(
+        self, start: int, alignment: int, tensors: Sequence[Tensor], dtypes: Sequence[str | None]
+    ) -> tuple[list[Buffer], int]:
+        """Contiguous parts of the same memory with the shapes of tensors, one behind another, and the byte after the last one.
+
+        Args:
+            start: The first byte that may be used, relative to the buffer.
+            alignment: Each part starts at a multiple of so many bytes.
+            tensors: The tensors; the parts are for the first ones, as many as fit.
+            dtypes: For each tensor the dtype of its part, by any name; None for its own.
+
+        Raises:
+            BufferError: The buffer is strided.
+            ValueError: A dtype is unknown, or a part would not be aligned for its dtype.
         """
 
     def tobytes(self) -> bytes:
@@ -866,7 +884,8 @@ def upload(device: int, *, window: int, threads: int | None) -> Upload:
         device: The GPU's ordinal in this process.
         window: The most bytes of host memory in addition to the pinned ring, which all uploads to the GPU share; at most
             128 MiB are used.
-        threads: The number of threads that fill the ring; None for enough to saturate the link to the GPU.
+        threads: The number of threads that fill the ring; None for enough to saturate the link to the GPU, and one per core
+            where the CPU casts. They are kept for later uploads.
 
     Raises:
         DeviceError: There is no driver or no such GPU, the process was forked after it used CUDA, or the driver reports an error.
@@ -937,8 +956,34 @@ class Upload:
     def close(self) -> None:
         """Cancels all work, and returns when no copy is in flight. Tickets that were not waited for become invalid."""
 
+def direct_upload_bytes(
+    tensors: Sequence[Tensor], requests: Sequence[_Request], request_numbers: Sequence[int], cast_below: int
+) -> list[int]:
+    """For each tensor the bytes of its result, if `Upload.submit` makes it without work of the GPU, whatever its framework.
+
+    That is a contiguous tensor without a transpose and without a cast, or with a cast to a narrower dtype if the tensor has fewer
+    than `cast_below` bytes. 0 for other results, empty ones, those of meta tensors, and with `copy=False`.
+
+    Args:
+        tensors: The tensors.
+        requests: The distinct requests.
+        request_numbers: For each tensor, the index of its request in `requests`.
+        cast_below: Tensors of fewer bytes are cast by the CPU.
+
+    Raises:
+        ValueError: A dtype is unknown.
+    """
+
+def end_upload_workers() -> None:
+    """Ends the threads of uploads, after what they are doing now, so that none is inside the CUDA driver when the process ends.
+
+    A later upload starts threads again. Does nothing in a forked child.
+    """
+
 def cast_rate(from_: str, to: str, threads: int | None) -> float:
-    """The rate at which the CPU casts, in bytes of the source per second; measured once per process, in a few milliseconds.
+    """The rate at which the CPU reads from the page cache and casts, in bytes of the source per second.
+
+    It is measured once per process and pair of dtypes, in some milliseconds.
 
     Args:
         from_: The dtype of the source.

@@ -25,6 +25,8 @@ pub use mapping::Mapping;
 pub use mappings::Mappings;
 pub use os::direct::{DIRECT_ALIGNMENT, Io, IoChoice};
 pub use os::file_system::{FileSystem, FileSystemKind};
+#[cfg(feature = "cuda")]
+pub(crate) use os::memory_file::memory_file;
 pub use probe::Probe;
 pub use read_ranges::{Access, RangeRead, ReadRanges};
 pub use reader::{ReadMode, Reader, scratch_bounds};

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::capsule;
+use super::tensor::Tensor;
 use crate::dtype::DType;
 use crate::sink::Array;
 use crate::sink::dlpack;
@@ -107,6 +108,23 @@ impl Buffer {
     /// A contiguous part of the same memory.
     fn part(&self, start: u64, dtype: &str, shape: Vec<u64>) -> PyResult<Buffer> {
         Ok(Buffer(self.0.part(start, DType::parse(dtype)?, shape.as_slice().into())?))
+    }
+
+    /// Parts for tensors, one behind another, as many as fit; and the byte after the last one.
+    fn parts(
+        &self,
+        start: u64,
+        alignment: u64,
+        tensors: Vec<PyRef<'_, Tensor>>,
+        dtypes: Vec<Option<String>>,
+    ) -> PyResult<(Vec<Buffer>, u64)> {
+        let mut wanted = Vec::with_capacity(tensors.len());
+        for (tensor, dtype) in tensors.iter().zip(&dtypes) {
+            let dtype = dtype.as_deref().map_or(Ok(tensor.0.dtype()), DType::parse)?;
+            wanted.push((dtype, tensor.0.shape().into()));
+        }
+        let (parts, end) = self.0.parts_that_fit(start, alignment, wanted)?;
+        Ok((parts.into_iter().map(Buffer).collect(), end))
     }
 
     /// The elements' bytes in C order.

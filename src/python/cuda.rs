@@ -20,6 +20,7 @@ use crate::dtype::DType;
 use crate::sink::Array;
 use crate::sink::cuda::{self, CallerStream, DeviceMemory};
 use crate::stream::upload::{self as core, Waited};
+use crate::tensor::{Request, Tensor as Lazy};
 
 /// How often Python's signal handlers run while a caller waits.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -106,7 +107,26 @@ fn caller_stream(address: Option<u64>) -> Option<CallerStream> {
     address.map(|address| unsafe { CallerStream::from_raw(address) })
 }
 
-/// Measures how many bytes of source the CPU casts per second.
+/// For each tensor the bytes of its result if the workers make it straight in its place, else 0.
+#[pyfunction]
+pub(crate) fn direct_upload_bytes(
+    tensors: Vec<PyRef<'_, Tensor>>,
+    requests: Vec<RequestArgs>,
+    request_numbers: Vec<usize>,
+    cast_below: u64,
+) -> PyResult<Vec<u64>> {
+    let requests = pair_requests(&tensors, requests, request_numbers)?;
+    let bytes = |(tensor, request): &(Lazy, Request)| tensor.direct_upload_bytes(request, cast_below);
+    Ok(requests.iter().map(|pair| bytes(pair).unwrap_or(0)).collect())
+}
+
+/// Ends the threads of uploads.
+#[pyfunction]
+pub(crate) fn end_upload_workers(py: Python<'_>) {
+    py.detach(core::end_workers);
+}
+
+/// Measures how many bytes of source the CPU reads from the page cache and casts per second.
 #[pyfunction]
 pub(crate) fn cast_rate(py: Python<'_>, from_: &str, to: &str, threads: Option<usize>) -> PyResult<f64> {
     let (from, to) = (DType::parse(from_)?, DType::parse(to)?);

@@ -43,7 +43,7 @@ mod _rustload {
     #[pymodule_export]
     use super::compare::compare_pairs;
     #[pymodule_export]
-    use super::cuda::{Upload, cast_rate, cuda_info, upload};
+    use super::cuda::{Upload, cast_rate, cuda_info, direct_upload_bytes, end_upload_workers, upload};
     #[pymodule_export]
     use super::doctor::{machine, probe};
     #[pymodule_export]

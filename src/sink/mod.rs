@@ -107,6 +107,30 @@ impl Array {
         Ok(part)
     }
 
+    /// As many C-contiguous parts as fit, of these dtypes and shapes, one behind another from the byte `start`, each at a multiple of
+    /// `alignment`; and the byte after the last one. Errors are those of [`Array::part`].
+    #[cfg(feature = "cuda")]
+    pub(crate) fn parts_that_fit(
+        &self,
+        start: u64,
+        alignment: u64,
+        wanted: impl IntoIterator<Item = (DType, Dims)>,
+    ) -> Result<(Vec<Array>, u64)> {
+        let (available, mut end) = (self.nbytes(), start);
+        let mut parts = Vec::new();
+        for (dtype, shape) in wanted {
+            let start = end.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
+            let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
+            let Some(part_end) = nbytes.and_then(|nbytes| nbytes.checked_add(start)) else { break };
+            if part_end > available {
+                break;
+            }
+            parts.push(self.part(start, dtype, shape)?);
+            end = part_end;
+        }
+        Ok((parts, end))
+    }
+
     /// The same bytes as a one-dimensional array of `uint8`; `None` if this array is not contiguous.
     pub fn byte_array(&self) -> Option<Array> {
         let nbytes = self.nbytes();

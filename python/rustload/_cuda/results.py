@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from rustload import _rustload
 from rustload._common.request import Request
 from rustload._cuda.gpu import ITEMSIZE
-from rustload._cuda.uploads import UploadQueue, UploadTask
+from rustload._cuda.slabs import KEPT_RESULTS, SINGLE_RESULT, TAKEN_RESULTS
+from rustload._cuda.split import cpu_casts_below
+from rustload._cuda.upload_task import UploadTask
+from rustload._cuda.uploads import UploadQueue
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rustload._common.request import Cast, Core
     from rustload._cuda.gpu import Gpu
@@ -40,7 +43,7 @@ def fill(core: Core, request: Request, out: Any, gpu: Gpu, *, cast: Cast, sync: 
 
 def _one(task: UploadTask, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
     threads = task.request.threads
-    with UploadQueue(gpu, cast=cast, window=None, threads=threads, share_slabs=False) as uploads:
+    with UploadQueue(gpu, cast=cast, window=None, threads=threads, slabs=SINGLE_RESULT) as uploads:
         (finished,) = uploads.results([task], sync=sync)
         return gpu.to_result(finished.result)
 
@@ -56,11 +59,43 @@ def _task(core: Core, request: Request) -> UploadTask:
     return UploadTask(core, request, nbytes=nbytes)
 
 
+def _tasks(
+    indices: Iterable[int],
+    cores: Sequence[_rustload.Tensor],
+    requests: Sequence[Request],
+    request_numbers: Sequence[int],
+    cast_below: int,
+) -> Iterator[UploadTask]:
+    """The tasks of these tensors, without destinations. `cast_below` is that of `_rustload.direct_upload_bytes`."""
+    direct = _rustload.direct_upload_bytes(cores, requests, request_numbers, cast_below)
+    for index in indices:
+        core, request = cores[index], requests[request_numbers[index]]
+        if nbytes := direct[index]:
+            yield UploadTask(core, request, nbytes=nbytes, is_direct=True)
+        else:
+            yield _task(core, request)
+
+
+def _tasks_into(
+    indices: Iterable[int],
+    cores: Sequence[_rustload.Tensor],
+    requests: Sequence[Request],
+    request_numbers: Sequence[int],
+    into: Sequence[Any],
+) -> Iterator[UploadTask]:
+    """The tasks of these tensors, with existing destinations."""
+    for index in indices:
+        task = _task(cores[index], requests[request_numbers[index]])
+        task.result = into[index]
+        yield task
+
+
 def upload_all(cores: Sequence[_rustload.Tensor], gpu: Gpu) -> list[Any]:
     """Copies tensors to a GPU without conversion and returns them complete."""
     request = Request(copy=True)
-    with UploadQueue(gpu, cast="auto", window=None, threads=None) as uploads:
-        finished = uploads.results((_task(core, request) for core in cores), sync=False)
+    tasks = _tasks(range(len(cores)), cores, [request], [0] * len(cores), 0)
+    with UploadQueue(gpu, cast="auto", window=None, threads=None, slabs=KEPT_RESULTS) as uploads:
+        finished = uploads.results(tasks, sync=False)
         results = [gpu.to_result(task.result) for task in finished]
         gpu.synchronize()
     return results
@@ -110,6 +145,7 @@ class CudaProducer:
         self._cast: Cast = cast
         self._sync, self._results_kept = sync, results_kept
         self._window, self._threads = window, threads
+        self._metas = {index for index, core in enumerate(cores) if core.is_meta}
         # Results of tied tensors that occur again later, by the index of the first.
         self._reused: dict[int, Any] = {}
         self._uploads: UploadQueue | None = None
@@ -136,7 +172,7 @@ class CudaProducer:
         index, first, has_later_alias = self._steps.popleft()
         if first != index:
             result = self._reused[first]
-        elif self._cores[index].is_meta:
+        elif index in self._metas:
             result = self._on_meta(index)
         else:
             result = self._gpu.to_result(next(self._finished).result)
@@ -150,27 +186,19 @@ class CudaProducer:
 
     def _start(self) -> Iterator[UploadTask]:
         # Lazily: opening the device raises its errors before the first tensor, and no read starts before the first `next`.
-        self._uploads = UploadQueue(self._gpu, cast=self._cast, window=self._window, threads=self._threads)
-        firsts = [
-            index for index, first, _ in self._steps if index == first and not self._cores[index].is_meta
-        ]
-        tasks = self._tasks(firsts, self._cores, self._requests, self._request_numbers, self._into)
+        slabs = KEPT_RESULTS if self._results_kept else TAKEN_RESULTS
+        self._uploads = UploadQueue(
+            self._gpu, cast=self._cast, window=self._window, threads=self._threads, slabs=slabs
+        )
+        firsts = [index for index, first, _ in self._steps if index == first and index not in self._metas]
+        # Functions: a generator must not hold a reference to the producer, or dropping it would need the cycle collector.
+        tensors = firsts, self._cores, self._requests, self._request_numbers
+        if self._into is not None:
+            tasks = _tasks_into(*tensors, self._into)
+        else:
+            cast_below = cpu_casts_below(self._cast, can_convert=self._gpu.can_convert)
+            tasks = _tasks(*tensors, cast_below)
         return self._uploads.results(tasks, sync=self._sync and not self._results_kept)
-
-    @staticmethod
-    def _tasks(
-        firsts: Sequence[int],
-        cores: Sequence[_rustload.Tensor],
-        requests: Sequence[Request],
-        request_numbers: Sequence[int],
-        into: Sequence[Any] | None,
-    ) -> Iterator[UploadTask]:
-        # A static method: the generator must not hold a reference to the producer, or dropping it would need the cycle collector.
-        for index in firsts:
-            task = _task(cores[index], requests[request_numbers[index]])
-            if into is not None:
-                task.result = into[index]
-            yield task
 
     def close(self) -> None:
         """Stops the copies in flight and waits for them."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rustload._common.request import Cast, Request
 
-__all__ = ["STAGING_BYTES", "Piece", "cpu_only_pieces", "pieces"]
+__all__ = ["STAGING_BYTES", "Piece", "cpu_casts_below", "cpu_only_pieces", "pieces"]
 
 # Bytes of one of the two staging buffers.
 STAGING_BYTES = 32 << 20
@@ -169,7 +169,15 @@ def _casts_on_gpu(
     if cast == "gpu" or ITEMSIZE[result] > ITEMSIZE[source]:
         return True
     # For a narrowing cast, the CPU casts unless it is slower than the H2D copies: the copies are then only as long as the result.
+    # The rate is that of reading and casting, with the threads that an upload uses.
     return core.nbytes >= _CPU_CAST_MIN_BYTES and _cast_rate(source, result, threads) <= rate()
+
+
+def cpu_casts_below(cast: Cast, *, can_convert: bool) -> int:
+    """The CPU casts tensors of fewer bytes to narrower dtypes, whatever its rate and the dtypes."""
+    if cast == "cpu" or not can_convert:
+        return 1 << 62
+    return 0 if cast == "gpu" else _CPU_CAST_MIN_BYTES
 
 
 def _cast_rate(source: str, result: str, threads: int | None) -> float:

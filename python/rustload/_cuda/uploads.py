@@ -8,12 +8,13 @@ GPU unless the caller asks for complete results (`sync`).
 
 from __future__ import annotations
 
-import dataclasses
+import atexit
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._cuda.gpu import ITEMSIZE
+from rustload._cuda.slabs import SlabAllocator, aligned
 from rustload._cuda.split import STAGING_BYTES, Piece, cpu_only_pieces, pieces
 
 if TYPE_CHECKING:
@@ -22,46 +23,50 @@ if TYPE_CHECKING:
 
     from rustload._common.request import Cast, Request
     from rustload._cuda.gpu import Gpu, StagingBuffer
+    from rustload._cuda.slabs import Slabs
+    from rustload._cuda.upload_task import UploadTask
     from rustload._rustload import Buffer
 
-__all__ = ["UploadQueue", "UploadTask"]
+__all__ = ["UploadQueue"]
 
 # The bounds of one batch.
 _BATCH_BYTES = 32 << 20
 _BATCH_TENSORS = 2048
 
-# Small results share slabs of the framework's memory. They start at multiples of the alignment that GPU kernels prefer.
-_SLAB_BYTES = 2 << 20
-_SLAB_RESULT_MAX_BYTES = 64 << 10
-_ALIGNMENT_BYTES = 256
+# Staging buffers have a multiple of this size.
+_STAGING_STEP_BYTES = 2 << 20
 
-
-@dataclasses.dataclass(slots=True)
-class UploadTask:
-    """One result to make.
-
-    Attributes:
-        core: What is read.
-        request: How; `copy` is ignored.
-        result: The existing destination if there is one; the result once the task is done.
-        nbytes: Bytes of the result.
-        owner: The tensor that owns the result's memory: a slab, or the result itself.
-    """
-
-    core: _rustload.Tensor | _rustload.Joined
-    request: Request
-    result: Any = None
-    nbytes: int = 0
-    owner: Any = None
+# No thread of the core may be inside the driver when the process unloads it.
+atexit.register(_rustload.end_upload_workers)
 
 
 class _Batch:
-    """What is submitted to the core at once: direct pieces first, then those for the staging buffer."""
+    """What is submitted to the core at once: direct pieces first, then those for the staging buffer.
 
-    __slots__ = ("direct", "done", "nbytes", "staged_nbytes", "staged_pieces", "staging", "ticket")
+    The direct pieces are in three lists of equal length, because there may be thousands. `slab_tasks` are the tasks whose
+    destinations in `into` are still missing, each with its position there: `_cut_from_slabs` makes them in one call.
+    """
+
+    __slots__ = (
+        "cores",
+        "done",
+        "into",
+        "nbytes",
+        "requests",
+        "slab_positions",
+        "slab_tasks",
+        "staged_nbytes",
+        "staged_pieces",
+        "staging",
+        "ticket",
+    )
 
     def __init__(self) -> None:
-        self.direct: list[tuple[_rustload.Tensor, Request, Buffer]] = []
+        self.cores: list[_rustload.Tensor] = []
+        self.requests: list[Request] = []
+        self.into: list[Buffer] = []
+        self.slab_tasks: list[UploadTask] = []
+        self.slab_positions: list[int] = []
         self.staged_pieces: list[tuple[int, Piece]] = []
         self.done: list[UploadTask] = []
         self.nbytes = 0
@@ -71,24 +76,19 @@ class _Batch:
 
     def submit(self, upload: _rustload.Upload, stream: int | None) -> None:
         """Submits the batch to the core, which starts to read and copy."""
-        items = self.direct
+        cores, requests, into = self.cores, self.requests, self.into
         if self.staging is not None:
             memory = self.staging.byte_view
-            items = items + [
-                (piece.core, piece.request, memory.part(start, piece.dtype, piece.core.shape))
-                for start, piece in self.staged_pieces
-            ]
-        if not items:
+            for start, piece in self.staged_pieces:
+                cores.append(piece.core)
+                requests.append(piece.request)
+                into.append(memory.part(start, piece.dtype, piece.core.shape))
+        if not cores:
             return
-        distinct = {id(request): request for _, request, _ in items}
+        distinct = {id(request): request for request in requests}
         numbers = {key: number for number, key in enumerate(distinct)}
-        self.ticket = upload.submit(
-            [tensor for tensor, _, _ in items],
-            list(distinct.values()),
-            [numbers[id(request)] for _, request, _ in items],
-            [into for _, _, into in items],
-            stream=stream,
-        )
+        request_numbers = [numbers[id(request)] for request in requests]
+        self.ticket = upload.submit(cores, list(distinct.values()), request_numbers, into, stream=stream)
 
 
 class UploadQueue:
@@ -99,7 +99,7 @@ class UploadQueue:
         cast: Whether the CPU or the GPU casts, as in `LazyTensor.materialize`.
         window: Bytes of results that may be made ahead of the consumer; None for no bound.
         threads: The most threads that read and cast.
-        share_slabs: Whether small results share slabs; False for a single result, which would keep a whole slab alive.
+        slabs: Which results share slabs.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class UploadQueue:
         cast: Cast,
         window: int | None,
         threads: int | None,
-        share_slabs: bool = True,
+        slabs: Slabs,
     ) -> None:
         # Before the first call of the driver, as some of them would end a capture.
         gpu.follow_current_stream(())
@@ -120,9 +120,8 @@ class UploadQueue:
         self._waiting: deque[_Batch] = deque()
         self._ready: deque[UploadTask] = deque()
         self._staging_buffers: list[StagingBuffer] = []
-        self._share_slabs = share_slabs
-        self._slab: tuple[Any, Buffer, int] | None = None
         self._upload = _rustload.upload(gpu.index, window=window or STAGING_BYTES, threads=threads)
+        self._slabs = SlabAllocator(gpu, self._upload, slabs)
 
     def results(self, tasks: Iterable[UploadTask], *, sync: bool) -> Iterator[UploadTask]:
         """Yields the tasks in their order, each once its result is made.
@@ -152,7 +151,7 @@ class UploadQueue:
         self._waiting.clear()
         self._ready.clear()
         self._staging_buffers.clear()
-        self._slab = None
+        self._slabs.close()
 
     def __enter__(self) -> UploadQueue:
         """The queue itself."""
@@ -170,8 +169,7 @@ class UploadQueue:
     def _in_flight(self, cursor: _TaskCursor) -> Iterator[Any]:
         if cursor.parts is not None and cursor.task is not None:
             yield cursor.task.owner
-        if self._slab is not None:
-            yield self._slab[0]
+        yield from self._slabs.in_use()
         yield from (staging.tensor for staging in self._staging_buffers)
         for batch in self._waiting:
             yield from (task.owner for task in batch.done)
@@ -183,7 +181,7 @@ class UploadQueue:
             if sum(1 for batch in self._waiting if batch.staged_nbytes) == 2:
                 return
             batch = self._next_batch(cursor)
-            if not (batch.direct or batch.staged_pieces or batch.done):
+            if not (batch.cores or batch.staged_pieces or batch.done):
                 return
             if batch.staged_nbytes:
                 batch.staging = self._staging_buffer(batch.staged_nbytes)
@@ -193,10 +191,10 @@ class UploadQueue:
     def _next_batch(self, cursor: _TaskCursor) -> _Batch:
         """The next batch; empty if the window is full or no task is left."""
         batch = _Batch()
-        direct, done = batch.direct, batch.done
+        cores, done = batch.cores, batch.done
         while (
             batch.nbytes < _BATCH_BYTES
-            and len(direct) < _BATCH_TENSORS
+            and len(cores) < _BATCH_TENSORS
             and len(batch.staged_pieces) < _BATCH_TENSORS
             and len(done) < _BATCH_TENSORS
         ):
@@ -204,12 +202,10 @@ class UploadQueue:
                 task = cursor.task
                 if task is None or not self._fits_window(task, batch):
                     break
-                self._held_bytes += task.nbytes
-                if _is_unconverted(task):
-                    direct.append((task.core, task.request, self._memory(task, task.core.shape)))  # type: ignore[arg-type]  # no Joined
-                    batch.nbytes += task.nbytes
-                    done.append(cursor.finished())
+                if task.is_direct:
+                    self._add_direct(batch, cursor)
                     continue
+                self._held_bytes += task.nbytes
                 cursor.parts = self._pieces_of(task)
             if cursor.piece is None:
                 cursor.piece = next(cursor.parts, None)
@@ -219,18 +215,57 @@ class UploadQueue:
             if not self._add_piece(batch, cursor.piece):
                 break
             cursor.piece = None
+        self._cut_from_slabs(batch, more=cursor.task is not None)
         return batch
 
+    def _add_direct(self, batch: _Batch, cursor: _TaskCursor) -> None:
+        """Adds the current result, which the core makes straight in its place, and those of this kind that follow it and fit.
+
+        Memory in slabs follows by `_cut_from_slabs`. There may be thousands of such results, so each takes few steps here.
+        """
+        cores, requests, into, done = batch.cores, batch.requests, batch.into, batch.done
+        in_slab = self._slabs.result_nbytes
+        task, nbytes, is_bounded = cursor.task, batch.nbytes, self._window is not None
+        for position in range(len(into), _BATCH_TENSORS):
+            if task is None or not task.is_direct or nbytes >= _BATCH_BYTES:
+                break
+            if is_bounded and not self._fits_window(task, batch):
+                break
+            if task.nbytes <= in_slab:
+                batch.slab_tasks.append(task)
+                batch.slab_positions.append(position)
+                into.append(None)  # type: ignore[arg-type]  # set by `_cut_from_slabs`
+            else:
+                into.append(self._memory(task, task.core.shape))
+            cores.append(task.core)  # type: ignore[arg-type]  # no Joined
+            requests.append(task.request)
+            done.append(task)
+            nbytes += task.nbytes
+            self._held_bytes += task.nbytes
+            task = cursor.advance()
+        batch.nbytes = nbytes
+
+    def _cut_from_slabs(self, batch: _Batch, *, more: bool) -> None:
+        """Allocates the small results of a batch. `more`: whether other batches follow."""
+        tasks, into, wrap = batch.slab_tasks, batch.into, self._gpu.wrap
+        for first, owner, parts in self._slabs.cut(tasks, more=more):
+            stop = first + len(parts)
+            for task, position, part in zip(
+                tasks[first:stop], batch.slab_positions[first:stop], parts, strict=True
+            ):
+                into[position] = part
+                task.owner, task.result = owner, wrap(part)
+
     def _fits_window(self, task: UploadTask, batch: _Batch) -> bool:
-        if self._window is None or not (self._waiting or batch.direct or batch.staged_pieces or batch.done):
+        if self._window is None or not (self._waiting or batch.cores or batch.staged_pieces or batch.done):
             return True
         return self._held_bytes + task.nbytes <= self._window
 
     def _memory(self, task: UploadTask, shape: Sequence[int]) -> Buffer:
         """Allocates a result: a part of a slab if it is small, memory of its own otherwise."""
         dtype = task.request.dtype or task.core.dtype
-        if self._share_slabs and task.nbytes <= _SLAB_RESULT_MAX_BYTES:
-            task.owner, into = self._from_slab(task.nbytes, dtype, shape)
+        if self._slabs.takes_single(task.nbytes):
+            task.owner, into = self._slabs.cut_single(task.nbytes, dtype, shape)
             task.result = self._gpu.wrap(into)
         else:
             task.result, into = self._gpu.new(shape, dtype, self._upload)
@@ -273,11 +308,13 @@ class UploadQueue:
         if piece.is_direct:
             target = piece.target
             into = target if isinstance(target, _rustload.Buffer) else self._gpu.byte_view(target)
-            batch.direct.append((piece.core, piece.request, into))
+            batch.cores.append(piece.core)
+            batch.requests.append(piece.request)
+            batch.into.append(into)
             batch.nbytes += into.nbytes
             return True
         nbytes = piece.core.size * ITEMSIZE[piece.dtype]
-        start = -(-batch.staged_nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        start = aligned(batch.staged_nbytes)
         if start and start + nbytes > STAGING_BYTES:
             return False
         batch.staged_pieces.append((start, piece))
@@ -293,18 +330,9 @@ class UploadQueue:
                 return staging
         for staging in free:
             self._staging_buffers.remove(staging)
-        staging = self._gpu.staging_buffer(-(-nbytes // _SLAB_BYTES) * _SLAB_BYTES)
+        staging = self._gpu.staging_buffer(-(-nbytes // _STAGING_STEP_BYTES) * _STAGING_STEP_BYTES)
         self._staging_buffers.append(staging)
         return staging
-
-    def _from_slab(self, nbytes: int, dtype: str, shape: Sequence[int]) -> tuple[Any, Buffer]:
-        """The tensor that owns the current slab, and an unused part of it; starts a new slab if it is full."""
-        found = self._slab
-        if found is None or found[2] + nbytes > _SLAB_BYTES:
-            found = *self._gpu.new([_SLAB_BYTES], "uint8", self._upload), 0
-        owner, slab, start = found
-        self._slab = owner, slab, start + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return owner, slab.part(start, dtype, shape)
 
     def _finish(self, batch: _Batch, *, sync: bool) -> None:
         """Makes the caller's stream wait for the copies of the batch and enqueues its conversions there."""
@@ -318,20 +346,6 @@ class UploadQueue:
         if sync and batch.staged_pieces:
             self._gpu.synchronize()
         self._ready.extend(batch.done)
-
-
-def _is_unconverted(task: UploadTask) -> bool:
-    """Whether the task is a plain copy into new memory: no cast, no transpose, not empty. This is the fast path."""
-    core, request = task.core, task.request
-    return (
-        type(core) is _rustload.Tensor
-        and task.result is None
-        and task.nbytes > 0
-        and request.dtype in (None, core.dtype)
-        and request.transpose in (None, False)
-        and not request.dequantize
-        and core.is_contiguous
-    )
 
 
 class _TaskCursor:
@@ -350,5 +364,11 @@ class _TaskCursor:
         """Advances to the next task; returns the one whose pieces are all submitted."""
         task = self.task
         assert task is not None  # `finished` is called only with a current task
-        self.task, self.parts = next(self._tasks, None), None
+        self.parts = None
+        self.advance()
+        return task
+
+    def advance(self) -> UploadTask | None:
+        """Advances from a task without pieces to the next one, and returns that."""
+        self.task = task = next(self._tasks, None)
         return task

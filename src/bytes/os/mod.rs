@@ -7,3 +7,5 @@ compile_error!("rustload reads files with system calls of Linux; other systems a
 pub(super) mod copy;
 pub(super) mod direct;
 pub(super) mod file_system;
+#[cfg(feature = "cuda")]
+pub(super) mod memory_file;

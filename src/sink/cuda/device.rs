@@ -1,15 +1,30 @@
 //! A GPU: its primary context, and streams and events in it.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::driver::{
     Allocation, CallerStream, CaptureMode, Context, Driver, EventHandle, Pinned, StreamHandle,
 };
 use super::ring::Ring;
 use crate::error::{Code, Error, Result};
+use crate::parallel::Cancel;
 use crate::sink::HostBuffer;
+
+/// How long a thread that waits for an event queries it again and again: about as long as the copy of a slot takes.
+const EVENT_SPIN_TIME: Duration = Duration::from_micros(30);
+
+/// How long it sleeps between queries after that.
+const EVENT_POLL_INTERVAL: Duration = Duration::from_micros(20);
+
+thread_local! {
+    /// The context that this thread, one of rustload's own, keeps current, in the relaxed capture mode.
+    static KEPT_CONTEXT: Cell<Option<Context>> = const { Cell::new(None) };
+}
 
 /// The driver and its GPUs, found without creating a context.
 #[derive(Clone, Debug, Default)]
@@ -96,6 +111,16 @@ impl Device {
         self.driver.is_usable_in_this_process()
     }
 
+    /// The rings that this process has allocated. None in a forked child, which takes no lock here.
+    pub(crate) fn rings() -> Vec<&'static Ring> {
+        if !Driver::is_started_by_this_process() {
+            return Vec::new();
+        }
+        let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = |device: &&'static Device| *device.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.values().filter_map(ring).collect()
+    }
+
     /// The pinned ring for uploads to this device, allocated at the first call.
     pub(crate) fn ring(&'static self) -> Result<&'static Ring> {
         self.check_process()?;
@@ -133,8 +158,11 @@ impl Device {
 
     /// Makes the context current on the calling thread, and its calls harmless for graphs that other code captures, until the guard
     /// is dropped.
-    fn enter(&self) -> Result<RestoreThread> {
+    fn enter(&self) -> Result<Option<RestoreThread>> {
         let driver = Driver::started()?;
+        if KEPT_CONTEXT.get() == Some(self.context) {
+            return Ok(None);
+        }
         let capture_mode = driver.exchange_capture_mode(CaptureMode::RELAXED)?;
         let mut restore = RestoreThread { driver, context: None, capture_mode };
         let context = driver.current_context()?;
@@ -142,12 +170,17 @@ impl Device {
             driver.set_current_context(self.context)?;
             restore.context = Some(context);
         }
-        Ok(restore)
+        Ok(Some(restore))
     }
 
-    /// Makes the context current on the calling thread for good, for rustload's own threads.
-    pub(crate) fn make_current(&self) -> Result<()> {
-        Driver::started()?.set_current_context(self.context)
+    /// Makes the context current on the calling thread for good, and its calls harmless for graph captures: for rustload's own
+    /// threads. Without it, or after an error, each call does so for itself.
+    pub(super) fn make_current(&self) -> Result<()> {
+        let driver = Driver::started()?;
+        driver.exchange_capture_mode(CaptureMode::RELAXED)?;
+        driver.set_current_context(self.context)?;
+        KEPT_CONTEXT.set(Some(self.context));
+        Ok(())
     }
 
     pub(super) fn allocate(&self, nbytes: usize) -> Result<Allocation> {
@@ -277,9 +310,28 @@ impl Event {
         self.device.with_context(|driver| driver.is_event_done(self.handle()?))
     }
 
-    /// Waits until the work that the event was recorded behind is done.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        self.device.with_context(|driver| driver.synchronize_event(self.handle()?))
+    /// Waits until the work that the event was recorded behind is done, at most until `deadline`; whether it is done. Fails if
+    /// `cancel` is cancelled.
+    pub(crate) fn wait(&self, deadline: Option<Instant>, cancel: &Cancel) -> Result<bool> {
+        if self.is_done()? {
+            return Ok(true);
+        }
+        let start = Instant::now();
+        loop {
+            cancel.check()?;
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(false);
+            }
+            if now.duration_since(start) < EVENT_SPIN_TIME {
+                std::hint::spin_loop();
+            } else {
+                thread::sleep(EVENT_POLL_INTERVAL);
+            }
+            if self.is_done()? {
+                return Ok(true);
+            }
+        }
     }
 }
 

@@ -26,8 +26,9 @@ use crate::sink::os::CUDA_LIBRARY;
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the default stream.
 const STREAM_NON_BLOCKING: c_uint = 1;
-/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: a waiting thread sleeps.
-const EVENT_BLOCKING_SYNC_NO_TIMING: c_uint = 3;
+/// `CU_EVENT_DISABLE_TIMING`. Without `CU_EVENT_BLOCKING_SYNC`, which makes records, queries and waits of streams slower; the host
+/// waits by queries.
+const EVENT_DISABLE_TIMING: c_uint = 2;
 
 const CUDA_SUCCESS: c_int = 0;
 const CUDA_ERROR_NOT_INITIALIZED: c_int = 3;
@@ -109,7 +110,6 @@ table! {
     event_destroy: "cuEventDestroy_v2"(usize);
     event_record: "cuEventRecord"(usize, usize);
     event_query: "cuEventQuery"(usize);
-    event_synchronize: "cuEventSynchronize"(usize);
     memcpy_h2d_async: "cuMemcpyHtoDAsync_v2"(u64, *const u8, usize, usize);
     memcpy_d2h: "cuMemcpyDtoH_v2"(*mut u8, u64, usize);
     error_name: "cuGetErrorName"(c_int, *mut *const c_char);
@@ -183,6 +183,11 @@ impl Driver {
     /// Whether this process may call the driver: false in a forked child of the process that initialized it.
     pub(super) fn is_usable_in_this_process(&self) -> bool {
         self.process.load(Ordering::Acquire) == process::id()
+    }
+
+    /// Whether the driver was initialized by this process. It is not opened for that.
+    pub(super) fn is_started_by_this_process() -> bool {
+        DRIVER.get().is_some_and(Driver::is_usable_in_this_process)
     }
 
     /// The library's name as it was opened.
@@ -297,7 +302,7 @@ impl Driver {
         let mut event = 0;
         // SAFETY: writes the handle.
         self.check("cuEventCreate", unsafe {
-            (self.table.event_create)(&raw mut event, EVENT_BLOCKING_SYNC_NO_TIMING)
+            (self.table.event_create)(&raw mut event, EVENT_DISABLE_TIMING)
         })?;
         Ok(EventHandle(event))
     }
@@ -320,12 +325,6 @@ impl Driver {
             CUDA_ERROR_NOT_READY => Ok(false),
             code => self.check("cuEventQuery", code).map(|()| true),
         }
-    }
-
-    /// Waits until the work that the event was recorded behind is done.
-    pub(super) fn synchronize_event(&self, event: &EventHandle) -> Result<()> {
-        // SAFETY: a live event.
-        self.check("cuEventSynchronize", unsafe { (self.table.event_synchronize)(event.0) })
     }
 
     /// Enqueues an asynchronous H2D copy of the first `len` pinned bytes to a device address in the stream.

@@ -7,6 +7,7 @@ mod device;
 mod driver;
 mod memory;
 mod ring;
+mod workers;
 
 pub use device::{Device, Info, info};
 pub(crate) use device::{Event, Stream};

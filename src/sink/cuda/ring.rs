@@ -1,7 +1,7 @@
 //! The pinned ring: slots of page-locked host memory that are filled, copied to the device, and filled again once the copy is done.
 //!
-//! It is allocated once per process and device and shared by all uploads to it. All of it fits half of the last-level cache, so
-//! that the copy engine reads what a worker has just written from the cache, not from memory. A slot has one holder at a time; the
+//! It is allocated once per process and device and shared by all uploads to it. All of it fits the last-level cache, so that the
+//! copy engine reads what a worker has just written from the cache, not from memory. A slot has one holder at a time; the
 //! next holder waits for the event recorded behind its last copy.
 #![forbid(unsafe_code)]
 
@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 use super::device::{Device, Event, Stream};
 use super::driver::Pinned;
 use super::memory::DeviceMemory;
+use super::workers::Workers;
 use crate::error::{Code, Error, Result};
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer, os};
 
-/// The size of a slot, if enough slots of this size fit the cache.
-const SLOT_BYTES: usize = 2 << 20;
-/// The size of a slot otherwise.
-const SMALL_SLOT_BYTES: usize = 1 << 20;
+/// The size of a slot, if enough slots of this size fit the cache; otherwise a half, a quarter or an eighth of it.
+const SLOT_BYTES_MAX: usize = 2 << 20;
+const SLOT_BYTES_MIN: usize = 256 << 10;
 
 /// Slots for each worker: one being filled, one being copied, one spare.
 const SLOTS_PER_WORKER: usize = 3;
 
-/// More workers do not help: these fill slots as fast as the link copies them.
-const WORKERS_MAX: usize = 8;
+/// More workers do not help: these fill slots as fast as the link copies them, at about 5 GB/s each.
+const WORKERS_MAX: usize = 12;
 
 /// The smallest ring, however small the cache is.
 const RING_MIN_BYTES: usize = 8 << 20;
@@ -49,6 +49,7 @@ pub(crate) struct Ring {
     slot_bytes: usize,
     state: Mutex<State>,
     slot_returned: Condvar,
+    workers: Workers,
 }
 
 #[derive(Debug)]
@@ -86,7 +87,8 @@ struct RingSize {
 
 /// The number of an upload's workers if the caller does not set it.
 pub(super) fn default_workers(cores: usize) -> usize {
-    (cores / 2).clamp(1, WORKERS_MAX)
+    // The others are the caller's, the driver's, and the kernel's.
+    (cores * 3 / 4).clamp(1, WORKERS_MAX)
 }
 
 impl RingSize {
@@ -115,12 +117,14 @@ impl RingSize {
     }
 
     fn fitting_cache(cache_bytes: usize, workers: usize) -> RingSize {
-        let budget = (cache_bytes / 2).max(RING_MIN_BYTES);
-        let enough_slots = workers * SLOTS_PER_WORKER;
-        let slot = if enough_slots * SLOT_BYTES <= budget { SLOT_BYTES } else { SMALL_SLOT_BYTES };
-        // At least RING_MIN_BYTES on a small machine, no more slots than the workers need on a large one.
-        let count = enough_slots.max(RING_MIN_BYTES / slot).min(budget / slot);
-        RingSize { slot, count }
+        // What the workers read goes through the same cache.
+        let budget = (cache_bytes / 4 * 3).max(RING_MIN_BYTES);
+        let count = workers * SLOTS_PER_WORKER;
+        let mut slot = SLOT_BYTES_MAX;
+        while slot > SLOT_BYTES_MIN && slot * count > budget {
+            slot /= 2;
+        }
+        RingSize { slot, count: count.max(RING_MIN_BYTES / slot) }
     }
 }
 
@@ -140,7 +144,13 @@ impl Ring {
             slots.map(|(memory, event)| SlotMemory { memory: Pinned::new(memory), event, in_flight: false });
         let slots: VecDeque<SlotMemory> = slots.collect();
         let state = State { count: slots.len(), slots, streams: Vec::new(), events: Vec::new() };
-        Ok(Ring { device, slot_bytes: size.slot, state: Mutex::new(state), slot_returned: Condvar::new() })
+        Ok(Ring {
+            device,
+            slot_bytes: size.slot,
+            state: Mutex::new(state),
+            slot_returned: Condvar::new(),
+            workers: Workers::new(device),
+        })
     }
 
     /// The device that it copies to.
@@ -153,9 +163,17 @@ impl Ring {
         self.slot_bytes
     }
 
-    /// The number of threads that fill slots: `requested`, or as many as keep the link busy; at most one per slot.
-    pub(crate) fn workers(&self, requested: Option<usize>) -> usize {
-        requested.unwrap_or_else(|| default_workers(parallel::cores())).clamp(1, self.lock().count.max(1))
+    /// The threads that fill slots.
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// The number of threads that fill slots: `requested`, or as many as keep the link busy; if they cast too, one per core. At most
+    /// one per slot.
+    pub(crate) fn worker_count(&self, requested: Option<usize>, casts: bool) -> usize {
+        let cores = parallel::cores();
+        let count = requested.unwrap_or_else(|| if casts { cores } else { default_workers(cores) });
+        count.clamp(1, self.lock().count.max(1))
     }
 
     /// Takes the slot whose copy began first, once that copy is done. Waits for a slot; fails if `cancel` is cancelled, the device
@@ -180,7 +198,7 @@ impl Ring {
                 .0;
         };
         drop(state);
-        let copied = if slot_memory.in_flight { slot_memory.wait_for_copy() } else { Ok(()) };
+        let copied = if slot_memory.in_flight { slot_memory.wait_for_copy(cancel) } else { Ok(()) };
         let slot = Slot { ring: self, slot_memory: Some(slot_memory) };
         copied.map(|()| slot)
     }
@@ -242,12 +260,9 @@ impl Ring {
 }
 
 impl SlotMemory {
-    /// Waits until the copy from the slot is done.
-    fn wait_for_copy(&mut self) -> Result<()> {
-        if !self.event.is_done()? {
-            self.event.synchronize()?;
-        }
-        self.in_flight = false;
+    /// Waits until the copy from the slot is done. Fails if `cancel` is cancelled.
+    fn wait_for_copy(&mut self, cancel: &Cancel) -> Result<()> {
+        self.in_flight = !self.event.wait(None, cancel)?;
         Ok(())
     }
 }
@@ -307,16 +322,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_fits_half_the_cache_with_three_slots_per_worker() {
+    fn a_ring_fits_the_cache_and_has_three_slots_per_worker_whatever_the_cache() {
         let of = |cache_mib: usize, workers| {
             let RingSize { slot, count } = RingSize::fitting_cache(cache_mib << 20, workers);
-            (slot >> 20, count)
+            (slot >> 10, count)
         };
-        assert_eq!(of(105, 8), (2, 24));
-        assert_eq!(of(32, 8), (1, 16));
-        assert_eq!(of(32, 1), (2, 4));
-        assert_eq!(of(1, 8), (1, 8));
-        assert_eq!([1, 2, 5, 16, 200].map(default_workers), [1, 1, 2, 8, 8]);
+        assert_eq!(of(105, 12), (2048, 36));
+        assert_eq!(of(64, 12), (1024, 36));
+        assert_eq!(of(32, 12), (512, 36));
+        assert_eq!(of(32, 6), (1024, 18));
+        assert_eq!(of(32, 1), (2048, 4));
+        assert_eq!(of(1, 12), (256, 36));
+        assert_eq!(of(1, 200), (256, 600));
+        assert_eq!([1, 2, 5, 16, 200].map(default_workers), [1, 1, 3, 12, 12]);
     }
 
     #[test]

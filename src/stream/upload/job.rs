@@ -96,7 +96,6 @@ pub(super) enum Job {
 /// A worker's state.
 pub(super) struct Worker<'w> {
     ring: &'w Ring,
-    stream: &'w Stream,
     scratch: Scratch,
 }
 
@@ -121,21 +120,21 @@ impl Job {
 }
 
 impl<'w> Worker<'w> {
-    pub(super) fn new(ring: &'w Ring, stream: &'w Stream) -> Worker<'w> {
-        Worker { ring, stream, scratch: scratch() }
+    pub(super) fn new(ring: &'w Ring) -> Worker<'w> {
+        Worker { ring, scratch: scratch() }
     }
 
-    /// Runs a job. An error comes with the index of the result that failed.
-    pub(super) fn run(&mut self, job: Job, cancel: &Cancel) -> Result<(), (usize, Error)> {
+    /// Runs a job; its copies are enqueued in `stream`. An error comes with the index of the result that failed.
+    pub(super) fn run(&mut self, job: Job, stream: &Stream, cancel: &Cancel) -> Result<(), (usize, Error)> {
         match job {
             Job::Pack { parts, destination, address, len } => {
-                self.pack(parts, (&destination, address, len), cancel)
+                self.pack(parts, (&destination, address, len), stream, cancel)
             }
             Job::Slots { item, result, first, count } => {
-                self.slots(&result, first, count, cancel).map_err(|error| (item, error))
+                self.slots(&result, (first, count), stream, cancel).map_err(|error| (item, error))
             }
             Job::Band { item, result, number, threads } => self
-                .band(&result, &result.cutter.slice(number), threads, cancel)
+                .band(&result, &result.cutter.slice(number), threads, stream, cancel)
                 .map_err(|error| (item, error)),
         }
     }
@@ -144,6 +143,7 @@ impl<'w> Worker<'w> {
         &self,
         parts: Vec<PackedResult>,
         (destination, address, len): (&Array, u64, usize),
+        stream: &Stream,
         cancel: &Cancel,
     ) -> Result<(), (usize, Error)> {
         let first_item = parts.first().map_or(0, |packed| packed.item);
@@ -164,17 +164,23 @@ impl<'w> Worker<'w> {
         }
         let item_of = |task: usize| items.get(task).copied().unwrap_or(first_item);
         fill_all(tasks, Some(1)).map_err(|(task, error)| (item_of(task), error))?;
-        slot.copy_to_device(destination, address, len, self.stream).map_err(|error| (first_item, error))
+        slot.copy_to_device(destination, address, len, stream).map_err(|error| (first_item, error))
     }
 
-    fn slots(&mut self, result: &CutResult, first: u64, count: u64, cancel: &Cancel) -> Result<()> {
+    fn slots(
+        &mut self,
+        result: &CutResult,
+        (first, count): (u64, u64),
+        stream: &Stream,
+        cancel: &Cancel,
+    ) -> Result<()> {
         match &result.data {
             ResultData::Elements(elements) => {
                 let Elements { payload, layout, how } = &**elements;
                 let mode =
                     read_mode(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()));
                 let reader = mode.reader(&payload.source);
-                self.read(result, elements, &reader, (first, count), cancel)?;
+                self.read(result, elements, &reader, (first, count), stream, cancel)?;
                 // Before the job is reported as done.
                 payload.source.check_unchanged()
             }
@@ -183,7 +189,7 @@ impl<'w> Worker<'w> {
                 let mut slot = self.ring.take(cancel)?;
                 let len = result.len(&slice);
                 make(&slice, slot.bytes_mut().get_mut(..len).ok_or_else(slot_overflow)?)?;
-                slot.copy_to_device(&result.destination, result.address_of(&slice), len, self.stream)
+                slot.copy_to_device(&result.destination, result.address_of(&slice), len, stream)
             }),
         }
     }
@@ -194,6 +200,7 @@ impl<'w> Worker<'w> {
         elements: &Elements,
         reader: &Reader<'_>,
         (first, count): (u64, u64),
+        stream: &Stream,
         cancel: &Cancel,
     ) -> Result<()> {
         for number in first..first + count {
@@ -211,13 +218,20 @@ impl<'w> Worker<'w> {
             if !out.is_empty() {
                 return Err(Error::new(Code::InternalError, "a slot would not be filled"));
             }
-            slot.copy_to_device(&result.destination, result.address_of(&slice), len, self.stream)?;
+            slot.copy_to_device(&result.destination, result.address_of(&slice), len, stream)?;
         }
         Ok(())
     }
 
     /// Makes a slice in host memory of its own, on all threads, and copies it from there into slots.
-    fn band(&self, result: &CutResult, slice: &ResultSlice, threads: usize, cancel: &Cancel) -> Result<()> {
+    fn band(
+        &self,
+        result: &CutResult,
+        slice: &ResultSlice,
+        threads: usize,
+        stream: &Stream,
+        cancel: &Cancel,
+    ) -> Result<()> {
         let len = result.len(slice);
         let mut memory = HostBuffer::unfilled(len as u64)?;
         match &result.data {
@@ -239,7 +253,7 @@ impl<'w> Worker<'w> {
                 let mut slot = self.ring.take(cancel)?;
                 slot.bytes_mut().get_mut(..bytes.len()).ok_or_else(slot_overflow)?.copy_from_slice(bytes);
                 let address = address.saturating_add((number as u64).saturating_mul(size as u64));
-                slot.copy_to_device(&result.destination, address, bytes.len(), self.stream)
+                slot.copy_to_device(&result.destination, address, bytes.len(), stream)
             },
         )
     }

@@ -3,7 +3,8 @@
 //! A ticket is a batch of results with their destinations in GPU memory. Workers turn its results into jobs, a few at a time, and
 //! run the jobs: take a slot, fill it as [`fill`](super::fill) fills memory, enqueue its copy. So reading, casting and copying
 //! overlap, also across tickets, and the ring is the only host memory that bytes wait in. Slices of a result that would be read in
-//! short runs are made in bands instead, in host memory that the window bounds.
+//! short runs are made in bands instead, in host memory that the window bounds. The workers' threads belong to the device and are
+//! kept from session to session.
 //!
 //! Order: no copy of a ticket begins before the work that was in the caller's stream at submission is done. Once all copies of a
 //! ticket are enqueued, events recorded behind them are what a stream, or the caller, waits for. The destinations are kept alive
@@ -15,14 +16,13 @@ mod plan;
 mod rate;
 mod shared;
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use rate::cast_rate;
 
 use plan::{Planner, Sizes};
-use shared::{Shared, Ticket};
+use shared::{LANES, Shared, Ticket};
 
 use super::ResultData;
 use crate::error::{Code, Error, Result};
@@ -30,8 +30,8 @@ use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device};
 
-/// The number of a session's CUDA streams: with two, a copy begins as soon as another ends.
-const COPY_STREAMS: usize = 2;
+/// The number of CUDA streams of a lane: with two, a copy begins as soon as another ends.
+const STREAMS_PER_LANE: usize = 2;
 
 /// The most host memory that a session takes beside the ring.
 const HOST_WINDOW_MAX_BYTES: u64 = 128 << 20;
@@ -45,6 +45,8 @@ pub struct UploadItem {
     pub destination: Array,
     /// The host memory that its source takes while it is read, in bytes: that of an inflated storage.
     pub host_bytes: u64,
+    /// Whether the CPU casts its elements.
+    pub casts: bool,
     /// Returns the result's data; a worker calls it when the result's turn comes.
     pub describe: Box<dyn FnOnce() -> Result<ResultData> + Send>,
 }
@@ -61,16 +63,16 @@ pub enum Waited {
 /// Uploads to one device; see the module. Dropping it cancels its tickets and waits for copies in flight.
 pub struct Session {
     shared: Arc<Shared>,
-    workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Session {
-    /// A session on this device. `threads` workers fill slots; `None` for as many as keep the link busy.
+    /// A session on this device. `threads` workers fill slots; `None` for as many as keep the link busy, and one per core where the
+    /// CPU casts.
     pub fn new(device: &'static Device, window: u64, threads: Option<usize>) -> Result<Session> {
         let ring = device.ring()?;
-        let count = ring.workers(threads);
+        let count = ring.worker_count(threads, false);
         let mut streams = Vec::new();
-        while streams.len() < count.min(COPY_STREAMS) {
+        while streams.len() < LANES * count.min(STREAMS_PER_LANE) {
             match ring.stream() {
                 Ok(stream) => streams.push(stream),
                 Err(error) => {
@@ -82,11 +84,12 @@ impl Session {
         let sizes = Sizes {
             slot: ring.slot_bytes() as u64,
             workers: count as u64,
+            casting_workers: ring.worker_count(threads, true) as u64,
             window: window.min(HOST_WINDOW_MAX_BYTES),
             budget: Arc::default(),
         };
         let shared = Arc::new(Shared::new(ring, streams, sizes));
-        Ok(Session { shared, workers: Mutex::default() })
+        Ok(Session { shared })
     }
 
     /// The device that it uploads to.
@@ -104,38 +107,46 @@ impl Session {
     ) -> Result<u64> {
         let shared = &self.shared;
         shared.ring.device().check_process()?;
+        let number = {
+            let mut state = shared.lock();
+            state.last_number += 1;
+            state.last_number
+        };
         if let Some(stream) = stream {
-            shared.wait_for_caller_stream(stream)?;
+            shared.wait_for_caller_stream(stream, number)?;
         }
-        self.start()?;
-        let mut state = self.shared.lock();
-        if state.closing {
-            return Err(Error::new(Code::Closed, "the upload is closed"));
-        }
-        state.last_number += 1;
-        let number = state.last_number;
+        let wanted = shared.sizes.workers_for(&items);
         let destinations = items.iter().map(|item| item.destination.clone()).collect();
-        state.tickets.insert(number, Ticket::new(destinations, cancel.clone()));
-        state.planners.push_back(Planner::new(number, items, cancel));
-        drop(state);
-        self.shared.work_available.notify_all();
-        Ok(number)
-    }
-
-    fn start(&self) -> Result<()> {
-        let worker_count = usize::try_from(self.shared.sizes.workers).unwrap_or(1);
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        while workers.len() < worker_count {
-            let (shared, number) = (self.shared.clone(), workers.len());
-            let builder = thread::Builder::new().name("rustload-upload".to_owned());
-            match builder.spawn(move || shared.run_worker(number)) {
-                Ok(worker) => workers.push(worker),
-                // If the system refuses another thread, the existing ones do the work.
-                Err(_) if !workers.is_empty() => break,
-                Err(error) => return Err(Error::io(error, None)),
+        let missing = {
+            let mut state = shared.lock();
+            if state.closing {
+                return Err(Error::new(Code::Closed, "the upload is closed"));
+            }
+            state.tickets.insert(number, Ticket::new(destinations, cancel.clone()));
+            state.planners.push_back(Planner::new(number, items, cancel));
+            let missing = wanted.saturating_sub(state.workers);
+            state.workers += missing;
+            missing
+        };
+        shared.work_available.notify_all();
+        for started in 0..missing {
+            let (shared, running) = (Arc::downgrade(&self.shared), self.shared.running.clone());
+            let task = move || {
+                let Some(shared) = shared.upgrade() else { return };
+                let number = running.enter();
+                shared.run_worker(number);
+                // Before the session learns that the worker has left it, so that nothing outlives the session.
+                drop(shared);
+                running.leave();
+            };
+            if let Err(error) = self.shared.ring.workers().run(Box::new(task)) {
+                if self.shared.withdraw(number, missing - started) {
+                    return Err(error);
+                }
+                break;
             }
         }
-        Ok(())
+        Ok(number)
     }
 
     /// Waits, no longer than `timeout`, until all copies of a ticket are enqueued; then makes later work in `stream` wait for them,
@@ -214,14 +225,11 @@ impl Session {
         };
         shared.work_available.notify_all();
         drop((planners, jobs));
-        let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
-        for worker in workers {
-            // A worker's panic has been reported as an error.
-            let _ = worker.join();
-        }
-        let (tickets, destinations) = {
+        shared.running.wait_until_none();
+        let (tickets, destinations, _jobs) = {
             let mut state = shared.lock();
-            (std::mem::take(&mut state.tickets), std::mem::take(&mut state.unawaited_destinations))
+            let jobs = std::mem::take(&mut state.jobs);
+            (std::mem::take(&mut state.tickets), std::mem::take(&mut state.unawaited_destinations), jobs)
         };
         if tickets.is_empty() && destinations.is_empty() {
             return;
@@ -240,5 +248,13 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// Ends the threads of all devices' uploads, once they have done the jobs that they are doing. To be called before the process ends,
+/// so that no thread is inside the driver when it is unloaded; a later upload starts threads again. A forked child returns at once.
+pub fn end_workers() {
+    for ring in Device::rings() {
+        ring.workers().end();
     }
 }

@@ -8,6 +8,7 @@ use super::UploadItem;
 use super::job::{CutResult, HostBudget, Job, PackedResult};
 use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, numel};
+use crate::num::to_usize;
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::stream::cut::ResultCutter;
@@ -16,7 +17,7 @@ use crate::stream::read::check_bounds;
 use crate::stream::result::{Elements, ResultData};
 
 /// A result of at most this many bytes shares a slot with its neighbours.
-const PACKED_MAX_BYTES: u64 = 256 << 10;
+const PACKED_MAX_BYTES: u64 = 1 << 20;
 
 /// GPU allocators align to this many bytes; the padding between two results in one allocation is unused.
 const ALLOCATOR_ALIGNMENT: u64 = 256;
@@ -37,7 +38,10 @@ const PLANNED_JOBS_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub(super) slot: u64,
+    /// The number of workers.
     pub(super) workers: u64,
+    /// The number of workers of results that the CPU casts.
+    pub(super) casting_workers: u64,
     /// The bytes of host memory beside the ring.
     pub(super) window: u64,
     pub(super) budget: Arc<HostBudget>,
@@ -71,8 +75,6 @@ struct Large {
     result: Arc<CutResult>,
     /// The number of the next slice.
     next: u64,
-    /// The number of slices in one job.
-    step: u64,
     /// Whether each slice is a band.
     banded: bool,
 }
@@ -125,7 +127,7 @@ impl Planner {
     }
 
     fn add(&mut self, item: usize, upload: UploadItem, sizes: &Sizes, jobs: &mut Vec<Job>) -> Result<()> {
-        let UploadItem { destination, host_bytes, describe } = upload;
+        let UploadItem { destination, host_bytes, describe, .. } = upload;
         let nbytes = destination.nbytes();
         let address = destination.address().addr().get() as u64;
         let reservation = sizes.budget.reserve(host_bytes, false);
@@ -170,11 +172,10 @@ impl Planner {
         } else {
             cut
         };
-        let step = if banded { 1 } else { sizes.slots_per_job(nbytes) };
         let result =
             Arc::new(CutResult { data, cutter: cut, itemsize, destination, _reservation: reservation });
         jobs.extend(self.pack.take().map(Pack::job));
-        self.large = Some(Large { item, result, next: 0, step, banded });
+        self.large = Some(Large { item, result, next: 0, banded });
         Ok(())
     }
 
@@ -212,10 +213,11 @@ impl Pack {
 impl Large {
     fn job(&mut self, sizes: &Sizes) -> Option<Job> {
         let first = self.next;
-        let count = self.step.min(self.result.cutter.len().saturating_sub(first));
-        if count == 0 {
+        let left = self.result.cutter.len().saturating_sub(first);
+        if left == 0 {
             return None;
         }
+        let count = if self.banded { 1 } else { sizes.slots_of_next_job(left) };
         self.next += count;
         let (item, result) = (self.item, self.result.clone());
         Some(if self.banded {
@@ -228,10 +230,18 @@ impl Large {
 }
 
 impl Sizes {
-    /// The number of slots of one job, so that all workers get a share of a result.
-    fn slots_per_job(&self, nbytes: u64) -> u64 {
-        let share = nbytes / (self.workers.max(1) * 8);
-        (share.min(JOB_MAX_BYTES) / self.slot).max(1)
+    /// The number of workers that a batch of results can use.
+    pub(super) fn workers_for(&self, items: &[UploadItem]) -> usize {
+        let bytes = items.iter().fold(0, |sum: u64, item| sum.saturating_add(item.destination.nbytes()));
+        let most = if items.iter().any(|item| item.casts) { self.casting_workers } else { self.workers };
+        to_usize(bytes.div_ceil(self.slot.max(1)).clamp(1, most.max(1)))
+    }
+
+    /// The number of slots of a job, of the `left` ones of its result: half of an even share, so that jobs shrink toward the end and
+    /// the workers end together.
+    fn slots_of_next_job(&self, left: u64) -> u64 {
+        let most = (JOB_MAX_BYTES / self.slot.max(1)).max(1);
+        (left / (2 * self.workers.max(1))).clamp(1, most)
     }
 }
 
@@ -254,4 +264,36 @@ fn fills_slots_efficiently(elements: &Elements, cut: &ResultCutter) -> bool {
         block.run.saturating_mul(itemsize) >= SLOT_READ_RUN_MIN_BYTES
             && block.scratch <= block.numel().saturating_mul(2)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(slot: u64, workers: u64) -> Sizes {
+        Sizes { slot, workers, casting_workers: 2 * workers, window: 0, budget: Arc::default() }
+    }
+
+    #[test]
+    fn jobs_of_a_large_result_shrink_toward_its_end() {
+        let sizes = sizes(2 << 20, 12);
+        let (mut left, mut jobs) = (512, Vec::new());
+        while left > 0 {
+            let job = sizes.slots_of_next_job(left);
+            jobs.push(job);
+            left -= job;
+        }
+        assert!(jobs.is_sorted_by(|one, next| one >= next), "{jobs:?}");
+        assert_eq!(jobs.first(), Some(&8), "no more than the kernel reads ahead");
+        assert!(jobs.iter().rev().take(24).all(|&job| job == 1), "{jobs:?}");
+        assert_eq!(jobs.iter().sum::<u64>(), 512);
+        assert_eq!(sizes.slots_of_next_job(1), 1);
+        assert_eq!(self::sizes(64 << 20, 1).slots_of_next_job(100), 1);
+    }
+
+    #[test]
+    fn a_batch_has_a_worker_per_slot_at_most() {
+        assert_eq!(sizes(2 << 20, 12).workers_for(&[]), 1);
+        assert_eq!(sizes(0, 0).workers_for(&[]), 1);
+    }
 }

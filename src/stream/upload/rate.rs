@@ -1,16 +1,24 @@
-//! Measures how fast the CPU casts, which decides between casting before the H2D copy and after it.
+//! Measures how fast the CPU reads and casts, which decides between casting before the H2D copy and after it.
 
 use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::bytes::memory_file;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernel::{Cast, Overflow, convert};
 use crate::parallel;
 
-/// The source bytes that a thread casts again and again: they stay in its core's cache, like a block that was just read.
+/// The bytes of one read and cast, which stay in the core's cache, like a block of a load.
 const SOURCE_BYTES: usize = 256 << 10;
+
+/// The bytes of page cache that each thread reads: more than the caches of its core hold.
+const READ_BYTES: usize = 8 << 20;
+
+/// The most bytes of page cache for all threads.
+const READ_TOTAL_MAX_BYTES: usize = 128 << 20;
 
 /// How long each thread casts.
 const MEASURE_TIME: Duration = Duration::from_millis(2);
@@ -20,9 +28,9 @@ const LOCK_ATTEMPTS: u32 = 64;
 
 type Key = (DType, DType, usize);
 
-/// Source bytes per second that `threads` threads cast from one dtype to another. Measured at the first call, in a few
-/// milliseconds, and then kept. The table is not locked meanwhile, so concurrent callers may each measure. Fails if there is no
-/// such cast.
+/// Source bytes per second that `threads` threads read from the page cache and cast from one dtype to another. Measured at the first
+/// call, in some milliseconds, and then kept. The table is not locked meanwhile, so concurrent callers may each measure. Fails if
+/// there is no such cast.
 pub fn cast_rate(from: DType, to: DType, threads: Option<usize>) -> Result<f64> {
     static RATES: Mutex<Option<HashMap<Key, f64>>> = Mutex::new(None);
     let threads = threads.unwrap_or_else(parallel::cores).max(1);
@@ -45,17 +53,32 @@ fn measure(cast: Cast, threads: usize) -> Result<f64> {
     let sum = Mutex::new(0.0);
     let src_size = usize::try_from(cast.from().itemsize()).unwrap_or(1);
     let dst_size = usize::try_from(cast.to().itemsize()).unwrap_or(1);
+    let share =
+        (READ_TOTAL_MAX_BYTES / threads.max(1)).clamp(SOURCE_BYTES, READ_BYTES) / SOURCE_BYTES * SOURCE_BYTES;
+    // A file in memory is page cache. Where the system refuses one, the cast alone is measured.
+    let file = memory_file("rustload-rate").ok();
+    let io_error = |error| Error::io(error, None);
     parallel::for_each(
         threads,
         0..threads,
         || (vec![0_u8; SOURCE_BYTES], vec![0_u8; SOURCE_BYTES / src_size * dst_size]),
-        |(src, dst), _| {
+        |(src, dst), thread| {
+            let offset = |block: usize| (thread * share + block * SOURCE_BYTES % share) as u64;
             // Warm-up: page faults and caches.
+            if let Some(file) = &file {
+                (0..share / SOURCE_BYTES)
+                    .try_for_each(|block| file.write_all_at(src, offset(block)))
+                    .map_err(io_error)?;
+            }
             convert(cast, src, dst)?;
-            let (start, mut bytes) = (Instant::now(), 0);
+            let (start, mut bytes, mut blocks) = (Instant::now(), 0, 0);
             while start.elapsed() < MEASURE_TIME {
+                if let Some(file) = &file {
+                    file.read_exact_at(src, offset(blocks)).map_err(io_error)?;
+                }
                 convert(cast, src, dst)?;
                 bytes += src.len();
+                blocks += 1;
             }
             let rate = bytes as f64 / start.elapsed().as_secs_f64();
             *sum.lock().unwrap_or_else(PoisonError::into_inner) += rate;

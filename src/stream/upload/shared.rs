@@ -1,14 +1,14 @@
 //! The state that a session's workers and its caller share: tickets, jobs, and the workers' loop.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Waited;
 use super::job::{HostReservation, Job, Worker};
 use super::plan::{Planner, Sizes};
 use crate::error::{Error, Result, guarded};
+use crate::num::to_usize;
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device, Event, Ring, Stream};
@@ -16,12 +16,17 @@ use crate::sink::cuda::{CallerStream, Device, Event, Ring, Stream};
 /// How often a worker checks whether its job fits the window by now.
 const WINDOW_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How often a waiting caller polls completion events.
-const EVENT_POLL_INTERVAL: Duration = Duration::from_micros(20);
+/// How long a worker without work stays with the session, before its thread is free for others.
+const LINGER: Duration = Duration::from_millis(2);
+
+/// The CUDA streams of a session are divided into lanes, and the tickets take turns: the copies of a ticket wait only for the work that
+/// was in the caller's stream when this ticket was submitted. So while the GPU converts what one ticket copied, the next one is copied.
+pub(super) const LANES: usize = 2;
 
 /// A session's shared state.
 pub(super) struct Shared {
     pub(super) ring: &'static Ring,
+    /// Those of the first lane, then those of the next.
     pub(super) streams: Vec<Stream>,
     pub(super) sizes: Sizes,
     state: Mutex<State>,
@@ -29,6 +34,7 @@ pub(super) struct Shared {
     pub(super) work_available: Condvar,
     /// Notified when a ticket is completed.
     pub(super) progress: Condvar,
+    pub(super) running: Arc<Running>,
 }
 
 #[derive(Default)]
@@ -44,6 +50,23 @@ pub(super) struct State {
     /// Completed destinations whose copies neither a stream nor the caller waits for; kept alive until the session closes.
     pub(super) unawaited_destinations: Vec<Array>,
     pub(super) closing: bool,
+    /// The number of workers that look for work, or will.
+    pub(super) workers: usize,
+}
+
+/// The workers that run for a session. It outlives the session, which waits for them.
+#[derive(Default)]
+pub(super) struct Running {
+    count: Mutex<Count>,
+    /// Notified when the last worker leaves.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Count {
+    running: usize,
+    /// All that have entered.
+    entered: usize,
 }
 
 pub(super) struct Ticket {
@@ -66,6 +89,30 @@ enum Next {
     Plan(Planner),
     Job(u64, Job, Option<HostReservation>, Cancel),
     Stop,
+}
+
+impl Running {
+    /// Counts a worker; returns its number.
+    pub(super) fn enter(&self) -> usize {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        count.running += 1;
+        count.entered += 1;
+        count.entered - 1
+    }
+
+    pub(super) fn leave(&self) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        count.running = count.running.saturating_sub(1);
+        drop(count);
+        self.left.notify_all();
+    }
+
+    pub(super) fn wait_until_none(&self) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        while count.running > 0 {
+            count = self.left.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 impl Drop for Shared {
@@ -109,11 +156,8 @@ impl Ticket {
             self.is_waited_for = true;
         }
         for event in completion_events.iter().filter(|_| sync) {
-            while !event.is_done()? {
-                if deadline.is_some_and(|end| Instant::now() >= end) {
-                    return Ok(Waited::Waiting);
-                }
-                thread::sleep(EVENT_POLL_INTERVAL);
+            if !event.wait(deadline, &Cancel::new())? {
+                return Ok(Waited::Waiting);
             }
         }
         Ok(Waited::Done)
@@ -129,54 +173,75 @@ impl Shared {
             state: Mutex::default(),
             work_available: Condvar::new(),
             progress: Condvar::new(),
+            running: Arc::default(),
         }
     }
 
-    /// Makes all copies that are enqueued from now on wait for the work that is in a caller's stream now.
-    pub(super) fn wait_for_caller_stream(&self, stream: CallerStream) -> Result<()> {
+    /// The streams of a ticket's lane.
+    fn lane(&self, ticket: u64) -> &[Stream] {
+        let lane_len = self.streams.len() / LANES;
+        let first = to_usize(ticket % LANES as u64) * lane_len;
+        self.streams.get(first..first + lane_len).unwrap_or_default()
+    }
+
+    /// Makes all copies that are enqueued from now on in a ticket's lane wait for the work that is in a caller's stream now.
+    pub(super) fn wait_for_caller_stream(&self, stream: CallerStream, ticket: u64) -> Result<()> {
         let event = self.ring.event()?;
         self.ring.device().record_event(stream, &event)?;
-        self.streams.iter().try_for_each(|own| own.wait_event(&event))?;
+        self.lane(ticket).iter().try_for_each(|own| own.wait_event(&event))?;
         // The streams keep waiting for this record, also when the event is recorded again.
         self.ring.return_event(event);
         Ok(())
     }
 
-    /// A worker's loop.
+    /// A worker's loop: until there is no work, or the session closes.
     pub(super) fn run_worker(&self, number: usize) {
-        // If this fails, each later call fails too and reports it.
-        let _ = self.ring.device().make_current();
-        let Some(stream) = self.streams.get(number % self.streams.len().max(1)) else { return };
-        let mut worker = Worker::new(self.ring, stream);
+        let mut worker = Worker::new(self.ring);
         loop {
             match self.next() {
                 Next::Plan(planner) => self.plan(planner),
                 Next::Job(ticket, job, reservation, cancel) => {
                     let item = job.item();
+                    let lane = self.lane(ticket);
                     let mut outcome = Ok(());
                     let guard_result = guarded(|| {
+                        let Some(stream) = lane.get(number % lane.len().max(1)) else { return Ok(()) };
                         outcome = cancel
                             .check()
                             .map_err(|error| (item, error))
-                            .and_then(|()| worker.run(job, &cancel));
+                            .and_then(|()| worker.run(job, stream, &cancel));
                         Ok(())
                     });
                     drop(reservation);
                     self.record_job_done(ticket, guard_result.map_err(|error| (item, error)).and(outcome));
                 }
+                // `next` has counted that it stops.
                 Next::Stop => return,
             }
         }
     }
 
+    /// Counts that so many workers could not be started. If there is no other, takes the ticket back, and returns true.
+    pub(super) fn withdraw(&self, number: u64, workers: usize) -> bool {
+        let mut state = self.lock();
+        state.workers = state.workers.saturating_sub(workers);
+        if state.workers > 0 {
+            return false;
+        }
+        state.planners.retain(|planner| planner.ticket != number);
+        state.tickets.remove(&number);
+        true
+    }
+
     /// What to do next: plan if few jobs are left, else run the first job that fits the memory budget.
     fn next(&self) -> Next {
         let mut state = self.lock();
+        let mut idle_since = None;
         loop {
-            if state.closing {
-                return Next::Stop;
+            if state.closing || self.ring.workers().is_ending() {
+                return state.stop_worker();
             }
-            let has_few_jobs = state.jobs.len() < 2 * self.workers();
+            let has_few_jobs = state.jobs.len() < 2 * state.workers;
             let Sizes { budget, window, .. } = &self.sizes;
             let fits = state
                 .planners
@@ -197,21 +262,21 @@ impl Shared {
                     state.tickets.get(&number).map(|ticket| ticket.cancel.clone()).unwrap_or_default();
                 return Next::Job(number, job, reservation, cancel);
             }
-            let idle = state.jobs.is_empty() && state.planners.is_empty();
-            state = if idle {
-                self.work_available.wait(state).unwrap_or_else(PoisonError::into_inner)
+            let idle = state.jobs.is_empty() && state.planners.is_empty() && !state.planning;
+            let timeout = if idle {
+                let waited = idle_since.get_or_insert_with(Instant::now).elapsed();
+                match LINGER.checked_sub(waited).filter(|left| !left.is_zero()) {
+                    Some(left) => left,
+                    None => return state.stop_worker(),
+                }
             } else {
                 // A release of memory notifies no one, so this polls.
-                self.work_available
-                    .wait_timeout(state, WINDOW_POLL_INTERVAL)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
+                idle_since = None;
+                WINDOW_POLL_INTERVAL
             };
+            state =
+                self.work_available.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    fn workers(&self) -> usize {
-        usize::try_from(self.sizes.workers).unwrap_or(1)
     }
 
     fn plan(&self, mut planner: Planner) {
@@ -271,7 +336,7 @@ impl Shared {
         ticket.is_completing = true;
         let succeeded = ticket.failed.is_none();
         drop(state);
-        let completion_events = if succeeded { Some(self.record_completion()) } else { None };
+        let completion_events = if succeeded { Some(self.record_completion(number)) } else { None };
         let mut state = self.lock();
         match completion_events {
             Some(Ok(completion_events)) => {
@@ -286,10 +351,11 @@ impl Shared {
         self.progress.notify_all();
     }
 
-    /// Records an event in each stream, behind all its copies.
-    fn record_completion(&self) -> Result<Vec<Event>> {
-        let mut completion_events = Vec::with_capacity(self.streams.len());
-        for stream in &self.streams {
+    /// Records an event in each stream of a ticket's lane, behind all its copies.
+    fn record_completion(&self, ticket: u64) -> Result<Vec<Event>> {
+        let lane = self.lane(ticket);
+        let mut completion_events = Vec::with_capacity(lane.len());
+        for stream in lane {
             let event = self.ring.event()?;
             stream.record_event(&event)?;
             completion_events.push(event);
@@ -314,6 +380,12 @@ impl Shared {
 }
 
 impl State {
+    /// Counts that a worker stops. Under the lock under which it has seen that there is no work, so that none is missed.
+    fn stop_worker(&mut self) -> Next {
+        self.workers = self.workers.saturating_sub(1);
+        Next::Stop
+    }
+
     /// Keeps the first error of a ticket and cancels its remaining jobs.
     fn fail(&mut self, number: u64, item: Option<usize>, error: Error) {
         if let Some(ticket) = self.tickets.get_mut(&number) {

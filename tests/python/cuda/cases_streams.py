@@ -18,6 +18,8 @@ from support import assert_same_bits, assert_same_values, patterns
 import rustload
 from rustload._common.request import Request
 from rustload._cuda import uploads
+from rustload._cuda.slabs import TAKEN_RESULTS
+from rustload._cuda.upload_task import UploadTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +159,8 @@ def test_small_results_share_a_slab_that_is_freed_with_the_last_of_them(save: Ca
     found = ckpt.materialize(device="cuda")
     assert fakecuda.count("copies") - copies < 10
     assert len(hostgpu.imported) == 1
-    assert HostGpu.alive == 2 * MIB
+    # As large as needed, each result at a multiple of 256 bytes.
+    assert HostGpu.alive == 1000 * 256
     assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 1000
     assert all(tensor.data_ptr() % 256 == 0 for tensor in found.values())
     assert all(tensor.untyped_storage().nbytes() == 20 for tensor in found.values())
@@ -166,6 +169,42 @@ def test_small_results_share_a_slab_that_is_freed_with_the_last_of_them(save: Ca
     gc.collect()
     assert len(hostgpu.imported) == 1
     assert kept.tolist() == [77.0] * 5
+
+
+def test_kept_results_share_larger_slabs_than_those_of_a_stream(save: Callable[..., Path]) -> None:
+    state = {f"{n:02}": torch.full((256, 256 + n), float(n)) for n in range(40)}  # of about 256 KiB
+    ckpt = rustload.open(save(state), framework="torch")
+    # Slabs are what is imported: results with memory of their own are torch's.
+    for load, slabs in (
+        (lambda: ckpt.materialize(device="cuda"), 2),
+        # Only the first one is small enough.
+        (lambda: dict(ckpt.stream(device="cuda")), 1),
+    ):
+        found = load()
+        assert len(hostgpu.imported) == slabs
+        for name, tensor in found.items():
+            assert_same_bits(tensor, state[name])
+        del tensor, found
+        gc.collect()
+        assert not hostgpu.imported
+    large = {f"{n}": torch.full((1 << 18,), float(n)) for n in range(3)} | {"l": torch.ones((1 << 18) + 1)}
+    found = rustload.open(save(large), framework="torch").materialize(device="cuda")
+    # A slab of three times 1 MiB, and an allocation.
+    assert HostGpu.alive == 4 * MIB + 4
+    assert all(torch.equal(tensor, large[name]) for name, tensor in found.items())
+
+
+def test_results_that_the_cpu_narrows_share_slabs_too(save: Callable[..., Path]) -> None:
+    state = {f"{n}": torch.randn(100 + n) for n in range(50)} | {
+        "int": torch.arange(9),
+        "m": torch.randn(3, 5).T,
+    }
+    ckpt = rustload.open(save(state), framework="torch")
+    copies = fakecuda.count("copies")
+    found = ckpt.materialize(device="cuda", dtype="float16")
+    assert fakecuda.count("copies") - copies < 4
+    for name, tensor in state.items():
+        assert_same_bits(found[name], tensor.half() if tensor.is_floating_point() else tensor)
 
 
 def test_a_single_small_result_has_memory_of_its_own(save: Callable[..., Path]) -> None:
@@ -190,9 +229,9 @@ def test_a_slab_is_recorded_on_each_stream_that_its_parts_are_used_on(
     monkeypatch.setattr(HostGpu, "follow_current_stream", record)
     first, second = fakecuda.stream(), fakecuda.stream()
     HostGpu.current = first
-    tasks = [uploads.UploadTask(lazy._core, Request(copy=True), nbytes=20) for lazy in ckpt.values()]
+    tasks = [UploadTask(lazy._core, Request(copy=True), nbytes=20) for lazy in ckpt.values()]
     # One result at a time, so nothing but the slab is left when the stream changes.
-    with uploads.UploadQueue(HostGpu(), cast="auto", window=1, threads=1) as queue:
+    with uploads.UploadQueue(HostGpu(), cast="auto", window=1, threads=1, slabs=TAKEN_RESULTS) as queue:
         finished = queue.results(tasks, sync=False)
         slab = next(finished).owner
         HostGpu.current = second

@@ -13,6 +13,7 @@ from support import DTYPES, assert_same_bits, patterns
 
 import rustload
 from rustload import _rustload
+from rustload._common.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -208,6 +209,54 @@ def test_buffers_equal_the_cpus(many: tuple[Path, dict[str, torch.Tensor]], cast
     for wrong in ("cuda:7", "cuda:x", "toaster"):
         with pytest.raises(rustload.DeviceError):
             w.materialize(wrong)
+
+
+def test_results_that_the_core_makes_alone_are_found_in_one_call(save: Callable[..., Path]) -> None:
+    state = {
+        "plain": torch.ones(4, 6),
+        "turned": torch.ones(4, 6).T,
+        "half": torch.ones(5, dtype=torch.float16),
+        "int": torch.arange(3),
+        "empty": torch.ones(0, 3),
+        "large": torch.ones(1000),
+    }
+    cores = [lazy._core for lazy in rustload.open(save(state)).values()]
+
+    def found(request: Request, cast_below: int = 1000) -> dict[str, int]:
+        sizes = _rustload.direct_upload_bytes(cores, [request], [0] * len(cores), cast_below)
+        return {core.name: nbytes for core, nbytes in zip(cores, sizes, strict=True) if nbytes}
+
+    plain = {"plain": 96, "half": 10, "int": 24, "large": 4000}
+    assert found(Request()) == plain
+    assert found(Request(copy=True)) == plain
+    assert (
+        found(Request(copy=False)) == found(Request(transpose=True)) == found(Request(dequantize=True)) == {}
+    )
+    assert found(Request(dtype="float16")) == {"plain": 48, "half": 10, "int": 6}
+    assert found(Request(dtype="float16"), 0) == {"half": 10}
+    assert found(Request(dtype="float32"), 1 << 62) == {"plain": 96, "int": 12, "large": 4000}
+
+
+def test_parts_for_tensors_are_cut_one_behind_another(save: Callable[..., Path]) -> None:
+    state = {f"{n}": torch.ones(n, 3, dtype=torch.float64) for n in range(1, 6)}
+    cores = [lazy._core for lazy in rustload.open(save(state)).values()]
+    upload = _rustload.upload(0, window=1 << 20, threads=1)
+    whole = upload.allocate(1000)
+    parts, end = whole.parts(10, 256, cores, [None, "float32", None, None, None])
+    assert [(part.dtype, part.shape) for part in parts] == [
+        ("float64", (1, 3)),
+        ("float32", (2, 3)),
+        ("float64", (3, 3)),
+    ]
+    start, _ = fakecuda.address_and_size(whole)
+    assert [fakecuda.address_and_size(part)[0] - start for part in parts] == [256, 512, 768]
+    assert end == 768 + 72
+    assert whole.parts(1000, 256, cores, [None] * 5) == ([], 1000)
+    with pytest.raises(ValueError, match="not aligned"):
+        whole.parts(1, 1, cores, [None] * 5)
+    with pytest.raises(ValueError, match="dtype"):
+        whole.parts(0, 256, cores, ["float33"] * 5)
+    del whole, parts
 
 
 def test_cuda_info_finds_the_fake_driver() -> None:

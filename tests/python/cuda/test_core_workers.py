@@ -1,0 +1,182 @@
+"""The threads of uploads: kept per device, as many as the work needs, ended before the process, absent in forked children."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from support import patterns
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+
+START = """
+    import os, sys, time
+    from pathlib import Path
+    import fakecuda, rustload
+    from fakecuda import Request
+    from rustload import _rustload
+
+    tensors = list(rustload.open(sys.argv[1]).values())
+    expected = [fakecuda.expected(tensor, Request()) for tensor in tensors]
+
+    def threads():
+        \"\"\"The threads of uploads.\"\"\"
+        return {task.name for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "rustload-upload\\n"}
+
+    def load(wanted=Request(), device=0, threads=3):
+        upload = _rustload.upload(device, window=1 << 28, threads=threads)
+        ticket, into = fakecuda.submit(upload, tensors, wanted)
+        upload.wait(ticket, stream=None, sync=True)
+        assert [fakecuda.read(buffer) for buffer in into] == [fakecuda.expected(tensor, wanted) for tensor in tensors]
+        upload.close()
+
+    def grow(count, *args, **options):
+        \"\"\"Loads until there are so many threads. A load that is delayed may do with fewer, and none may have more.\"\"\"
+        for _ in range(50):
+            load(*args, **options)
+            assert len(threads()) <= count
+            if len(threads()) == count:
+                return
+        raise AssertionError(threads())
+"""
+
+
+def test_threads_are_kept_from_upload_to_upload(on_fake: Run, save: Callable[..., Path]) -> None:
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+    on_fake(
+        START
+        + """
+    grow(3)
+    first = threads()
+    for _ in range(20):
+        load()
+    assert threads() == first, (threads(), first)
+    grow(6, device=1)
+    assert threads() > first
+    # A small batch does not wake threads that it has no work for.
+    tensors = [tensors[0][:40]]
+    load(device=2)
+    assert tensors[0].nbytes < 65536 and len(threads()) == 7
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DEVICES=3,
+        FAKECUDA_DELAY=300,
+    )
+
+
+def test_casts_have_a_thread_per_core(on_fake: Run, save: Callable[..., Path]) -> None:
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(30)})
+    on_fake(
+        START
+        + """
+    cores = len(os.sched_getaffinity(0))
+    grow(max(1, min(12, cores * 3 // 4)), threads=None)
+    grow(min(48, cores), Request(dtype="bfloat16"), threads=None)
+    grow(max(2, min(48, cores)), Request(dtype="bfloat16"), threads=2)
+    """,
+        path,
+        RUSTLOAD_RING="65536x48",
+    )
+
+
+def test_threads_end_on_request_and_start_again(on_fake: Run, save: Callable[..., Path]) -> None:
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+    on_fake(
+        START
+        + """
+    _rustload.end_upload_workers()
+    load()
+    for _ in range(3):
+        assert threads()
+        _rustload.end_upload_workers()
+        assert not threads()
+        load()
+    if not (pid := os.fork()):
+        # The child has none of the threads, and waits for none.
+        _rustload.end_upload_workers()
+        os._exit(len(threads()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    # With work in flight: the jobs that run are done, the others are left.
+    upload = _rustload.upload(0, window=1 << 28, threads=2)
+    fakecuda.submit(upload, tensors * 50, Request(), slab=False)
+    _rustload.end_upload_workers()
+    assert not threads()
+    upload.close()
+    assert fakecuda.count("stray") == 0
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DELAY=300,
+    )
+
+
+def test_a_process_ends_its_threads_before_it_ends(on_fake: Run, save: Callable[..., Path]) -> None:
+    """By `atexit`, which is registered by the part of the package that uploads."""
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+    out = on_fake(
+        START
+        + """
+    import atexit
+    atexit.register(lambda: print(len(threads()), "at the end"))
+    import rustload._cuda.uploads
+    grow(3)
+    print(len(threads()), "before")
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+    ).stdout
+    assert out == "3 before\n0 at the end\n"
+
+
+def test_copies_do_not_wait_for_the_work_that_the_next_batch_waits_for(
+    on_fake: Run, save: Callable[..., Path]
+) -> None:
+    """The GPU converts from one staging buffer while the other one is filled."""
+    path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(3)})
+    on_fake(
+        START
+        + """
+    fakecuda.enter()
+    stream = fakecuda.stream()
+    upload = _rustload.upload(0, window=1 << 28, threads=2)
+    for _ in range(2):
+        # Most copies of the first batch are not enqueued when the second is submitted: the ring has room for a fraction
+        # of them, and for all of the second.
+        later = fakecuda.destinations(upload, tensors[:1], [Request()])
+        before = fakecuda.read(later[0])
+        first, into = fakecuda.submit(upload, tensors * 4, Request())
+        start = time.monotonic()
+        fakecuda.fill(stream, later[0], 0xAA, 1_500_000)
+        second, _ = fakecuda.submit(upload, tensors[:1], Request(), later, stream=stream)
+        upload.wait(first, stream=None, sync=True)
+        assert [fakecuda.read(buffer) for buffer in into] == expected * 4
+        # The caller's stream is still busy, and the second batch waits for it.
+        assert fakecuda.read(later[0]) == before, time.monotonic() - start
+        upload.wait(second, stream=None, sync=True)
+        assert [fakecuda.read(buffer) for buffer in later] == expected[:1]
+    """,
+        path,
+        RUSTLOAD_RING="65536x40",
+        FAKECUDA_DELAY=1000,
+    )
+
+
+def test_the_host_waits_for_events_by_queries(on_fake: Run, save: Callable[..., Path]) -> None:
+    """So events need no blocking synchronization, which would make them slower for streams."""
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+    on_fake(
+        START
+        + """
+    load()
+    assert fakecuda.count("cuEventSynchronize") == 0 < fakecuda.count("cuEventQuery")
+    assert fakecuda.library().fakecuda_event_flags() == 2  # CU_EVENT_DISABLE_TIMING
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DELAY=2000,
+    )
