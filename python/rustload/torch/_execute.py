@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +20,15 @@ from rustload.torch._hooks import ComputedTensor
 from rustload.torch._shards import is_dtensor, local_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from rustload._tensor.handle import LazyTensor
     from rustload.torch._plan import LoadOptions, Step
 
 __all__ = ["execute_steps"]
+
+# With so many cores for each GPU, the default number of threads leaves enough for the others.
+_SHARE_WITHOUT_BOUND = 16
 
 
 def execute_steps(
@@ -42,17 +46,23 @@ def execute_steps(
             reading.
         ValueError: Tied parameters have different values in the file.
     """
-    streamed: dict[tuple[torch.device, bool], list[Step]] = {}
+    streamed: dict[torch.device, tuple[list[Step], list[Step]]] = {}
     rest = []
     for step in steps:
         if _is_streamed(step):
-            streamed.setdefault((step.device, step.is_new), []).append(step)
+            streamed.setdefault(step.device, ([], []))[step.is_new].append(step)
         else:
             rest.append(step)
-    for (device, _), group in streamed.items():
-        for step, data in _stream_steps(group, options, device if is_on_gpu(device) else None):
-            _assign_result(step, data, options)
-            yield step
+    gpus = [device for device in streamed if is_on_gpu(device)]
+    threads = _threads_per_gpu(len(gpus))
+    streams = []
+    for device, groups in streamed.items():
+        gpu = device if device in gpus else None
+        total = sum(step.nbytes for group in groups for step in group)
+        streams.append((_stream_groups(groups, options, gpu, threads), total))
+    for step, data in _side_by_side(streams):
+        _assign_result(step, data, options)
+        yield step
     for step in rest:
         _load_one(step, options, sample_memory)
         yield step
@@ -67,8 +77,47 @@ def _is_streamed(step: Step) -> bool:
     return step.is_new and step.device.type == "cpu"
 
 
+def _threads_per_gpu(gpus: int) -> int | None:
+    """The threads that read and cast for each GPU: a share of the cores if there are several GPUs; None for the default."""
+    if gpus < 2:
+        return None
+    share = len(os.sched_getaffinity(0)) // gpus
+    return max(1, share) if share < _SHARE_WITHOUT_BOUND else None
+
+
+def _side_by_side(
+    streams: Sequence[tuple[Generator[tuple[Step, torch.Tensor]], int]],
+) -> Iterator[tuple[Step, torch.Tensor]]:
+    """The results of streams, each with its bytes in all: always from the stream of which the smallest part was taken.
+
+    Each stream reads ahead, so the links of all GPUs are busy at once.
+    """
+    with contextlib.ExitStack() as stack:
+        for stream, _ in streams:
+            stack.enter_context(contextlib.closing(stream))
+        taken = dict.fromkeys(range(len(streams)), 0.0)
+        while taken:
+            number = min(taken, key=taken.__getitem__)
+            stream, total = streams[number]
+            found = next(stream, None)
+            if found is None:
+                del taken[number]
+                continue
+            taken[number] += found[0].nbytes / max(total, 1)
+            yield found
+
+
+def _stream_groups(
+    groups: Sequence[Sequence[Step]], options: LoadOptions, gpu: torch.device | None, threads: int | None
+) -> Generator[tuple[Step, torch.Tensor]]:
+    """Streams the tensors of one device, group after group."""
+    for group in groups:
+        if group:
+            yield from _stream_steps(group, options, gpu, threads)
+
+
 def _stream_steps(
-    steps: Sequence[Step], options: LoadOptions, gpu: torch.device | None
+    steps: Sequence[Step], options: LoadOptions, gpu: torch.device | None, threads: int | None
 ) -> Iterator[tuple[Step, torch.Tensor]]:
     """Streams the tensors of the steps in the file's order.
 
@@ -93,7 +142,7 @@ def _stream_steps(
         by_file=True,
         window=options.window,
         gpu_window=options.window,
-        threads=None,
+        threads=None if gpu is None else threads,
         share_storages=True,
         results_kept=True,
         cast=options.cast,

@@ -123,6 +123,46 @@ def test_load_into_fills_an_allocated_model_on_the_gpu(
     assert len(counted) == 1, "all tensors go through one queue"
 
 
+@pytest.mark.parametrize("allocated", [False, True])
+def test_load_into_fills_several_gpus_at_once(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, allocated: bool
+) -> None:
+    monkeypatch.setenv("FAKECUDA_DEVICES", "2")
+    fakecuda.enter()  # the fake driver reads it again
+    saved = torch.nn.Sequential(*(torch.nn.Linear(300, 200) for _ in range(6)))
+    with torch.device("meta"):
+        target = torch.nn.Sequential(*(torch.nn.Linear(300, 200) for _ in range(6)))
+    if allocated:
+        target[2:].to_empty(device="cpu")
+    queues: list[tuple[str, int, int | None]] = []
+
+    class Recorded(results.UploadQueue):
+        def __init__(self, gpu: Any, **options: Any) -> None:
+            queues.append(("open", gpu.index, options["threads"]))
+            super().__init__(gpu, **options)
+
+        def close(self) -> None:
+            queues.append(("close", self._gpu.index, None))
+            super().close()
+
+    monkeypatch.setattr(results, "UploadQueue", Recorded)
+    memory: list[int] = []
+    new = HostGpu.new
+    monkeypatch.setattr(HostGpu, "new", lambda gpu, *args: (memory.append(gpu.index), new(gpu, *args))[1])
+    fakecuda.delay(500)
+    device_map = {"": 0, "3": 1, "4": 1, "5": 1}
+    rustload.torch.load_into(target, save(saved.state_dict()), device_map=device_map, memory="1MiB")
+    fakecuda.delay(0)
+    assert_same_state(target, saved)
+    assert set(memory) == {0, 1}
+    opened = [(what, index) for what, index, _ in queues]
+    assert {opened[0], opened[1]} == {("open", 0), ("open", 1)}, "both read ahead before either is done"
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert {threads for what, _, threads in queues if what == "open"} == {share if share < 16 else None}
+    assert opened.count(("close", 0)) >= opened.count(("open", 0))
+    assert opened.count(("close", 1)) >= opened.count(("open", 1))
+
+
 def test_names_tied_in_the_file_fill_tensors_that_are_not(save: Callable[..., Path]) -> None:
     target = torch.nn.ParameterDict(
         {name: torch.nn.Parameter(torch.zeros(30, 30)) for name in ("a", "b", "c")}
