@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +178,34 @@ def test_missed_goals_are_reported(capsys):
     }
     run.print_goals([{"goal": "speed", "found": 0.5, "bound": 0.9, "holds": False}])
     assert "MISSED  speed: 0.50, bound 0.9" in capsys.readouterr().out
+
+
+def test_the_overhead_is_counted_on_the_fake_driver(tmp_path):
+    pytest.importorskip("safetensors")
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler to build the fake driver with")
+    out = tmp_path / "out.json"
+    command = [
+        sys.executable,
+        "-m",
+        "benches.gpu.overhead",
+        "--quick",
+        "--filter",
+        "256 KiB",
+        "--json",
+        str(out),
+    ]
+    env = {**os.environ, "RUSTLOAD_RING": "2097152x4"}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(out.read_text())
+    assert found["case"] == "2,000 x 256 KiB"
+    # 200 of 256 KiB: one copy for each 2 MiB, and few calls of the driver.
+    assert (found["copies"], found["copy_mib"]) == (25, 2.0)
+    assert found["by_function"]["cuMemcpyHtoDAsync_v2"] == 25
+    assert 0 < found["own_us"] <= found["wall_us"]
 
 
 def test_an_unknown_part_in_only_is_refused(capsys):
