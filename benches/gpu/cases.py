@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +38,19 @@ class File:
 
     def path(self, folder: Path, suffix: str) -> Path:
         """Its path; writes the file if it does not exist."""
-        path = folder / (self.name + suffix)
+        size = "x".join(map(str, (self.count, *self.shape)))
+        path = folder / f"{self.name}-{size}{suffix}"
         if not path.exists():
+            unfinished = path.with_suffix(".unfinished")
             generator = torch.Generator().manual_seed(1)
             count = torch.Size(self.shape).numel()
             made = torch.randn(count, generator=generator).to(_dtype(self.dtype)).reshape(self.shape)
             state = {f"model.layers.{at}.weight": made.roll(at, 0) for at in range(self.count)}
             if suffix == ".bin":
-                torch.save(state, path)
+                torch.save(state, unfinished)
             else:
-                safetensors.torch.save_file(state, path)
+                safetensors.torch.save_file(state, unfinished)
+            unfinished.rename(path)
         return path
 
 
@@ -105,8 +109,27 @@ def cases(*, quick: bool) -> list[Case]:
     ]
 
 
-def run(case: Case, suffix: str, folder: Path, device: str, rounds: int) -> dict[str, Any]:
-    """Checks, times and measures one case in one format; a loader that fails gets a row with the reason."""
+def run(
+    case: Case,
+    suffix: str,
+    folder: Path,
+    device: str,
+    *,
+    rounds: int,
+    with_peaks: bool = True,
+    end: float = float("inf"),
+) -> dict[str, Any]:
+    """Checks, times and measures one case in one format; a loader that fails gets a row with the reason.
+
+    Args:
+        case: The case.
+        suffix: The format of the file.
+        folder: Where the files are, or are made.
+        device: The GPU.
+        rounds: The number of rounds.
+        with_peaks: Whether to measure peaks of memory, each in a process of its own.
+        end: The value of `time.monotonic` after which no round but the first three and no peak is measured.
+    """
     path = case.file.path(folder, suffix)
     measure.read_through(path)
     expected = safe_reference(path, case.conversion)
@@ -117,23 +140,27 @@ def run(case: Case, suffix: str, folder: Path, device: str, rounds: int) -> dict
         if problem:
             failed[name] = problem
         else:
-            ready[name] = _timed(way, path, case.conversion, device)
+            ready[name] = _guarded(name, _timed(way, path, case.conversion, device), failed)
     del expected
     limits: dict[str, Callable[[], object]] = {LIMIT: probes.pinned_copies(device, 256 * MIB, case.crossing)}
     if case.narrows:
         limits[CAST_LIMIT] = probes.cpu_cast(case.file.nbytes)
-    times = measure.interleave({**ready, **limits}, rounds=rounds, arena=0)
+    budget = max(0.0, end - time.monotonic())
+    times = measure.interleave({**ready, **limits}, rounds=rounds, arena=0, budget=budget)
     limit = max(times[name].median for name in limits)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "way": name,
             "median_s": taken.median,
             "spread": taken.spread,
             "of_limit": limit / taken.median,
-            **({} if name in limits else peaks(name, suffix, path, case, device)),
         }
         for name, taken in times.items()
+        if name not in failed
     ]
+    for row in rows:
+        if with_peaks and row["way"] not in limits and time.monotonic() < end:
+            row.update(peaks(row["way"], suffix, path, case, device))
     rows += [{"way": name, "failed": why} for name, why in failed.items()]
     return {
         "case": case.title,
@@ -227,6 +254,19 @@ def _timed(way: peers.Way, path: Path, conversion: peers.Conversion, device: str
         return result
 
     return work
+
+
+def _guarded(name: str, work: Callable[[], object], failed: dict[str, str]) -> Callable[[], object]:
+    """The same work; an exception is kept in `failed` and ends only this loader."""
+
+    def guarded() -> object:
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - another loader's failure is a row, not the end
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            return None
+
+    return guarded
 
 
 def _problem(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,10 +17,15 @@ import safetensors.torch
 import torch
 
 import rustload
+import rustload.torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+# The files are in the page cache, or on a tmpfs: around the cache, these loaders would measure the disk.
+os.environ.setdefault("FASTSAFETENSORS_ODIRECT", "0")
+os.environ.setdefault("INSTANTTENSOR_BACKEND", "BUFFERED")
 
 OURS = "rustload"
 TORCH_LOAD = "torch.load(map_location)"
@@ -76,6 +82,13 @@ def ways(suffix: str, conversion: Conversion) -> dict[str, Way]:
     if conversion.converts:
         found |= {"rustload, cast='cpu'": _ours_at("cpu"), "rustload, cast='gpu'": _ours_at("gpu")}
     if suffix == ".bin":
+        found["rustload.torch.load(map_location)"] = ours_as_torch_load
+    else:
+        found |= {
+            "rustload.safe_open": ours_as_safe_open,
+            "rustload.safe_open, prefetch": ours_as_prefetch,
+        }
+    if suffix == ".bin":
         found |= {
             TORCH_LOAD: torch_load,
             "torch.load(mmap), map_location": torch_load_mapped,
@@ -113,6 +126,23 @@ def ours_streamed(path: Path, conversion: Conversion, device: str) -> Result:
     with rustload.open(path, framework="torch") as ckpt:
         transpose = {"*": True} if conversion.transpose else None
         return Result(dict(ckpt.stream(device=device, dtype=conversion.dtype, transpose=transpose)))
+
+
+def ours_as_torch_load(path: Path, conversion: Conversion, device: str) -> Result:
+    """`rustload.torch.load`, which uploads whole storages; torch converts."""
+    return _finished(rustload.torch.load(path, map_location=device), conversion)
+
+
+def ours_as_safe_open(path: Path, conversion: Conversion, device: str) -> Result:
+    """`rustload.safe_open`, tensor by tensor; torch converts."""
+    with rustload.safe_open(path, "pt", device=device) as file:
+        return Result({name: conversion.finish(file.get_tensor(name)) for name in file.keys()})  # noqa: SIM118 - no mapping
+
+
+def ours_as_prefetch(path: Path, conversion: Conversion, device: str) -> Result:
+    """`rustload.safe_open(...).prefetch`, which reads ahead; torch converts."""
+    with rustload.safe_open(path, "pt", device=device) as file, file.prefetch() as loader:
+        return _finished(dict(loader), conversion)
 
 
 def torch_load(path: Path, conversion: Conversion, device: str) -> Result:

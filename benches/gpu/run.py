@@ -1,22 +1,25 @@
 """The GPU suite: correctness on the device, probes of the link, a sweep of the ring, and times beside other loaders.
 
-    python -m benches.gpu.run [--quick] [--check] [--only PART ...] [--json OUT]
+    python -m benches.gpu.run [--quick] [--check] [--only PART ...] [--files DIR] [--no-peaks] [--minutes N] [--json OUT]
 
 It needs an installed rustload, torch for CUDA and safetensors, no network, and the folder `benches` of the repository. All files
-are made in a temporary folder (25 GB at full size, and as much memory to hold them in the page cache). Other installed loaders
-are timed too. Without a GPU it prints a message and exits with 0. `--check` makes figures below the goals an error.
+(25 GB at full size, and as much memory to hold them in the page cache) are made in a temporary folder, or in `--files DIR`, where
+they are kept for the next call; a tmpfs is best. Other installed loaders are timed too. Without a GPU it prints a message
+and exits with 0. `--check` makes figures below the goals an error. A call begins nothing new after 8 minutes (`--minutes`) and
+prints what it has left out; `--json` is written after every case.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as a file
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -27,6 +30,9 @@ import torch
 import rustload
 from benches.gpu import cases, checks, matrix, peers, probes, sweep
 from benches.python import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PARTS = ("correctness", "probes", "sweep", "cases")
 
@@ -42,13 +48,24 @@ def main(arguments: list[str] | None = None) -> int:
         torch.cuda.set_device(args.device)
     found: dict[str, Any] = {"machine": machine(args.device)}
     print(" · ".join(f"{key} {value}" for key, value in found["machine"].items()))
-    with tempfile.TemporaryDirectory(prefix="rustload-gpu-", dir=args.folder) as folder:
+
+    def save() -> None:
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1))
+
+    with contextlib.ExitStack() as stack:
+        folder = args.files
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="rustload-gpu-", dir=args.folder)
+            folder = Path(stack.enter_context(temporary))
+        folder.mkdir(parents=True, exist_ok=True)
         for part in args.only:
             start = time.perf_counter()
-            found[part] = RUN[part](Path(folder), args)
+            # Filled while the part runs, so that what is there is saved whatever happens next.
+            found[part] = {"results": [], "goals": [], "left_out": []} if part == "cases" else []
+            RUN[part](folder, args, found[part], save)
+            save()
             print(f"({part}: {time.perf_counter() - start:.0f} s)", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
     wrong = sum(len(one["wrong"]) for one in found.get("correctness", ()))
     missed = [goal for goal in found.get("cases", {}).get("goals", ()) if not goal["holds"]]
     return int(wrong > 0 or (args.check and bool(missed)))
@@ -72,9 +89,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds per case (7, with --quick 3)")
     parser.add_argument("--device", default="cuda:0", help="the GPU; cpu runs only the correctness part")
     parser.add_argument("--folder", type=Path, help="where to create the temporary folder")
+    parser.add_argument("--files", type=Path, metavar="DIR", help="make the files there, and keep them")
+    parser.add_argument("--no-peaks", action="store_true", help="do not measure peaks of memory")
+    parser.add_argument(
+        "--minutes", type=float, default=8, metavar="N", help="begin nothing new after so many minutes"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
     args = parser.parse_args(arguments)
     args.rounds = args.rounds or (3 if args.quick else 7)
+    args.end = time.monotonic() + args.minutes * 60
     if args.device == "cpu":
         args.only = [part for part in args.only if part == "correctness"]
     return args
@@ -109,16 +132,27 @@ def machine(device: str) -> dict[str, str]:
     return found
 
 
-def correctness(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def is_late(args: argparse.Namespace, what: str) -> bool:
+    """Whether nothing more may begin; then says that `what` is left out."""
+    late: bool = time.monotonic() > args.end
+    if late:
+        print(f"  left out after {args.minutes:g} minutes: {what}", flush=True)
+    return late
+
+
+def correctness(
+    folder: Path, args: argparse.Namespace, found: list[dict[str, Any]], save: Callable[[], None]
+) -> None:
     """Compares every API call for every tensor, bit by bit."""
     print(f"\n=== correctness on {args.device}: tensors equal to the bit ===")
-    found: list[dict[str, Any]] = []
     for one in matrix.outcomes(folder, args.device, quick=args.quick):
         found.append({"way": one.way, "checks": one.checks, "wrong": one.wrong})
         print_outcome(one)
+        save()
+        if is_late(args, f"what comes after {one.way}"):
+            break
     total, wrong = sum(one["checks"] for one in found), sum(len(one["wrong"]) for one in found)
     print(f"  {total:,} checks, {wrong:,} wrong")
-    return found
 
 
 def print_outcome(one: checks.Outcome) -> None:
@@ -130,47 +164,68 @@ def print_outcome(one: checks.Outcome) -> None:
         print(f"      and {len(one.wrong) - 5:,} more")
 
 
-def probed(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def probed(
+    folder: Path, args: argparse.Namespace, found: list[dict[str, Any]], save: Callable[[], None]
+) -> None:
     """Measures the limits of the machine."""
     print(f"\n=== probes of {args.device}, medians ===")
     file = _sample(folder, args)
-    found = []
     for what, figure, unit in probes.probes(file, args.device, quick=args.quick):
         found.append({"what": what, "figure": figure, "unit": unit})
         print(f"  {what:<52}{figure:>10.2f} {unit}", flush=True)
-    return found
+        save()
+        if is_late(args, f"what comes after {what}"):
+            break
 
 
-def swept(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def swept(
+    folder: Path, args: argparse.Namespace, found: list[dict[str, Any]], save: Callable[[], None]
+) -> None:
     """Tries slot sizes and numbers of workers."""
     print("\n=== slot size and workers: GB/s of one tensor, file in the page cache ===")
     file = _sample(folder, args)
-    found = []
     for slot, workers, rate in sweep.sweep(file, args.device, quick=args.quick):
         found.append({"slot": slot, "workers": workers, "rate": rate})
         label = rate if isinstance(rate, str) else f"{rate:.1f}"
-        print(f"  slots of {slot >> 10:>6} KiB, {workers:>2} workers: {label}", flush=True)
-    return found
+        what = f"slots of {slot >> 10:>6} KiB, {workers:>2} workers" if slot else "defaults"
+        print(f"  {what}: {label}", flush=True)
+        save()
+        if is_late(args, f"what comes after {what}"):
+            break
 
 
-def timed(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def timed(folder: Path, args: argparse.Namespace, found: dict[str, Any], save: Callable[[], None]) -> None:
     """Times the cases beside other loaders, then checks the goals."""
     print(f"\n=== warm file to {args.device}: medians of {args.rounds} interleaved rounds ===")
     print(
         "GB/s of the file's bytes; of limit = the limit's time over the row's; MiB beyond the results, first load in a process."
     )
-    results = []
+    results = found["results"]
     for case in cases.cases(quick=args.quick):
-        if args.filter in case.title:
-            for suffix in (".safetensors", ".bin"):
-                results.append(cases.run(case, suffix, folder, args.device, args.rounds))
-                print_case(results[-1])
-    found = [
+        if args.filter not in case.title:
+            continue
+        for suffix in (".safetensors", ".bin"):
+            if is_late(args, f"{case.title}, {suffix}"):
+                found["left_out"].append([case.title, suffix])
+                continue
+            results.append(
+                cases.run(
+                    case,
+                    suffix,
+                    folder,
+                    args.device,
+                    rounds=args.rounds,
+                    with_peaks=not args.no_peaks,
+                    end=args.end,
+                )
+            )
+            print_case(results[-1])
+            save()
+    found["goals"] += [
         {"goal": what, "found": figure, "bound": bound, "holds": holds}
         for what, figure, bound, holds in cases.goals(results, quick=args.quick)
     ]
-    print_goals(found)
-    return {"results": results, "goals": found}
+    print_goals(found["goals"])
 
 
 def print_case(result: dict[str, Any]) -> None:
@@ -208,7 +263,12 @@ def print_goals(found: list[dict[str, Any]]) -> None:
         print(f"  {word:<8}{goal['goal']}: {goal['found']:.2f}, bound {goal['bound']:g}")
 
 
-RUN = {"correctness": correctness, "probes": probed, "sweep": swept, "cases": timed}
+RUN: dict[str, Callable[..., None]] = {
+    "correctness": correctness,
+    "probes": probed,
+    "sweep": swept,
+    "cases": timed,
+}
 
 
 def _sample(folder: Path, args: argparse.Namespace) -> Path:

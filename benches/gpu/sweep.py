@@ -24,17 +24,17 @@ ROUNDS = 5
 
 
 def settings(*, quick: bool) -> list[tuple[int, int]]:
-    """Bytes of a slot and number of workers."""
+    """Bytes of a slot and number of workers; zeros for the defaults."""
     slots = (MIB, 2 * MIB) if quick else (256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
-    workers = (1, 2) if quick else (1, 2, 4, 8, 16)
+    workers = (1, 2) if quick else (1, 2, 4, 8, 12, 16)
     cores = os.cpu_count() or 1
-    return [(slot, number) for slot in slots for number in workers if number <= cores]
+    return [(0, 0), *((slot, number) for slot in slots for number in workers if number <= cores)]
 
 
 def sweep(file: Path, device: str, *, quick: bool) -> Iterator[tuple[int, int, float | str]]:
     """Yields slot size, workers, and GB/s or the reason for a missing figure."""
     for slot, workers in settings(quick=quick):
-        env = {**os.environ, "RUSTLOAD_RING": f"{slot}x{workers * SLOTS_PER_WORKER}"}
+        env = {**os.environ, "RUSTLOAD_RING": f"{slot}x{workers * SLOTS_PER_WORKER}" if slot else ""}
         command = [sys.executable, "-m", "benches.gpu.sweep", str(file), device, str(workers)]
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -53,7 +53,7 @@ def _child(file: str, device: str, workers: int) -> None:
         for _ in range(ROUNDS + 1):
             torch.cuda.synchronize(device)
             start = time.perf_counter()
-            result = ckpt.materialize(device=device, threads=workers)
+            result = ckpt.materialize(device=device, threads=workers or None)
             torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - start)
             del result

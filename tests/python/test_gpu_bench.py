@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benches.gpu import cases, checks, peers, probes, run, samples, sweep  # noqa: E402 - from the repository's root
+from benches.gpu import cases, checks, first_contact, peers, probes, run, samples, sweep  # noqa: E402 - from the repository's root
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -91,7 +92,7 @@ def test_all_ways_of_loading_return_equal_tensors(tmp_path, suffix):
         expected = cases.safe_reference(path, case.conversion)
         assert sum(tensor.nbytes for tensor in expected.values()) == case.result_bytes
         for name, way in peers.ways(suffix, case.conversion).items():
-            if "cast=" not in name and "pin_memory" not in name:
+            if not any(needs_gpu in name for needs_gpu in ("cast=", "pin_memory", "prefetch")):
                 assert cases._problem(way, path, case.conversion, "cpu", expected) is None, name
         expected[next(iter(expected))][0] += 1
         assert cases._problem(peers.ours, path, case.conversion, "cpu", expected) is not None
@@ -112,7 +113,10 @@ def test_the_cases_run_on_the_cpu_in_place_of_the_gpu(tmp_path, monkeypatch, cap
     monkeypatch.setattr(probes, "pinned_copies", lambda _device, _size, total: probes.cpu_cast(total))
     monkeypatch.setattr(cases, "peaks", lambda *_: peaks)
     args = run.parse(["--quick", "--filter", "to bfloat16", "--device", "cpu"])
-    found = run.timed(tmp_path, args)
+    found: dict = {"results": [], "goals": [], "left_out": []}
+    saved = []
+    run.timed(tmp_path, args, found, lambda: saved.append(len(found["results"])))
+    assert saved == [1, 2, 3, 4], "after each case"
     printed = capsys.readouterr().out
     assert [(result["case"], result["format"]) for result in found["results"]] == [
         (title, suffix)
@@ -180,6 +184,38 @@ def test_missed_goals_are_reported(capsys):
     assert "MISSED  speed: 0.50, bound 0.9" in capsys.readouterr().out
 
 
+def test_the_first_contact_answers_each_question_in_a_line(tmp_path, monkeypatch, capsys):
+    def questions(files, *, has_gpu):
+        assert not has_gpu
+        titles = [title for title, _, _ in first_contact_questions(files, has_gpu=True)]
+        assert len(titles) == len(set(titles)) > 30
+        for wanted in (
+            "pinned",
+            "graph capture",
+            "forked",
+            "ring 1048576x36, 12 workers",
+            "18,000",
+            "cast=cpu",
+        ):
+            assert any(wanted in title for title in titles), wanted
+        assert all("capture" not in title for title, _, _ in first_contact_questions(files, has_gpu=False))
+        yield "a model", ["load", str(files[0]), 2, "float32", "auto"], {}
+        yield "a failure", ["load", str(files[0]) + ".missing", None, None, "auto"], {}
+
+    first_contact_questions = first_contact.questions
+    monkeypatch.setattr(first_contact, "questions", questions)
+    monkeypatch.setattr(first_contact, "touch", lambda _gib: 1.0)
+    out = tmp_path / "out.json"
+    command = [str(tmp_path / "files"), "--device", "cpu", "--scale", "0.002", "--json", str(out)]
+    assert first_contact.main(command) == 1
+    answers = {one["title"]: one["answer"] for one in json.loads(out.read_text())}
+    assert answers["a model"]["GB/s"] > 0
+    assert answers["a failure"].startswith("FAILED: ")
+    assert "a model" in capsys.readouterr().out
+    for path in (tmp_path / "files").iterdir():
+        assert all(tensor.isfinite().all() for tensor in safetensors.torch.load_file(path).values())
+
+
 def test_the_overhead_is_counted_on_the_fake_driver(tmp_path):
     pytest.importorskip("safetensors")
     if shutil.which("cc") is None:
@@ -206,6 +242,69 @@ def test_the_overhead_is_counted_on_the_fake_driver(tmp_path):
     assert (found["copies"], found["copy_mib"]) == (25, 2.0)
     assert found["by_function"]["cuMemcpyHtoDAsync_v2"] == 25
     assert 0 < found["own_us"] <= found["wall_us"]
+
+
+def test_a_loader_that_fails_while_it_is_timed_gets_a_row_and_the_others_their_times(tmp_path, monkeypatch):
+    calls = []
+
+    def fails_later(path, conversion, device):
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("out of memory\nand more")
+        return peers.ours(path, conversion, device)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(probes, "pinned_copies", lambda _device, _size, total: probes.cpu_cast(total))
+    monkeypatch.setattr(
+        peers, "ways", lambda _suffix, _conversion: {peers.OURS: peers.ours, "other": fails_later}
+    )
+    monkeypatch.setattr(cases, "peaks", lambda *_: pytest.fail("peaks were not asked for"))
+    case = next(case for case in cases.cases(quick=True) if case.title.startswith("200"))
+    found = cases.run(case, ".safetensors", tmp_path, "cpu", rounds=3, with_peaks=False)
+    rows = {row["way"]: row for row in found["rows"]}
+    assert rows["other"] == {"way": "other", "failed": "RuntimeError: out of memory"}
+    assert rows[peers.OURS]["median_s"] > 0
+
+
+def test_files_are_kept_and_results_are_saved_until_the_time_is_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(run, "reason_to_skip", lambda _device: None)
+    monkeypatch.setattr(run, "machine", lambda _device: {})
+    made = []
+
+    def timed(case, suffix, folder, _device, **options):
+        made.append((case.file.path(folder, suffix), options["with_peaks"]))
+        args.end = 0  # the time is over after the first case
+        return {"case": case.title, "format": suffix, "nbytes": 1, "rows": []}
+
+    parse = run.parse
+    args = parse(["--quick"])
+    monkeypatch.setattr(cases, "run", timed)
+    out = tmp_path / "out.json"
+    args = parse(
+        [
+            "--quick",
+            "--only",
+            "cases",
+            "--filter",
+            "1 KiB",
+            "--no-peaks",
+            "--files",
+            str(tmp_path / "f"),
+            "--json",
+            str(out),
+        ]
+    )
+    monkeypatch.setattr(run, "parse", lambda _arguments: args)
+    assert run.main([]) == 0
+    ((path, with_peaks),) = made
+    assert path.exists()
+    assert not with_peaks
+    found = json.loads(out.read_text())["cases"]
+    assert [result["format"] for result in found["results"]] == [".safetensors"]
+    assert found["left_out"] == [[found["results"][0]["case"], ".bin"]]
+    assert "left out after 8 minutes" in capsys.readouterr().out
 
 
 def test_an_unknown_part_in_only_is_refused(capsys):
