@@ -10,7 +10,7 @@
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
 #   make memory   measure memory over time while stock loaders and rustload load a model (MEMORY="--rounds 1", "--limit")
 #   make docs     build the site of the documentation in build/docs/html
-#   make release-check  test the site and pages of `rustload view` in Chromium, if it is installed
+#   make release-check  build the wheel twice, check and use it; lint workflows; test the site and pages of `rustload view` in Chromium
 #   make build    only the extension, in .venv
 #   make fmt      format Rust and Python
 
@@ -23,6 +23,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
+RELEASE := $(CURDIR)/.cache/release
 CARGO := cargo
 BENCH ?=
 COUNTS ?=
@@ -78,8 +79,9 @@ docs: $(DOCS_VENV)/.installed
 	@$(DOCS_VENV)/bin/python -m docs.site
 
 # What takes long or needs programs that `make test` does without.
-release-check: $(BUILT) docs
+release-check: $(BUILT) $(RELEASE)/.installed docs
 	$(PY) -m pytest tests/browser $(PYTEST)
+	$(RELEASE)/bin/python -m pytest tests/release $(PYTEST)
 
 build: $(BUILT)
 
@@ -140,6 +142,12 @@ $(INSTALLED): requirements/test.txt
 		echo "$(PYTHON) is $$($(PYTHON) -V): rustload needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --requirement requirements/test.txt
+	@touch $@
+
+# Apart from .venv: some of these tools need other versions of the same packages.
+$(RELEASE)/.installed: requirements/release.txt
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --requirement requirements/release.txt
 	@touch $@
 
 $(VENV)/.plots: requirements/plots.txt $(INSTALLED)
