@@ -94,7 +94,15 @@ impl ReadRanges for BlockCache {
     }
 
     fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
-        self.backing.read_ranges(ranges)
+        let mut missing = Vec::with_capacity(ranges.len());
+        for RangeRead { offset, out } in ranges {
+            let block = self.find(*offset, out.len());
+            match block.as_ref().and_then(|block| block.get(*offset, out.len())) {
+                Some(found) => out.copy_from_slice(found),
+                None => missing.push(RangeRead { offset: *offset, out }),
+            }
+        }
+        if missing.is_empty() { Ok(()) } else { self.backing.read_ranges(&mut missing) }
     }
 
     fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
@@ -198,6 +206,21 @@ mod tests {
         source.prefetch(u64::MAX, u64::MAX).unwrap();
         source.prefetch(0, PREFETCH_MAX_BYTES + 1).unwrap();
         assert_eq!(counting.requests.load(Ordering::Relaxed), 2, "of the last, the source has fewer bytes");
+    }
+
+    #[test]
+    fn ranges_that_are_cached_are_not_requested() {
+        let (counting, source) = counting(10 << 20);
+        check(&source, 0, 10);
+        let (mut one, mut two) = ([0; 10], [0; 10]);
+        for expected in [1, 2] {
+            let mut ranges =
+                [RangeRead { offset: 7, out: &mut one }, RangeRead { offset: 1 << 20, out: &mut two }];
+            let count = if expected == 1 { 1 } else { 2 };
+            source.read_ranges(&mut ranges[..count]).unwrap();
+            assert_eq!(counting.requests.load(Ordering::Relaxed), expected);
+        }
+        assert_eq!((one[0], two[9]), (7, 9));
     }
 
     #[test]

@@ -4,6 +4,8 @@
 mod block_cache;
 mod chunk;
 mod cursor;
+mod deferred;
+mod fetched;
 mod file;
 mod folder;
 mod in_memory;
@@ -19,6 +21,8 @@ mod source;
 
 pub use chunk::Chunk;
 pub use cursor::Cursor;
+pub use deferred::Proof;
+pub use fetched::Fetched;
 pub use file::{FileStamp, LocalFile};
 pub use folder::{LocalFolder, ReadFolder, is_plain_name};
 pub use mapping::Mapping;
@@ -29,7 +33,7 @@ pub use os::file_system::{FileSystem, FileSystemKind};
 pub(crate) use os::memory_file::memory_file;
 pub use probe::Probe;
 pub use read_ranges::{Access, RangeRead, ReadRanges};
-pub use reader::{ReadMode, Reader, scratch_bounds};
+pub use reader::{Descriptor, ReadMode, Reader, scratch_bounds};
 pub use region::Region;
 pub use scratch::{AlignedMemory, AllocateAligned, Scratch};
 pub use source::{Bytes, Source};

@@ -163,4 +163,9 @@ impl Access {
         concurrent: true,
         metadata_block: 0,
     };
+
+    /// Whether reads mostly wait for answers, so that their number counts and not their bytes.
+    pub(crate) fn waits_for_requests(self) -> bool {
+        self.metadata_block > 0
+    }
 }

@@ -9,6 +9,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use super::os::direct::{DIRECT_ALIGNMENT, open_sequential};
 use super::scratch::BounceBuffer;
@@ -54,7 +55,7 @@ impl ReadMode {
         let Some(file) = source.file() else { return plain };
         if bytes >= DIRECT_READ_MAX_BYTES as u64 && contiguous && file.direct().is_some() {
             ReadMode { way: ReadWay::Direct, access: direct_access() }
-        } else if bytes >= SEQUENTIAL_READ_MIN_BYTES {
+        } else if bytes >= sequential_min(access) {
             ReadMode { way: ReadWay::Sequential, access }
         } else {
             plain
@@ -73,16 +74,40 @@ impl ReadMode {
 
     /// One thread's reads of the source.
     pub fn reader(self, source: &Source) -> Reader<'_> {
+        self.reader_with(source, &mut Descriptor::default())
+    }
+
+    /// As [`ReadMode::reader`], with the thread's file descriptor of the same file if it has one.
+    pub fn reader_with<'a>(self, source: &'a Source, descriptor: &mut Descriptor) -> Reader<'a> {
         let way = match self.way {
             ReadWay::Direct => Reader { direct: source.direct(), ..Reader::new(source) },
-            ReadWay::Sequential => {
-                let sequential = source.file().map(LocalFile::descriptor).and_then(open_sequential);
-                Reader { sequential, ..Reader::new(source) }
-            }
+            ReadWay::Sequential => Reader { sequential: descriptor.of(source), ..Reader::new(source) },
             ReadWay::Plain => Reader::new(source),
         };
         Reader { access: self.access, ..way }
     }
+}
+
+/// A thread's own file descriptor, with read-ahead of its own.
+#[derive(Default)]
+pub struct Descriptor(Option<(Source, Option<Arc<File>>)>);
+
+impl Descriptor {
+    /// The descriptor of the source's file: the last one if it is of the same file.
+    fn of(&mut self, source: &Source) -> Option<Arc<File>> {
+        match &self.0 {
+            Some((last, descriptor)) if last.same_backing(source) => descriptor.clone(),
+            _ => {
+                let opened = source.file().map(LocalFile::descriptor).and_then(open_sequential).map(Arc::new);
+                self.0.insert((source.clone(), opened)).1.clone()
+            }
+        }
+    }
+}
+
+/// The least bytes for which each thread opens a file descriptor of its own: fewer where the kernel's read-ahead counts most.
+fn sequential_min(access: Access) -> u64 {
+    if access.waits_for_requests() { access.small } else { SEQUENTIAL_READ_MIN_BYTES }
 }
 
 /// How the disk behind a file is read best.
@@ -101,7 +126,7 @@ fn direct_access() -> Access {
 pub fn scratch_bounds(source: &Source) -> (u64, Option<usize>) {
     let access = source.access();
     if source.may_be_direct() {
-        (access.block + DIRECT_READ_MAX_BYTES as u64, direct_access().in_flight)
+        (access.block + DIRECT_READ_MAX_BYTES as u64, access.in_flight.max(direct_access().in_flight))
     } else {
         (access.block, access.in_flight)
     }
@@ -113,7 +138,7 @@ pub struct Reader<'a> {
     access: Access,
     direct: Option<&'a File>,
     /// This reader's own file descriptor, so that the kernel's read-ahead follows this thread alone.
-    sequential: Option<File>,
+    sequential: Option<Arc<File>>,
 }
 
 impl<'a> Reader<'a> {
@@ -162,7 +187,7 @@ impl<'a> Reader<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<&'s mut [u8]> {
         let (bytes, bounce_buffer) = scratch.bytes_and_bounce_buffer(len)?;
-        if self.access.metadata_block > 0 {
+        if self.access.waits_for_requests() {
             return self.request_runs(bytes, runs);
         }
         for (offset, place) in runs {
@@ -194,8 +219,8 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// Reads without `O_DIRECT`.
-    fn read_plain(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+    /// Fills `out` with the bytes at `offset` of the source's window, without `O_DIRECT`.
+    pub fn read_plain(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         match &self.sequential {
             Some(descriptor) => self.source.read_through(descriptor, offset, out),
             None => self.source.read_at(offset, out),
@@ -313,7 +338,6 @@ mod tests {
     use super::*;
     use crate::bytes::{AllocateAligned, Io};
     use std::io::Write;
-    use std::sync::Arc;
 
     fn random_bytes(len: usize) -> Vec<u8> {
         let mut state = 7_u32;

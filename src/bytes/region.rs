@@ -39,6 +39,12 @@ impl Region {
         self.start <= other.start && other.end() <= self.end()
     }
 
+    /// Where `inner` lies in this range, counted from its start; `None` if it does not lie inside.
+    pub fn relative(self, inner: Region) -> Option<Region> {
+        let start = inner.start.checked_sub(self.start)?;
+        self.contains(inner).then_some(Region { start, len: inner.len })
+    }
+
     /// `len` bytes from `start`, which counts from this range's start. `None` if they do not lie inside.
     pub fn subregion(self, start: u64, len: u64) -> Option<Region> {
         let subregion = Region::new(self.start.checked_add(start)?, len)?;

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::block_cache::BlockCache;
+use super::deferred::{Deferred, Proof};
+use super::fetched::Fetched;
 use super::in_memory::{self, InMemory};
 use super::os::copy;
 use super::os::direct::{Io, IoChoice};
@@ -15,6 +17,7 @@ use super::{
     Access, Chunk, FileStamp, LocalFile, LocalFolder, Mapping, RangeRead, ReadFolder, ReadRanges, Region,
 };
 use crate::error::{Code, Error, Result};
+use crate::parallel::Cancel;
 
 /// Shared bytes in memory.
 pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -24,6 +27,8 @@ pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 pub struct Source {
     backing: Arc<dyn ReadRanges>,
     window: Region,
+    /// Set if the window may begin later by as much as the proof says; reads check that first.
+    deferred: Option<Deferred>,
 }
 
 impl Source {
@@ -48,7 +53,7 @@ impl Source {
         let block = backing.access().metadata_block;
         let backing = if block > 0 { Arc::new(BlockCache::new(backing, block)) } else { backing };
         let window = Region::new(0, backing.len()).unwrap_or_default();
-        Source { backing, window }
+        Source { backing, window, deferred: None }
     }
 
     /// The number of bytes in the window.
@@ -56,14 +61,19 @@ impl Source {
         self.window.len()
     }
 
-    /// The offset of the window in the file, or in memory.
+    /// The offset of the window in the file, or in memory; the least possible one before [`Source::proved`].
     pub fn start(&self) -> u64 {
-        self.window.start()
+        self.region().start()
     }
 
     /// Whether the window is empty.
     pub fn is_empty(&self) -> bool {
         self.window.is_empty()
+    }
+
+    /// Whether it can be mapped: whether it is a local file.
+    pub fn is_mappable(&self) -> bool {
+        self.file().is_some()
     }
 
     /// The file's path; `None` for everything but local files.
@@ -150,7 +160,7 @@ impl Source {
 
     /// The offset in the file, or in memory, of an offset in the window.
     pub(super) fn file_offset(&self, offset: u64) -> u64 {
-        self.window.start().saturating_add(offset)
+        self.start().saturating_add(offset)
     }
 
     /// Whether these bytes lie inside the window.
@@ -160,23 +170,72 @@ impl Source {
 
     /// A smaller window. Fails with [`Code::Truncated`] if it does not lie inside this one.
     pub fn window(&self, start: u64, len: u64) -> Result<Source> {
-        Ok(Source { backing: self.backing.clone(), window: self.range(start, len)? })
+        Ok(Source { window: self.range(start, len)?, ..self.clone() })
+    }
+
+    /// A smaller window, which begins at `start` or somewhat later: `proof` says where. Reads check the proof together with the
+    /// bytes, and fail with its error.
+    pub fn with_proof(&self, start: u64, len: u64, proof: Arc<dyn Proof>) -> Result<Source> {
+        let outer = self.proved()?;
+        let deferred = Some(Deferred::new(proof, outer.start()));
+        Ok(Source { deferred, ..outer.window(start, len)? })
+    }
+
+    /// The same window with its place known exactly. Reads what the proof needs unless it has passed already.
+    pub fn proved(&self) -> Result<Source> {
+        let Some(deferred) = &self.deferred else { return Ok(self.clone()) };
+        deferred.prove(&*self.backing).map_err(|error| self.locate_error(error))?;
+        Ok(Source { backing: self.backing.clone(), window: self.region(), deferred: None })
+    }
+
+    /// As [`Source::proved`], with the bytes of `span`, which were read already.
+    pub fn proved_within(&self, span: &Source, bytes: &[u8]) -> Result<Source> {
+        let Some(deferred) = &self.deferred else { return Ok(self.clone()) };
+        let found = |offset: u64, len: u64| {
+            let range = span.region().relative(Region::new(offset, len)?)?;
+            let start = usize::try_from(range.start()).ok()?;
+            bytes.get(start..usize::try_from(range.end()).ok()?).map(<[u8]>::to_vec)
+        };
+        deferred.prove_from(&*self.backing, found).map_err(|error| self.locate_error(error))?;
+        self.proved()
+    }
+
+    /// The window that has to be read for this one: the same, and with it what its proof needs. `None` if more than `gap` bytes lie
+    /// between the two.
+    pub fn extent(&self, gap: u64) -> Option<Source> {
+        let plain = |window| Source { backing: self.backing.clone(), window, deferred: None };
+        let Some(deferred) = self.deferred.as_ref().filter(|deferred| deferred.shift().is_none()) else {
+            return Some(plain(self.region()));
+        };
+        let mut extents = deferred.extents(self.window).ok()?;
+        extents.sort_unstable_by_key(|extent| extent.start());
+        let (mut window, mut between) = (*extents.first()?, 0_u64);
+        for extent in extents {
+            between = between.saturating_add(extent.start().saturating_sub(window.end()));
+            let end = window.end().max(extent.end());
+            window = Region::new(window.start(), end.saturating_sub(window.start()))?;
+        }
+        (between <= gap).then(|| plain(window))
     }
 
     /// The smallest window that covers this one and `other`. `None` if they have different backings, or more than `gap` bytes lie
     /// between them.
     pub fn span(&self, other: &Source, gap: u64) -> Option<Source> {
-        let (start, end) =
-            (self.window.start().min(other.window.start()), self.window.end().max(other.window.end()));
+        let (one, two) = (self.region(), other.region());
+        let (start, end) = (one.start().min(two.start()), one.end().max(two.end()));
         let between = end.saturating_sub(start).saturating_sub(self.len()).saturating_sub(other.len());
         let window = Region::new(start, end.saturating_sub(start))?;
-        (between <= gap && self.same_backing(other)).then(|| Source { backing: self.backing.clone(), window })
+        (between <= gap && self.same_backing(other)).then(|| Source {
+            backing: self.backing.clone(),
+            window,
+            deferred: None,
+        })
     }
 
     /// The offset of this window in `outer`. `None` unless `outer` has the same backing and covers it.
     pub fn start_in(&self, outer: &Source) -> Option<u64> {
-        let covers = self.same_backing(outer) && outer.window.contains(self.window);
-        covers.then(|| self.window.start().saturating_sub(outer.window.start()))
+        let covers = self.same_backing(outer) && outer.region().contains(self.region());
+        covers.then(|| self.start().saturating_sub(outer.start()))
     }
 
     fn range(&self, start: u64, len: u64) -> Result<Region> {
@@ -189,7 +248,12 @@ impl Source {
     /// Fills `out` with the bytes at `offset` of the window. Fails if the window ends before, or the file was truncated.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let range = self.range(offset, out.len() as u64)?;
-        self.backing.read_at(range.start(), out).map_err(|error| self.locate_error(error))
+        let read = match &self.deferred {
+            None => self.backing.read_at(range.start(), out),
+            Some(_) if out.is_empty() => Ok(()),
+            Some(deferred) => deferred.read(&*self.backing, &mut [RangeRead { offset: range.start(), out }]),
+        };
+        read.map_err(|error| self.locate_error(error))
     }
 
     /// Keeps up to `len` bytes at `offset` of the window for reads that follow, where requests are expensive. The part outside of the
@@ -204,20 +268,38 @@ impl Source {
         for range in ranges.iter_mut() {
             range.offset = self.range(range.offset, range.out.len() as u64)?.start();
         }
-        self.backing.read_ranges(ranges).map_err(|error| self.locate_error(error))
+        let read = match &self.deferred {
+            None => self.backing.read_ranges(ranges),
+            Some(deferred) => deferred.read(&*self.backing, ranges),
+        };
+        read.map_err(|error| self.locate_error(error))
+    }
+
+    /// Reads many small ranges of the window: near ones by one request, and as many requests at once as the source likes. Between two
+    /// ranges of one request lie at most `gap` bytes.
+    pub fn gather(&self, wanted: &[Region], gap: u64, cancel: &Cancel) -> Result<Fetched> {
+        let fetched = Fetched::gather(&*self.backing, self.in_backing(wanted)?, gap, cancel);
+        Ok(fetched.map_err(|error| self.locate_error(error))?.based_at(self.start()))
+    }
+
+    fn in_backing(&self, wanted: &[Region]) -> Result<Vec<Region>> {
+        wanted.iter().map(|region| self.range(region.start(), region.len())).collect()
     }
 
     /// As [`Source::read_at`], through another file descriptor of the same file.
     pub(super) fn read_through(&self, descriptor: &File, offset: u64, out: &mut [u8]) -> Result<()> {
-        let Some(file) = self.file() else { return self.read_at(offset, out) };
-        file.read_through(descriptor, self.range(offset, out.len() as u64)?.start(), out)
+        let is_unproved = self.deferred.as_ref().is_some_and(|deferred| deferred.shift().is_none());
+        let Some(file) = self.file().filter(|_| !is_unproved) else { return self.read_at(offset, out) };
+        let range = self.range(offset, out.len() as u64)?;
+        let shift = range.start().saturating_sub(self.window.start());
+        file.read_through(descriptor, self.file_offset(shift), out)
     }
 
     /// Copies all bytes of the window into a file, inside the kernel (`copy_file_range`). False if this is no local file, or the
     /// kernel cannot do it for these two files; then some bytes may have been written.
     pub fn copy_to_file(&self, target: &File, offset: u64) -> Result<bool> {
         let Some(file) = self.file() else { return Ok(false) };
-        copy::copy_range(file.descriptor(), self.window, target, offset)
+        copy::copy_range(file.descriptor(), self.proved()?.window, target, offset)
             .map_err(|error| self.locate_error(Error::io(error, None)))
     }
 
@@ -251,7 +333,7 @@ impl Source {
     /// The mapping is made at the first call and shared by all clones. Fails if the file is not the one that was opened.
     pub fn map(&self) -> Result<Option<(Arc<Mapping>, Region)>> {
         let Some(file) = self.file() else { return Ok(None) };
-        Ok(Some((file.map()?, self.window)))
+        Ok(Some((file.map()?, self.proved()?.window)))
     }
 
     /// A private mapping of the whole file that nothing else shares; `None` for everything but local files. The file is checked as
@@ -260,9 +342,10 @@ impl Source {
         self.file().map(LocalFile::map_unshared).transpose()
     }
 
-    /// The window, in the file or in memory.
+    /// The window, in the file or in memory; the first possible place before [`Source::proved`].
     pub(super) fn region(&self) -> Region {
-        self.window
+        let shift = self.deferred.as_ref().and_then(Deferred::shift).unwrap_or(0);
+        Region::new(self.window.start().saturating_add(shift), self.window.len()).unwrap_or(self.window)
     }
 
     /// Adds the file's path, or the name of what is behind it, to an error.

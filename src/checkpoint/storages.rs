@@ -3,6 +3,7 @@
 use super::Checkpoint;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
+use crate::index::Index;
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
@@ -84,9 +85,13 @@ impl Checkpoint {
     pub(crate) fn storages(&self, shard: usize, with_offsets: bool) -> Result<Vec<StorageInfo>> {
         let index = self.0.file(shard)?;
         let base = index.source.start();
+        if with_offsets {
+            prefetch_headers(index);
+        }
         let info = |(number, storage): (usize, &crate::index::Storage)| {
             let file_offset = if with_offsets && !storage.is_absent() {
-                match self.0.viewable_source((shard as u32, number as u32)) {
+                match self.0.viewable_source((shard as u32, number as u32)).and_then(|source| source.proved())
+                {
                     Ok(source) => Some(source.start().saturating_sub(base)),
                     Err(error) if is_view_unavailable(&error) => None,
                     Err(error) => return Err(self.0.file_changed_or(shard as u32, error)),
@@ -113,6 +118,7 @@ impl Checkpoint {
         let row = Layout::contiguous(&[window.len()])?;
         let file_view = Array::view(mapping, window.start(), DType::U8, row)?;
         let uses = self.storage_uses(shard)?;
+        prefetch_headers(self.0.file(shard)?);
         let starts = uses.iter().enumerate().map(|(number, storage_use)| {
             let id = (shard as u32, number as u32);
             let start = self.view_start(id, *storage_use, window.start(), cancel);
@@ -264,7 +270,7 @@ impl Checkpoint {
         if self.0.storage(id).nbytes == 0 {
             return Ok(None);
         }
-        let source = match self.0.viewable_source(id) {
+        let source = match self.0.viewable_source(id).and_then(|source| source.proved()) {
             Ok(source) => source,
             Err(error) if is_view_unavailable(&error) => return Ok(None),
             Err(error) => return Err(error),
@@ -304,6 +310,13 @@ impl Checkpoint {
             }
         }
         Ok(())
+    }
+}
+
+/// Reads the headers of all members at once where requests are expensive, as nothing else is read of them.
+fn prefetch_headers(index: &Index) {
+    if index.source.access().waits_for_requests() {
+        index.prefetch_headers((0..index.storages.len() as u32).map(|number| (number, 0)));
     }
 }
 

@@ -137,7 +137,7 @@ impl Upload {
 fn prefetch_headers(tensors: &[Tensor]) {
     for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
         if let Some(first) = same_file.first() {
-            let storages = same_file.iter().map(|tensor| tensor.storage().1);
+            let storages = same_file.iter().map(|tensor| (tensor.storage().1, tensor.nbytes()));
             first.opened.index(first.shard()).prefetch_headers(storages);
         }
     }

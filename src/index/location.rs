@@ -110,9 +110,13 @@ impl Location {
                 if self.member_entry().is_some_and(Member::is_compressed) {
                     return Ok(StorageBytes::Deflated(Deflated { archive, number, skip, nbytes }));
                 }
-                let member = archive.payload(number)?;
-                let range = member.subregion(skip, nbytes).ok_or_else(no_bytes)?;
-                StorageBytes::Stored(archive.source().window(range.start(), range.len())?)
+                let member = archive.payload_source(number)?;
+                let is_inside = skip.checked_add(nbytes).is_some_and(|end| end <= member.len());
+                StorageBytes::Stored(if is_inside {
+                    member.window(skip, nbytes)?
+                } else {
+                    return Err(no_bytes());
+                })
             }
             Location::Value(value, start) => {
                 let bytes = tree.and_then(|tree| tree.bytes(*value));
@@ -156,16 +160,23 @@ impl Storage {
 }
 
 impl Index {
-    /// The bytes of a storage. The first call for a member of an archive checks the member's local file header,
-    /// and the first one for a tensor of a single chunk opens the chunk.
+    /// The bytes of a storage. The first call for a member of an archive checks the member's local file header, or the first read of
+    /// the bytes does where requests are expensive. The first call for a tensor of a single chunk opens the chunk.
     pub fn bytes(&self, storage: u32) -> Result<StorageBytes<'_>> {
         let storage = self.storage(storage)?;
         storage.location.bytes(&self.source, self.tree.as_ref(), storage.nbytes)
     }
 
-    /// Reads ahead what [`Index::bytes`] checks for these storages, with one read for several small neighbours.
-    pub fn prefetch_headers(&self, storages: impl Iterator<Item = u32>) {
-        let member = |storage| self.storage(storage).ok().and_then(|storage| storage.location.member());
+    /// Reads ahead what [`Index::bytes`] checks for these storages, with few reads: one for several small neighbours, several at once
+    /// where requests are expensive. With each storage comes the number of its bytes that will be read; a header that is read together
+    /// with all bytes of its storage is left out.
+    pub fn prefetch_headers(&self, storages: impl Iterator<Item = (u32, u64)>) {
+        let member = |(storage, nbytes)| {
+            let storage = self.storage(storage).ok()?;
+            let (archive, number) = storage.location.member()?;
+            let is_whole = nbytes == storage.nbytes && !storage.is_compressed();
+            (!(is_whole && archive.defers())).then_some((archive, number))
+        };
         let mut members = storages.filter_map(member).peekable();
         while let Some((archive, first)) = members.next() {
             let same = || members.next_if(|(next, _)| Arc::ptr_eq(next, archive)).map(|(_, number)| number);

@@ -366,6 +366,11 @@ impl Opened {
         bytes::scratch_bounds(&self.index(shard).source)
     }
 
+    /// How a file is read best.
+    pub(crate) fn access(&self, shard: u32) -> bytes::Access {
+        self.index(shard).source.access()
+    }
+
     pub(crate) fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }

@@ -16,7 +16,8 @@ const INFLATED_CACHE_MAX_BYTES: u64 = 256 << 20;
 const CACHE_LOCK_ATTEMPTS: u32 = 64;
 
 impl Opened {
-    /// A storage's bytes as the file has them. Fails with the reason where no view of them is possible.
+    /// A storage's bytes as the file has them, maybe not [proved](Source::proved) yet. Fails with the reason where no view of them is
+    /// possible.
     pub(crate) fn viewable_source(&self, id: (u32, u32)) -> Result<Source> {
         if self.storage(id).big_endian {
             let text = "the elements are big-endian, which needs a copy";

@@ -7,7 +7,7 @@ use super::read::{
     Fill, HUGE_PAGE_BYTES, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, piece_count,
     prefault, read_mode, reading_threads,
 };
-use crate::bytes::{Access, ReadMode, Reader, Scratch, Source};
+use crate::bytes::{Access, Descriptor, ReadMode, Reader, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
@@ -41,6 +41,7 @@ struct TaskPlan {
 struct Worker<'p> {
     /// The reader of its last task.
     reader: Option<(usize, Reader<'p>)>,
+    descriptor: Descriptor,
     space: Workspace,
 }
 
@@ -49,7 +50,7 @@ impl<'p> Worker<'p> {
     fn reader(&mut self, task: usize, plan: &'p TaskPlan) -> (&Reader<'p>, &mut Workspace) {
         let reader = match self.reader.take() {
             Some((last, reader)) if last == task => reader,
-            _ => plan.mode.reader(&plan.payload.source),
+            _ => plan.mode.reader_with(&plan.payload.source, &mut self.descriptor),
         };
         (&self.reader.insert((task, reader)).1, &mut self.space)
     }
@@ -96,6 +97,7 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
         plans.push(TaskPlan { payload, how, mode });
     }
     let sources: Vec<Source> = files.iter().map(|(source, _)| source.clone()).collect();
+    let threads = threads.min(files.iter().map(|(_, jobs)| jobs.len()).sum::<usize>().max(1));
     let jobs = interleaved(files.into_iter().map(|(_, jobs)| jobs).collect());
     parallel::for_each(threads, jobs, Worker::default, |worker, job| match job {
         Job::Piece { task, piece, out } => {
@@ -112,7 +114,7 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
             let (reader, space) = worker.reader(task, plan);
             fill_band(&plan.payload, band, &plan.how, reader, space, out).map_err(|error| (task, error))
         }
-        Job::CoalescedRead { span, parts } => fill_coalesced(&plans, &span, parts, &mut worker.space.scratch),
+        Job::CoalescedRead { span, parts } => fill_coalesced(&plans, &span, parts, worker),
     })?;
     for source in sources {
         let reads_it = |plan: &TaskPlan| plan.payload.source.same_backing(&source);
@@ -190,22 +192,11 @@ impl TaskCutter {
         }
         if nbytes <= self.access.small && layout.is_contiguous() {
             let source = payload.source.window(layout.offset.saturating_mul(src), nbytes)?;
-            let part = CoalescedTensor { task: self.number, source, out };
-            match jobs.last_mut() {
-                Some(Job::CoalescedRead { span, parts }) => {
-                    match coalesced_span(span, &part.source, self.access) {
-                        Some(wider) => {
-                            *span = wider;
-                            parts.push(part);
-                        }
-                        None => {
-                            jobs.push(Job::CoalescedRead { span: part.source.clone(), parts: vec![part] })
-                        }
-                    }
-                }
-                _ => jobs.push(Job::CoalescedRead { span: part.source.clone(), parts: vec![part] }),
+            if let Some(extent) = source.extent(self.access.gap) {
+                let part = CoalescedTensor { task: self.number, source, out };
+                coalesce(jobs, part, extent, self.access);
+                return Ok(());
             }
-            return Ok(());
         }
         if let Some(band) = transposed_matrix(layout, nbytes) {
             let bands = band.cut(src, dst, self.threads, out).ok_or_else(incomplete_write)?;
@@ -214,7 +205,7 @@ impl TaskCutter {
         }
         let alone = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
         let count = match alone {
-            _ if self.access.metadata_block > 0 => nbytes.div_ceil(self.access.block),
+            _ if self.access.waits_for_requests() => nbytes.div_ceil(self.access.block),
             true => 1,
             false => piece_count(layout, self.weight, self.threads as u64),
         };
@@ -236,6 +227,18 @@ impl TaskCutter {
         }
         if rest.is_empty() { Ok(()) } else { Err(incomplete_write()) }
     }
+}
+
+/// Adds a tensor, for which `extent` has to be read, to the last read, or begins another one.
+fn coalesce<'a>(jobs: &mut Vec<Job<'a>>, part: CoalescedTensor<'a>, extent: Source, access: Access) {
+    if let Some(Job::CoalescedRead { span, parts }) = jobs.last_mut()
+        && let Some(wider) = coalesced_span(span, &extent, access)
+    {
+        *span = wider;
+        parts.push(part);
+        return;
+    }
+    jobs.push(Job::CoalescedRead { span: extent, parts: vec![part] });
 }
 
 /// One window for a coalesced read and the next tensor. `None` if the gap between them is large, they do not fit the scratch, or
@@ -263,14 +266,25 @@ fn fill_coalesced(
     plans: &[TaskPlan],
     span: &Source,
     parts: Vec<CoalescedTensor<'_>>,
-    scratch: &mut Scratch,
+    worker: &mut Worker<'_>,
 ) -> Result<(), (usize, Error)> {
     let first = parts.first().map_or(0, |part| part.task);
     let usize_of = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let outside = || Error::new(Code::InternalError, "a tensor lies outside the read that it is part of");
-    let bytes = scratch.bytes(usize_of(span.len())).map_err(|error| (first, error))?;
-    plans[first].how.cancel.check().and_then(|()| span.read_at(0, bytes)).map_err(|error| (first, error))?;
+    let Worker { descriptor, space, .. } = worker;
+    let bytes = space.scratch.bytes(usize_of(span.len())).map_err(|error| (first, error))?;
+    let mut read = || match span.access().waits_for_requests() {
+        true => ReadMode::of(span, span.len(), true).reader_with(span, descriptor).read_plain(0, bytes),
+        // What is read with others is too short for `O_DIRECT`.
+        false => span.read_at(0, bytes),
+    };
+    plans[first].how.cancel.check().and_then(|()| read()).map_err(|error| (first, error))?;
+    // Before any byte is changed.
+    let mut proved = Vec::with_capacity(parts.len());
     for CoalescedTensor { task, source, out } in parts {
+        proved.push((task, source.proved_within(span, bytes).map_err(|error| (task, error))?, out));
+    }
+    for (task, source, out) in proved {
         let start = source.start_in(span).map(usize_of).ok_or_else(outside);
         let elements = start.and_then(|start| {
             bytes.get_mut(start..start.saturating_add(usize_of(source.len()))).ok_or_else(outside)

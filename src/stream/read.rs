@@ -111,7 +111,7 @@ pub(super) fn reading_threads(
             return 1;
         }
         in_flight = in_flight.max(access.in_flight);
-        waits_for_requests |= access.metadata_block > 0;
+        waits_for_requests |= access.waits_for_requests();
     }
     match in_flight {
         // Waiting for answers takes no core, so the number of requests counts and not that of bytes.

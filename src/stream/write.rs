@@ -222,7 +222,10 @@ impl Writer<'_> {
             let Elements { payload, layout, how } = *part.elements;
             Task { payload, layout, how, out }
         });
-        fill_all(tasks.collect(), Some(1))
+        let tasks: Vec<Task<'_>> = tasks.collect();
+        // The other workers fill packs of their own. Waiting for answers takes no core.
+        let waits = tasks.iter().any(|task| task.payload.source.access().waits_for_requests());
+        fill_all(tasks, if waits { None } else { Some(1) })
             .map_err(|(task, error)| (items.get(task).map_or(first, |item| item.0), error))?;
         let mut start = 0;
         for run in ranges.chunk_by(|one, two| one.0 + one.1 == two.0) {

@@ -72,7 +72,7 @@ impl Tensor {
     }
 
     fn storage_view(&self, owner: Option<&Mappings>) -> Result<Array> {
-        let source = self.opened.viewable_source(self.storage())?;
+        let source = self.opened.viewable_source(self.storage())?.proved()?;
         view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?, owner)
     }
 
@@ -130,6 +130,11 @@ impl Tensor {
                 format!("a view of a file on {file_system} would be read page by page"),
             ));
         }
+        // Before anything is read.
+        if !source.is_mappable() {
+            return Err(no_mapping(&source));
+        }
+        let source = source.proved()?;
         if self.dtype == DType::Bool {
             check_bools(&source, &self.layout, cancel)?;
         }

@@ -177,17 +177,17 @@ impl Stream {
         // Consecutive requests are mostly of one file, so each run of them is looked up once.
         let sources =
             requests.chunk_by(|(one, _), (two, _)| one.file() == two.file()).filter_map(<[_]>::first);
-        let scratch = sources
-            .map(|(tensor, _)| {
-                let (per_thread, in_flight) = tensor.opened.scratch_bounds(tensor.shard());
-                per_thread.saturating_mul(options.threads.or(in_flight).unwrap_or(threads) as u64)
-            })
-            .max()
-            .unwrap_or(0);
+        let (mut scratch, mut batch_bytes) = (0, 0);
+        for (tensor, _) in sources {
+            let (per_thread, in_flight) = tensor.opened.scratch_bounds(tensor.shard());
+            let reading = options.threads.or(in_flight).unwrap_or(threads) as u64;
+            scratch = per_thread.saturating_mul(reading).max(scratch);
+            batch_bytes = producer::batch_bytes(tensor.opened.access(tensor.shard())).max(batch_bytes);
+        }
         let budget =
             if runs_inline { INLINE_MEMORY_MAX_BYTES } else { options.window.saturating_sub(scratch).max(1) };
         let queue = Arc::new(Queue::new(budget));
-        let plan = Some(Plan { requests, steps, options });
+        let plan = Some(Plan { requests, steps, options, batch_bytes });
         let process = Arc::new(AtomicU32::new(process::id()));
         Stream { queue, cancel, process, order, plan, runs_inline, worker: None }
     }

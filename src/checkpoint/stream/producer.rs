@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::order::StreamStep;
 use super::{Output, StreamItem, StreamOptions, TensorError};
+use crate::bytes::Access;
 use crate::error::{Error, Result};
 use crate::sink;
 use crate::stream::{Queue, Task, fill_all};
@@ -12,8 +13,20 @@ use crate::tensor::{Growth, MaterializePlan, OwnedPlan, Request, SharedStorage, 
 /// Bytes of results that one batch has at most: large enough to amortize starting threads.
 const BATCH_BYTES: u64 = 32 << 20;
 
+/// Where requests are expensive, a batch has so many for each thread. At its end, some threads wait for others.
+const ROUNDS_OF_BATCH: u64 = 2;
+
 /// The most tensors of one batch.
 const BATCH_MAX_TENSORS: usize = 512;
+
+/// Bytes of results that one batch has at most, for a file that is read so.
+pub(super) fn batch_bytes(access: Access) -> u64 {
+    let at_once = access.block.saturating_mul(access.in_flight.unwrap_or(1) as u64);
+    match access.waits_for_requests() {
+        true => at_once.saturating_mul(ROUNDS_OF_BATCH).max(BATCH_BYTES),
+        false => BATCH_BYTES,
+    }
+}
 
 /// The work of a stream: its requests, and the order in which they are materialized.
 #[derive(Debug)]
@@ -21,6 +34,8 @@ pub(super) struct Plan {
     pub(super) requests: Vec<(Tensor, Request)>,
     pub(super) steps: Vec<StreamStep>,
     pub(super) options: StreamOptions,
+    /// Bytes of results that one batch has at most.
+    pub(super) batch_bytes: u64,
 }
 
 /// Tensors that are filled and delivered together.
@@ -53,7 +68,7 @@ impl Plan {
         // Dropped at the end of the run, which unmaps kept memory that no result used.
         let _carried_over = (!self.options.results_kept)
             .then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
-        let batch_bytes = BATCH_BYTES.min(self.options.window / 4).max(1);
+        let batch_bytes = self.batch_bytes.min(self.options.window / 4).max(1);
         self.evict(self.steps.iter(), self.steps.first());
         let (mut batch, mut growth) = (Batch::default(), Growth::default());
         for (number, step) in self.steps.iter().enumerate() {
@@ -110,7 +125,7 @@ impl Plan {
         let tensors: Vec<&Tensor> = tensors.collect();
         for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
             if let Some(first) = same_file.first() {
-                let storages = same_file.iter().map(|tensor| tensor.storage().1);
+                let storages = same_file.iter().map(|tensor| (tensor.storage().1, tensor.nbytes()));
                 first.opened.index(first.shard()).prefetch_headers(storages);
             }
         }

@@ -6,6 +6,8 @@
 //! size. Python's `zipfile` with `force_zip64`, and so `numpy.savez`, adds the field of 16 bytes whatever the size: the header's own
 //! sizes are then ffffffff, those of the central directory plain.
 
+use smallvec::SmallVec;
+
 use super::Member;
 use super::central_directory::check_unicode_path;
 use super::recode;
@@ -60,6 +62,34 @@ pub(super) fn verify(read: impl Fn(u64, u64) -> Result<Vec<u8>>, member: &Member
         check_descriptor(Cursor::new(&bytes, payload.end()), member, has_zip64)?;
     }
     Ok(payload)
+}
+
+/// What [`verify`] reads, before it is known where the payload begins.
+pub(super) struct Unverified {
+    /// The least offset of the payload. The header has a name as long as the central directory says.
+    pub(super) earliest: u64,
+    /// How much later it may begin at most.
+    pub(super) slack: u64,
+    /// The header, and the data descriptor if there is one.
+    pub(super) ranges: SmallVec<[Region; 2]>,
+}
+
+/// `None` where the member's bytes do not fit; then [`verify`] fails.
+pub(super) fn unverified(member: &Member) -> Option<Unverified> {
+    let fixed_len = HEADER_LEN.checked_add(to_u64(member.name().len()))?;
+    let earliest = member.header_offset.checked_add(fixed_len)?;
+    let has_descriptor = member.flags & HAS_DESCRIPTOR != 0;
+    let descriptor_len = if has_descriptor { 16 } else { 0 };
+    let end = earliest.checked_add(member.compressed_size())?;
+    let slack = member.end_max.checked_sub(end)?.checked_sub(descriptor_len)?;
+    let available = member.end_max.checked_sub(member.header_offset)?;
+    let header_len = fixed_len.checked_add(slack.max(EXTRA_READ_BYTES))?.min(available);
+    let mut ranges = SmallVec::new();
+    ranges.push(Region::new(member.header_offset, header_len)?);
+    if has_descriptor {
+        ranges.push(Region::new(end, member.end_max.checked_sub(end)?)?);
+    }
+    Some(Unverified { earliest, slack, ranges })
 }
 
 /// Checks the local file header (APPNOTE 4.3.7). Leaves the cursor at the payload; returns whether there is a zip64 extra field.

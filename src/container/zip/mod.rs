@@ -6,6 +6,7 @@
 //! 6.3.10 and, past 4 GiB, what torch's writer does.
 
 mod central_directory;
+mod deferred;
 mod eocd;
 mod inflate;
 mod local_header;
@@ -46,12 +47,18 @@ pub struct Archive {
     source: Source,
     members: Vec<Member>,
     by_name: HashMap<Arc<str>, usize>,
-    /// The offset of each member's payload, plus one; 0 until its local file header is verified.
+    /// The offset of each member's payload, plus one; 0 until its local file header is verified, and [`VERIFYING`] while a read of the
+    /// payload verifies it.
     payloads: Vec<AtomicU64>,
+    /// Whether requests are expensive, so that a local file header is read together with the payload.
+    defers: bool,
     has_checksums: bool,
     /// The limit of that name.
     inflate_ratio: u64,
 }
+
+/// What is stored in place of an offset while a header is being verified.
+const VERIFYING: u64 = u64::MAX;
 
 /// Bytes per read when a checksum is verified, and per read of neighbouring members' headers.
 const VERIFY_CHUNK_BYTES: u64 = 1 << 20;
@@ -74,7 +81,8 @@ impl Archive {
         let payloads = members.iter().map(|_| AtomicU64::new(0)).collect();
         let has_checksums = members.iter().any(|member| member.crc() != 0);
         let (source, inflate_ratio) = (source.clone(), limits.inflate_ratio);
-        Ok(Archive { source, members, by_name, payloads, has_checksums, inflate_ratio })
+        let defers = source.access().waits_for_requests();
+        Ok(Archive { source, members, by_name, payloads, defers, has_checksums, inflate_ratio })
     }
 
     /// The source of the archive; regions are relative to it.
@@ -92,6 +100,11 @@ impl Archive {
         self.by_name.get(name).copied()
     }
 
+    /// Whether local file headers are verified together with the bytes that follow them, since requests are expensive.
+    pub fn defers(&self) -> bool {
+        self.defers
+    }
+
     /// Whether the archive has checksums; a writer that does not compute them writes all of them as zero.
     pub fn has_checksums(&self) -> bool {
         self.has_checksums
@@ -107,12 +120,27 @@ impl Archive {
     }
 
     fn payload_of(&self, index: usize, member: &Member) -> Result<Region> {
-        let slot = self.payloads.get(index);
-        if let Some(start) = slot.and_then(|slot| slot.load(Ordering::Relaxed).checked_sub(1)) {
+        if let Some(start) = self.verified_start(index) {
             return Region::new(start, member.compressed_size()).ok_or_else(|| no_member(index));
         }
-        let region = local_header::verify(|at, len| self.source.read_vec(at, len), member)?;
-        if let Some(slot) = slot {
+        self.verify_header(index, member, |at, len| self.source.read_vec(at, len))
+    }
+
+    /// The offset of a member's payload; `None` until its local file header is verified.
+    fn verified_start(&self, index: usize) -> Option<u64> {
+        let stored = self.payloads.get(index)?.load(Ordering::Relaxed);
+        stored.checked_sub(1).filter(|_| stored != VERIFYING)
+    }
+
+    /// Verifies a local file header with the bytes that `read` returns, and keeps where the payload is.
+    fn verify_header(
+        &self,
+        index: usize,
+        member: &Member,
+        read: impl Fn(u64, u64) -> Result<Vec<u8>>,
+    ) -> Result<Region> {
+        let region = local_header::verify(read, member)?;
+        if let Some(slot) = self.payloads.get(index) {
             slot.store(region.start().saturating_add(1), Ordering::Relaxed);
         }
         Ok(region)
@@ -121,12 +149,15 @@ impl Archive {
     /// Verifies the local file headers of many small members ahead of [`Archive::payload`], with one read for neighbours. Errors are
     /// not reported here; `payload` finds them again.
     pub fn verify_headers(&self, indices: impl IntoIterator<Item = usize>) {
+        if self.defers {
+            return self.verify_headers_at_once(indices);
+        }
         let mut run: Vec<usize> = Vec::new();
         let (mut start, mut end) = (0_u64, 0_u64);
         for index in indices {
             let Some(member) = self.members.get(index) else { continue };
             let is_small = member.end_max.saturating_sub(member.header_offset) <= BATCHED_MEMBER_MAX_BYTES;
-            let is_new = self.payloads.get(index).is_some_and(|slot| slot.load(Ordering::Relaxed) == 0);
+            let is_new = self.verified_start(index).is_none();
             if !is_small || !is_new {
                 continue;
             }
@@ -156,12 +187,10 @@ impl Archive {
                 position(at).zip(position(at.saturating_add(len))).and_then(|(at, end)| bytes.get(at..end));
             in_chunk.map_or_else(|| self.source.read_vec(at, len), |bytes| Ok(bytes.to_vec()))
         };
-        for (slot, member) in
-            run.iter().filter_map(|&index| self.payloads.get(index).zip(self.members.get(index)))
-        {
-            if let Ok(region) = local_header::verify(read, member) {
-                slot.store(region.start().saturating_add(1), Ordering::Relaxed);
-            }
+        for &index in run {
+            let verified = self.member(index).and_then(|member| self.verify_header(index, member, read));
+            // `payload` finds the error again.
+            drop(verified);
         }
     }
 

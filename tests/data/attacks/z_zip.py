@@ -7,7 +7,7 @@ import zlib
 
 from attacks.a_files import holds, six
 from attacks.pickles import SIX, SYSTEM, pickle, storage, tensor
-from attacks.registry import Fails, Opens, Refused, family
+from attacks.registry import Fails, Opens, Refused, family, shown
 from attacks.zips import GOOD, ROOT, Member, Zip, around, member, torch_zip
 
 EVIL = pickle(SYSTEM)
@@ -420,4 +420,16 @@ family(
     "a directory entry (its name ends in `/`) with contents",
     lambda: Zip().add("data/", b"x").bytes(),
     structure,
+)
+shown(
+    "Z51",
+    "each of these archives behind an object that is read by ranges, such as a URL",
+    "as the file; a local header is verified before any byte behind it is given out",
+    "test_remote.py::test_an_archive_read_by_ranges_has_the_outcome_of_a_file",
+)
+shown(
+    "Z52",
+    "a local header that disagrees with the central directory, behind a URL: a whole tensor, a slice, a stream, again",
+    "opens; reading: `ZipMismatch`",
+    "test_remote.py::test_no_byte_is_given_out_before_its_local_header_is_verified",
 )

@@ -1,0 +1,206 @@
+//! Several ranges of a source, fetched with few requests: near ranges by one request, and several requests at once.
+#![forbid(unsafe_code)]
+
+use super::{RangeRead, ReadRanges, Region};
+use crate::error::{Code, Error, Result};
+use crate::num::{to_u64, to_usize};
+use crate::parallel::{self, Cancel};
+
+/// A range that was fetched: its offset, and its bytes.
+type Part = (u64, Vec<u8>);
+
+/// Bytes of some ranges of a source.
+#[derive(Debug, Default)]
+pub struct Fetched {
+    /// The ranges in order, which do not overlap.
+    parts: Vec<Part>,
+    /// What is added to an offset that is asked for.
+    base: u64,
+}
+
+impl Fetched {
+    /// Reads what covers these ranges by one call, with one range for those that are near each other.
+    pub(super) fn hulls(backing: &dyn ReadRanges, wanted: Vec<Region>) -> Result<Fetched> {
+        let mut parts = allocate(&merged(wanted, backing.access().gap))?;
+        match &mut parts[..] {
+            // A short range may be served by a cache, which has a whole block of it then.
+            [(offset, out)] => backing.read_at(*offset, out)?,
+            parts => {
+                let mut ranges: Vec<_> =
+                    parts.iter_mut().map(|(offset, out)| RangeRead { offset: *offset, out }).collect();
+                backing.read_ranges(&mut ranges)?;
+            }
+        }
+        Ok(Fetched { parts, base: 0 })
+    }
+
+    /// Reads these ranges and keeps nothing else, however much lies between them: as many requests at once as the source likes, each of
+    /// at most [`Access::block`] bytes with gaps of at most `gap` bytes.
+    pub(super) fn gather(
+        backing: &dyn ReadRanges,
+        wanted: Vec<Region>,
+        gap: u64,
+        cancel: &Cancel,
+    ) -> Result<Fetched> {
+        let access = backing.access();
+        let mut parts = allocate(&merged(wanted, 0))?;
+        let mut runs: Vec<(Region, Vec<&mut Part>)> = Vec::new();
+        for part in &mut parts {
+            let region = Region::new(part.0, to_u64(part.1.len())).unwrap_or_default();
+            match runs.last_mut() {
+                Some((run, parts)) if fits(*run, region, gap, access.block) => {
+                    *run = hull(*run, region);
+                    parts.push(part);
+                }
+                _ => runs.push((region, vec![part])),
+            }
+        }
+        let threads = if access.concurrent { access.in_flight.unwrap_or(1).min(runs.len()) } else { 1 };
+        parallel::for_each(threads, runs.into_iter(), Vec::new, |buffer: &mut Vec<u8>, (run, parts)| {
+            cancel.check()?;
+            read_run(backing, run, parts, buffer)
+        })?;
+        Ok(Fetched { parts, base: 0 })
+    }
+
+    /// The same bytes by their offset in a window that begins at `base`.
+    pub(super) fn based_at(self, base: u64) -> Fetched {
+        Fetched { base, ..self }
+    }
+
+    /// `len` bytes at an offset of the source; `None` if they were not fetched.
+    pub fn get(&self, offset: u64, len: u64) -> Option<&[u8]> {
+        let offset = offset.checked_add(self.base)?;
+        let after = self.parts.partition_point(|(start, _)| *start <= offset);
+        let (start, bytes) = self.parts.get(after.checked_sub(1)?)?;
+        let from = usize::try_from(offset.checked_sub(*start)?).ok()?;
+        bytes.get(from..from.checked_add(usize::try_from(len).ok()?)?)
+    }
+}
+
+/// Reads one run and copies its parts out of it.
+fn read_run(
+    backing: &dyn ReadRanges,
+    run: Region,
+    mut parts: Vec<&mut Part>,
+    buffer: &mut Vec<u8>,
+) -> Result<()> {
+    if let [(offset, out)] = &mut parts[..] {
+        return backing.read_ranges(&mut [RangeRead { offset: *offset, out }]);
+    }
+    buffer.resize(to_usize(run.len()), 0);
+    backing.read_ranges(&mut [RangeRead { offset: run.start(), out: buffer }])?;
+    for (offset, out) in parts {
+        let from = to_usize(offset.saturating_sub(run.start()));
+        let found = buffer.get(from..from.saturating_add(out.len()));
+        out.copy_from_slice(found.ok_or_else(|| Error::new(Code::InternalError, "a part outside its run"))?);
+    }
+    Ok(())
+}
+
+fn fits(run: Region, next: Region, gap: u64, max: u64) -> bool {
+    next.start().saturating_sub(run.end()) <= gap && hull(run, next).len() <= max
+}
+
+fn hull(one: Region, two: Region) -> Region {
+    let (start, end) = (one.start().min(two.start()), one.end().max(two.end()));
+    Region::new(start, end.saturating_sub(start)).unwrap_or_default()
+}
+
+/// The ranges in order; those with up to `gap` bytes between them are one.
+fn merged(mut wanted: Vec<Region>, gap: u64) -> Vec<Region> {
+    wanted.sort_unstable_by_key(|region| region.start());
+    let mut out: Vec<Region> = Vec::with_capacity(wanted.len());
+    for region in wanted {
+        match out.last_mut() {
+            Some(last) if fits(*last, region, gap, u64::MAX) => *last = hull(*last, region),
+            _ => out.push(region),
+        }
+    }
+    out
+}
+
+fn allocate(regions: &[Region]) -> Result<Vec<Part>> {
+    let failed = |len: u64| Error::new(Code::Memory, format!("{len} byte(s) could not be allocated"));
+    let part = |region: &Region| {
+        let mut bytes = Vec::new();
+        let len = usize::try_from(region.len()).map_err(|_| failed(region.len()))?;
+        bytes.try_reserve_exact(len).map_err(|_| failed(region.len()))?;
+        bytes.resize(len, 0);
+        Ok((region.start(), bytes))
+    };
+    regions.iter().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// Bytes with the low byte of their offset, and what was asked for.
+    struct Recording(Mutex<Vec<(u64, u64)>>);
+
+    impl ReadRanges for Recording {
+        fn len(&self) -> u64 {
+            1 << 30
+        }
+
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+            self.0.lock().unwrap().push((offset, to_u64(out.len())));
+            for (at, byte) in out.iter_mut().enumerate() {
+                *byte = (offset + to_u64(at)) as u8;
+            }
+            Ok(())
+        }
+    }
+
+    fn regions(all: &[(u64, u64)]) -> Vec<Region> {
+        all.iter().map(|&(start, len)| Region::new(start, len).unwrap()).collect()
+    }
+
+    fn check(fetched: &Fetched, all: &[(u64, u64)]) {
+        for &(start, len) in all {
+            let expected: Vec<u8> = (start..start + len).map(|at| at as u8).collect();
+            assert_eq!(fetched.get(start, len), Some(&expected[..]), "{start} {len}");
+        }
+    }
+
+    #[test]
+    fn near_ranges_are_one_request_and_the_rest_is_not_kept() {
+        let wanted = [(5_000_000, 10), (100, 50), (120, 100), (60_000, 7), (5_000_010, 3)];
+        let source = Recording(Mutex::default());
+        let fetched = Fetched::gather(&source, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
+        check(&fetched, &wanted);
+        check(&fetched, &[(100, 120), (5_000_000, 13)]);
+        assert_eq!((fetched.get(221, 1), fetched.get(60_000, 8), fetched.get(0, 1)), (None, None, None));
+        let mut asked = source.0.into_inner().unwrap();
+        asked.sort_unstable();
+        assert_eq!(asked, [(100, 59_907), (5_000_000, 13)]);
+    }
+
+    #[test]
+    fn no_request_is_larger_than_a_block() {
+        let wanted: Vec<(u64, u64)> = (0..1000).map(|number| (number * 10_000, 10)).collect();
+        let source = Recording(Mutex::default());
+        let fetched = Fetched::gather(&source, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
+        check(&fetched, &wanted);
+        let asked = source.0.into_inner().unwrap();
+        assert!(asked.len() == 3 && asked.iter().all(|&(_, len)| len <= 4 << 20), "{asked:?}");
+    }
+
+    #[test]
+    fn hulls_are_read_by_one_call() {
+        let source = Recording(Mutex::default());
+        let wanted = [(0, 10), (1000, 10), (1 << 20, 10)];
+        check(&Fetched::hulls(&source, regions(&wanted)).unwrap(), &wanted);
+        assert_eq!(source.0.into_inner().unwrap(), [(0, 1010), (1 << 20, 10)]);
+    }
+
+    #[test]
+    fn a_cancelled_fetch_stops() {
+        let (source, cancel) = (Recording(Mutex::default()), Cancel::new());
+        cancel.cancel();
+        let error = Fetched::gather(&source, regions(&[(0, 1)]), 0, &cancel).unwrap_err();
+        assert_eq!((error.code(), source.0.into_inner().unwrap().len()), (Code::Cancelled, 0));
+    }
+}

@@ -1,0 +1,125 @@
+//! Local file headers where requests are expensive: read and verified together with the payload, or many at once
+//! ([decision](../../../docs/decisions/2026-11-24-deferred-proof-of-local-headers.md)).
+//!
+//! The central directory says between which two offsets a payload begins: after a header without extra field, and so that the payload
+//! still ends before the next member. Writers leave a few bytes between the two, the padding for alignment.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::local_header::{self, Unverified};
+use super::{Archive, Member, VERIFYING, no_member};
+use crate::bytes::{Fetched, Proof, Region, Source};
+use crate::error::Result;
+use crate::parallel::Cancel;
+
+/// If the payload may begin at more offsets than this, the header is read first.
+const SLACK_MAX_BYTES: u64 = 8 << 10;
+
+/// The proof of a member's payload: its local file header.
+struct HeaderProof {
+    archive: Arc<Archive>,
+    index: usize,
+    unverified: Unverified,
+}
+
+impl Archive {
+    /// The stored (maybe compressed) bytes of a member, as [`Archive::payload`] gives their region. Where requests are expensive, the
+    /// local file header is read and verified together with the first of them.
+    pub fn payload_source(self: &Arc<Archive>, index: usize) -> Result<Source> {
+        if self.defers
+            && self.verified_start(index).is_none()
+            && let Some(member) = self.members.get(index).filter(|member| member.compressed_size() > 0)
+            && let Some(unverified) = local_header::unverified(member)
+            && unverified.slack <= SLACK_MAX_BYTES
+        {
+            let earliest = unverified.earliest;
+            let proof = HeaderProof { archive: self.clone(), index, unverified };
+            return self.source.with_proof(earliest, member.compressed_size(), Arc::new(proof));
+        }
+        let region = self.payload(index)?;
+        self.source.window(region.start(), region.len())
+    }
+
+    /// As [`Archive::verify_headers`], with several requests at once.
+    pub(super) fn verify_headers_at_once(&self, indices: impl IntoIterator<Item = usize>) {
+        let is_new = |index: &usize| self.verified_start(*index).is_none();
+        let members: Vec<usize> = indices.into_iter().filter(is_new).collect();
+        let wanted: Vec<Region> = members.iter().flat_map(|&index| self.header_ranges(index)).collect();
+        let Ok(fetched) = self.source.gather(&wanted, self.source.access().gap, &Cancel::new()) else {
+            return;
+        };
+        for index in members {
+            // `payload` finds the error again.
+            drop(self.payload_from(index, &fetched));
+        }
+    }
+
+    /// What the verification of a member's header reads; nothing if that is not known.
+    pub(super) fn header_ranges(&self, index: usize) -> SmallVec<[Region; 2]> {
+        let unverified = self.members.get(index).and_then(local_header::unverified);
+        unverified
+            .filter(|found| found.slack <= SLACK_MAX_BYTES)
+            .map_or_else(SmallVec::new, |found| found.ranges)
+    }
+
+    /// As [`Archive::payload`], with bytes that were read already.
+    fn payload_from(&self, index: usize, fetched: &Fetched) -> Result<Region> {
+        let member = self.member(index)?;
+        if self.verified_start(index).is_some() {
+            return self.payload(index);
+        }
+        let read = |at: u64, len: u64| match fetched.get(at, len) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => self.source.read_vec(at, len),
+        };
+        self.verify_header(index, member, read).map_err(|error| self.locate(member, error))
+    }
+}
+
+impl HeaderProof {
+    fn member(&self) -> Result<&Member> {
+        self.archive.member(self.index)
+    }
+
+    /// Replaces `from` by `to` in what is stored for the member. False if something else is stored.
+    fn replace(&self, from: u64, to: u64) -> bool {
+        let slot = self.archive.payloads.get(self.index);
+        slot.is_some_and(|slot| slot.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+    }
+}
+
+impl Proof for HeaderProof {
+    fn ranges(&self) -> SmallVec<[Region; 2]> {
+        self.unverified.ranges.clone()
+    }
+
+    fn slack(&self) -> u64 {
+        self.unverified.slack
+    }
+
+    fn shift(&self) -> Option<u64> {
+        self.archive.verified_start(self.index)?.checked_sub(self.unverified.earliest)
+    }
+
+    fn prove(&self, read: &dyn Fn(u64, u64) -> Result<Vec<u8>>) -> Result<u64> {
+        let member = self.member()?;
+        let verified = self.archive.verify_header(self.index, member, read);
+        let region = verified.map_err(|error| self.archive.locate(member, error))?;
+        region.start().checked_sub(self.unverified.earliest).ok_or_else(|| no_member(self.index))
+    }
+
+    fn begin(&self) -> bool {
+        self.replace(0, VERIFYING)
+    }
+
+    fn is_begun(&self) -> bool {
+        self.archive.payloads.get(self.index).is_some_and(|slot| slot.load(Ordering::Relaxed) == VERIFYING)
+    }
+
+    fn abandon(&self) {
+        self.replace(VERIFYING, 0);
+    }
+}
