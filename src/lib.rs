@@ -86,9 +86,9 @@ pub mod internals;
 #[cfg(feature = "scan")]
 pub mod scan;
 
-#[doc(hidden)]
-pub use bytes::LocalFile;
 pub use bytes::{Access, Bytes, Io, RangeRead, ReadFolder, ReadRanges};
+#[doc(hidden)]
+pub use bytes::{LocalFile, Requests};
 pub use checkpoint::{Checkpoint, Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
 pub use container::Format;
 pub use dtype::{DType, Kind as NumberKind};

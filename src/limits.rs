@@ -67,6 +67,8 @@ limits! {
     scan_bytes = 64 << 20, "Bytes of one file that a scan inflates or copies to scan nested containers.";
     findings = 10_000, "Findings, and lines of each other list, in the report on one file.";
     report_bytes = 16 << 20, "Bytes of the report of one scan: its texts as JSON, and 256 bytes for each item of a list.";
+    remote_requests = 10_000, "Requests for one file that is not on this machine, behind a URL or a file object, until it is open or scanned. What a scan would need more for is unscanned.";
+    remote_bytes = 64 << 20, "Bytes that these requests may fetch.";
     materialize_ratio = 16, "How many times their storages tensors with repeated or shared elements may grow to, one alone or all that a call returns or writes together.";
     materialize_bytes = 1 << 30, "Bytes that tensors with repeated or shared elements may grow to, whatever their storages.";
 }

@@ -4,7 +4,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{Access, RangeRead, ReadFolder, ReadRanges};
+use super::request_limits::RequestMeter;
+use super::{Access, RangeRead, ReadFolder, ReadRanges, Requests};
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use crate::parallel;
@@ -23,6 +24,7 @@ pub(super) struct BlockCache {
     backing: Arc<dyn ReadRanges>,
     block: u64,
     blocks: Mutex<Vec<Block>>,
+    meter: RequestMeter,
 }
 
 /// Some bytes of the source.
@@ -42,7 +44,7 @@ impl Block {
 
 impl BlockCache {
     pub(super) fn new(backing: Arc<dyn ReadRanges>, block: u64) -> BlockCache {
-        BlockCache { backing, block, blocks: Mutex::default() }
+        BlockCache { backing, block, blocks: Mutex::default(), meter: RequestMeter::default() }
     }
 
     fn find(&self, offset: u64, len: usize) -> Option<Block> {
@@ -54,6 +56,7 @@ impl BlockCache {
     fn fetch(&self, offset: u64, len: usize) -> Result<Block> {
         let size = self.block.min(self.backing.len()).max(to_u64(len));
         let start = offset.min(self.backing.len().saturating_sub(size));
+        self.meter.count(1, size)?;
         let mut bytes = vec![0; to_usize(size)];
         self.backing.read_at(start, &mut bytes)?;
         let block = Block { start, bytes: bytes.into() };
@@ -82,6 +85,7 @@ impl ReadRanges for BlockCache {
             return Ok(());
         }
         if to_u64(out.len()) >= self.block {
+            self.meter.count(1, to_u64(out.len()))?;
             return self.backing.read_at(offset, out);
         }
         let block = self.fetch(offset, out.len())?;
@@ -102,7 +106,18 @@ impl ReadRanges for BlockCache {
                 None => missing.push(RangeRead { offset: *offset, out }),
             }
         }
+        let bytes = missing.iter().fold(0, |sum: u64, range| sum.saturating_add(to_u64(range.out.len())));
+        self.meter.count(to_u64(missing.len()), bytes)?;
         if missing.is_empty() { Ok(()) } else { self.backing.read_ranges(&mut missing) }
+    }
+
+    fn limit_requests(&self, max: Option<Requests>) -> bool {
+        // A local file, however slow, is not limited.
+        self.backing.as_file().is_none() && self.meter.limit(max)
+    }
+
+    fn requests_left(&self) -> Option<Requests> {
+        self.meter.left()
     }
 
     fn prefetch(&self, offset: u64, len: u64) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Several ranges of a source, fetched with few requests: near ranges by one request, and several requests at once.
 #![forbid(unsafe_code)]
 
-use super::{RangeRead, ReadRanges, Region};
+use super::{Access, RangeRead, ReadRanges, Region};
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel};
@@ -76,6 +76,23 @@ impl Fetched {
         let from = usize::try_from(offset.checked_sub(*start)?).ok()?;
         bytes.get(from..from.checked_add(usize::try_from(len).ok()?)?)
     }
+}
+
+/// The number of requests and of bytes that [`Fetched::gather`] would send and read.
+pub(super) fn cost(wanted: Vec<Region>, gap: u64, access: Access) -> (u64, u64) {
+    let (mut requests, mut bytes, mut last) = (0_u64, 0_u64, None);
+    for region in merged(wanted, 0) {
+        let run = match last {
+            Some(run) if fits(run, region, gap, access.block) => hull(run, region),
+            _ => {
+                requests = requests.saturating_add(1);
+                bytes = bytes.saturating_add(last.map_or(0, Region::len));
+                region
+            }
+        };
+        last = Some(run);
+    }
+    (requests, bytes.saturating_add(last.map_or(0, Region::len)))
 }
 
 /// Reads one run and copies its parts out of it.
@@ -176,6 +193,9 @@ mod tests {
         let mut asked = source.0.into_inner().unwrap();
         asked.sort_unstable();
         assert_eq!(asked, [(100, 59_907), (5_000_000, 13)]);
+        assert_eq!(cost(regions(&wanted), 64 << 10, Access::default()), (2, 59_907 + 13));
+        assert_eq!(cost(regions(&wanted), 0, Access::default()), (3, 120 + 7 + 13));
+        assert_eq!(cost(Vec::new(), 0, Access::default()), (0, 0));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod probe;
 mod read_ranges;
 mod reader;
 mod region;
+mod request_limits;
 mod scratch;
 mod source;
 
@@ -35,5 +36,6 @@ pub use probe::Probe;
 pub use read_ranges::{Access, RangeRead, ReadRanges};
 pub use reader::{Descriptor, ReadMode, Reader, scratch_bounds};
 pub use region::Region;
+pub use request_limits::{RequestLimit, Requests};
 pub use scratch::{AlignedMemory, AllocateAligned, Scratch};
 pub use source::{Bytes, Source};

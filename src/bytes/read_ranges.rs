@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{Bytes, LocalFile, ReadFolder};
+use super::{Bytes, LocalFile, ReadFolder, Requests};
 use crate::error::Result;
 
 /// Bytes that are read by position, such as a file or an object in a store.
@@ -92,6 +92,18 @@ pub trait ReadRanges: Send + Sync {
     #[doc(hidden)]
     fn prefetch(&self, _offset: u64, _len: u64) -> Result<()> {
         Ok(())
+    }
+
+    /// Limits the requests from now on, or no longer with `None`, if they are counted. False if nothing changed.
+    #[doc(hidden)]
+    fn limit_requests(&self, _max: Option<Requests>) -> bool {
+        false
+    }
+
+    /// The requests that a limit leaves; `None` without one.
+    #[doc(hidden)]
+    fn requests_left(&self) -> Option<Requests> {
+        None
     }
 
     /// The local file behind it, which can be mapped and read with `O_DIRECT`.

@@ -8,19 +8,24 @@ use std::sync::Arc;
 
 use super::block_cache::BlockCache;
 use super::deferred::{Deferred, Proof};
-use super::fetched::Fetched;
+use super::fetched::{self, Fetched};
 use super::in_memory::{self, InMemory};
 use super::os::copy;
 use super::os::direct::{Io, IoChoice};
 use super::os::file_system::FileSystem;
 use super::{
     Access, Chunk, FileStamp, LocalFile, LocalFolder, Mapping, RangeRead, ReadFolder, ReadRanges, Region,
+    RequestLimit, Requests,
 };
 use crate::error::{Code, Error, Result};
+use crate::limits::Limits;
 use crate::parallel::Cancel;
 
 /// Shared bytes in memory.
 pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A gap that is read through even if the bytes that may be fetched are scarce.
+const SMALL_GAP_BYTES: u64 = 512;
 
 /// A window of bytes that are read by position.
 #[derive(Clone)]
@@ -263,6 +268,16 @@ impl Source {
         self.backing.prefetch(self.file_offset(offset), len).map_err(|error| self.locate_error(error))
     }
 
+    /// Limits what is fetched until the result is dropped, where requests are expensive and nothing limits them yet.
+    pub fn limit_requests(&self, limits: &Limits) -> RequestLimit {
+        RequestLimit::new(&self.backing, limits)
+    }
+
+    /// The requests that [`Source::limit_requests`] leaves; `None` without it.
+    pub fn requests_left(&self) -> Option<Requests> {
+        self.backing.requests_left()
+    }
+
     /// Reads several ranges of the window in one call. See [`ReadRanges::read_ranges`].
     pub fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         for range in ranges.iter_mut() {
@@ -280,6 +295,20 @@ impl Source {
     pub fn gather(&self, wanted: &[Region], gap: u64, cancel: &Cancel) -> Result<Fetched> {
         let fetched = Fetched::gather(&*self.backing, self.in_backing(wanted)?, gap, cancel);
         Ok(fetched.map_err(|error| self.locate_error(error))?.based_at(self.start()))
+    }
+
+    /// The largest gap with which [`Source::gather`] stays within the limits on requests and leaves `reserved`; `None` if there is none.
+    pub fn affordable_gap(&self, wanted: &[Region], reserved: Requests) -> Result<Option<u64>> {
+        let access = self.access();
+        let Some(left) = self.requests_left() else { return Ok(Some(access.gap)) };
+        for gap in [access.gap, access.gap.min(SMALL_GAP_BYTES)] {
+            let (count, bytes) = fetched::cost(self.in_backing(wanted)?, gap, access);
+            let has_left = count.saturating_add(reserved.count) <= left.count;
+            if has_left && bytes.saturating_add(reserved.bytes) <= left.bytes {
+                return Ok(Some(gap));
+            }
+        }
+        Ok(None)
     }
 
     fn in_backing(&self, wanted: &[Region]) -> Result<Vec<Region>> {

@@ -318,6 +318,8 @@ impl OpaqueClass {
 
 /// Reads the index of one file. Its format is detected by its first bytes.
 pub fn read(source: &Source, options: &Options) -> Result<Index> {
+    // Checksums of storages are verified by reading them.
+    let _limit = (!options.verify).then(|| source.limit_requests(&options.limits));
     match sniff(source)? {
         Format::Safetensors => safetensors::read(source, options),
         Format::Zip | Format::Npz | Format::TorchExport => {

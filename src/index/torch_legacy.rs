@@ -7,11 +7,12 @@
 use super::meaning::{CallInterpreter, Found, PersistentIdForm, PersistentIds, SHORT_STRING_MAX_BYTES};
 use super::pickled::{self, check_side_pickle};
 use super::{Index, Location, Options, Storage};
-use crate::bytes::{Region, Source};
+use crate::bytes::{Fetched, Region, Requests, Source};
 use crate::container::Format;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 use crate::pickle::{self, Disasm, Opcode, Pickle, ResumePoint, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -42,7 +43,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     let object = head.pickle(OBJECT).to_vec();
     let ids = PersistentIds::described(PersistentIdForm::Legacy, &locate);
     let mut read = pickled::read(object, ids, options).in_member(PICKLES[OBJECT])?;
-    let end = locate_storages(source, &mut read.storages, &keys, head.end())?;
+    let end = locate_storages(source, &mut read.storages, &keys, head.end(), &options.cancel)?;
     check_end(source, end, options)?;
     notes.append(&mut read.notes);
     let index = read.into_index(Format::LegacyTorch, notes, source)?;
@@ -75,7 +76,7 @@ pub(super) fn read_single_storage(source: &Source, options: &Options) -> Result<
     let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
     interpreter.add_bare(&[pid]).in_member(PICKLES[OBJECT])?;
     let mut meanings = interpreter.finish();
-    let end = locate_storages(source, &mut meanings.storages, &keys, head.end())?;
+    let end = locate_storages(source, &mut meanings.storages, &keys, head.end(), &options.cancel)?;
     check_end(source, end, options)?;
     match (&meanings.tensors[..], meanings.storages.pop()) {
         // The tensor of a view is only a slice of the storage.
@@ -310,6 +311,7 @@ fn locate_storages(
     storages: &mut [Storage<Found>],
     keys: &[String],
     start: u64,
+    cancel: &Cancel,
 ) -> Result<u64> {
     let mut by_key: Vec<Option<&mut Storage<Found>>> = keys.iter().map(|_| None).collect();
     for storage in storages {
@@ -320,7 +322,9 @@ fn locate_storages(
         }
     }
     let mut at = start;
-    let mut counts = Counts { source, buffer: Vec::new(), start: 0 };
+    let sizes = by_key.iter().map(|storage| storage.as_ref().map_or(0, |storage| storage.nbytes));
+    let ahead = Counts::ahead(source, start, sizes, cancel)?;
+    let mut counts = Counts { source, ahead, buffer: Vec::new(), start: 0 };
     for (key, storage) in keys.iter().zip(by_key) {
         let Some(storage) = storage else {
             let text = format!("storage {key} is in the list of storage keys, but no tensor states its size");
@@ -349,19 +353,49 @@ fn locate_storages(
 /// the operating system would read the same pages for the counts alone.
 struct Counts<'a> {
     source: &'a Source,
+    /// All counts, where requests are expensive.
+    ahead: Fetched,
     buffer: Vec<u8>,
     /// The offset of `buffer` in the file.
     start: u64,
 }
 
-impl Counts<'_> {
+impl<'a> Counts<'a> {
     /// The size of a storage below which the next counts are read with it: a page of the page cache.
     const SHORT_STORAGE_BYTES: u64 = 4096;
     /// Bytes of one read of many counts.
     const READ_BYTES: u64 = 64 << 10;
 
+    /// Reads all counts with few requests, several at once, where requests are expensive and the limits allow that. `sizes` are those of
+    /// the storages, the first of which has its count at `start`.
+    fn ahead(
+        source: &'a Source,
+        start: u64,
+        sizes: impl Iterator<Item = u64>,
+        cancel: &Cancel,
+    ) -> Result<Fetched> {
+        if !source.access().waits_for_requests() {
+            return Ok(Fetched::default());
+        }
+        let (mut at, mut wanted) = (start, Vec::new());
+        for nbytes in sizes {
+            let Some(region) = Region::new(at, 8).filter(|region| region.end() <= source.len()) else {
+                break;
+            };
+            wanted.push(region);
+            at = region.end().saturating_add(nbytes);
+        }
+        match source.affordable_gap(&wanted, Requests::default())? {
+            Some(gap) => source.gather(&wanted, gap, cancel),
+            None => Ok(Fetched::default()),
+        }
+    }
+
     /// The count at `at`, in front of a storage of `nbytes`.
     fn read(&mut self, at: u64, nbytes: u64) -> Result<i64> {
+        if let Some((count, _)) = self.ahead.get(at, 8).and_then(<[u8]>::split_first_chunk) {
+            return Ok(i64::from_le_bytes(*count));
+        }
         if let Some(count) = self.buffered(at) {
             return Ok(count);
         }

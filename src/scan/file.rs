@@ -56,6 +56,7 @@ fn scan_with(
     scan: impl FnOnce(&mut Scanner<'_>) -> Result<()>,
 ) -> Result<FileReport> {
     let report = FileReport::new(path, options);
+    let _limit = source.limit_requests(&options.limits);
     let mut scanner =
         Scanner { options, report, budget: Budget::new(&options.limits, source.len()), keys: HashSet::new() };
     match scan(&mut scanner) {

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::support::pickle::{Tensor, torch_state_dict};
 use crate::support::zip::Archive;
 use crate::support::{names, opened, st};
-use rustload::scan::{Verdict, scan_ranges};
+use rustload::scan::{FileReport, Verdict, scan_bytes, scan_ranges};
 use rustload::{
-    Access, Checkpoint, Code, DType, Error, Options, Output, RangeRead, ReadRanges, Request, Result, Stream,
-    StreamOptions, Taken, Tensor as Handle, TensorIndex,
+    Access, Checkpoint, Code, DType, Error, Limits, Options, Output, RangeRead, ReadRanges, Request, Result,
+    Stream, StreamOptions, Taken, Tensor as Handle, TensorIndex,
 };
 
 /// Bytes in memory behind the trait, with a count of requests and bytes, a delay, and a request that fails.
@@ -263,6 +263,59 @@ fn a_scan_reads_the_parts_that_readers_run_and_no_tensors() {
     assert_eq!(report.files[0].path.as_deref(), Some("test://model"));
 }
 
+/// The requests and bytes of a scan of an archive, the most requests at once, and its verdict.
+fn scanned(bytes: Vec<u8>, limits: Limits) -> ((usize, u64), usize, FileReport) {
+    let source = Arc::new(TestSource { delay: Duration::from_millis(1), ..TestSource::new(bytes) });
+    let options = rustload::scan::Options::default().limits(limits);
+    let mut report = scan_ranges(source.clone(), &options).unwrap();
+    (source.taken(), source.in_flight_max.load(Ordering::Relaxed), report.files.remove(0))
+}
+
+#[test]
+fn a_scan_fetches_local_headers_and_first_bytes_with_few_requests_several_at_once() {
+    // Storages of 64 KiB, read through; of 1 MiB, of which only the ends are read; and small ones.
+    for (archive, requests_max, bytes_max) in [
+        (archive(300, SHAPE), 20, 21 << 20),
+        (archive(40, [512, 512]).descriptors(), 60, 1 << 20),
+        (archive(20_000, [2, 2]), 30, 8 << 20),
+    ] {
+        let ((requests, bytes), most, report) = scanned(archive.bytes(), Limits::new());
+        assert_eq!(report.verdict(), Verdict::Inert, "{:?} {:?}", report.findings, report.unscanned);
+        assert!(requests <= requests_max && bytes <= bytes_max, "{requests} requests of {bytes} bytes");
+        assert!(most > 1 || requests < 20, "{most} of {requests} requests at once");
+    }
+}
+
+#[test]
+fn what_a_scan_may_not_request_is_unscanned_and_never_inert() {
+    let bytes = archive(300, [128, 256]).bytes();
+    // Headers that are more than the gap of 64 KiB apart are a request each.
+    for (limits, what) in [
+        (Limits::new().remote_requests(250), "remote_requests"),
+        (Limits::new().remote_bytes((4 << 20) + (150 << 10)), "remote_bytes"),
+    ] {
+        let ((requests, read), _, report) = scanned(bytes.clone(), limits);
+        assert_eq!(report.verdict(), Verdict::Unknown, "{what}");
+        assert!(requests <= 251 && read <= 6 << 20, "{what}: {requests} requests of {read} bytes");
+        let range = &report.unscanned[0];
+        assert!(range.what.contains(what) && range.nbytes > 0, "{range:?}");
+    }
+    assert_eq!(scanned(bytes, Limits::new()).2.verdict(), Verdict::Inert);
+}
+
+#[test]
+fn a_scan_finds_what_a_local_scan_finds() {
+    for (at, descriptors, bytes) in spoiled_headers() {
+        let local = scan_bytes(Arc::new(bytes.clone()), &rustload::scan::Options::default()).unwrap();
+        let (_, _, remote) = scanned(bytes, Limits::new());
+        let codes = |report: &FileReport| -> Vec<String> {
+            report.findings.iter().map(|finding| format!("{finding:?}")).collect()
+        };
+        assert_eq!(codes(&remote), codes(&local.files[0]), "{at} {descriptors}");
+        assert_eq!(remote.verdict(), local.verdict());
+    }
+}
+
 #[test]
 fn opening_20_000_tensors_takes_few_requests_and_its_metadata() {
     let archive = archive(20_000, [2, 2]);
@@ -274,6 +327,26 @@ fn opening_20_000_tensors_takes_few_requests_and_its_metadata() {
         requests <= 5 && bytes <= pickle_and_directory + (256 << 10),
         "{requests} requests of {bytes} bytes"
     );
+}
+
+#[test]
+fn opening_within_too_few_requests_or_bytes_is_a_limit_error() {
+    let bytes = archive(2000, [2, 2]).bytes();
+    for (limits, name) in [
+        (Limits::new().remote_requests(1), "remote_requests"),
+        (Limits::new().remote_bytes(100_000), "remote_bytes"),
+    ] {
+        let options = Options::new().limits(limits);
+        let error = Checkpoint::from_ranges(Arc::new(TestSource::new(bytes.clone())), options).unwrap_err();
+        assert_eq!(error.code(), Code::Limit);
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    // Tensors are no metadata: what is read after opening is not limited.
+    let options = Options::new().limits(Limits::new().remote_requests(5).remote_bytes(1 << 20));
+    let checkpoint = Checkpoint::from_ranges(Arc::new(TestSource::new(bytes)), options).unwrap();
+    for tensor in (0..2000).step_by(10).map(|at| checkpoint.tensor_at(at).unwrap()) {
+        bytes_of(&tensor, &Request::default());
+    }
 }
 
 #[test]

@@ -70,6 +70,12 @@ impl Member {
         self.header_offset
     }
 
+    /// Its local file header, its payload and what follows up to the next member, in the archive.
+    pub fn extent(&self) -> Region {
+        let len = self.end_max.saturating_sub(self.header_offset);
+        Region::new(self.header_offset, len).unwrap_or_default()
+    }
+
     /// Whether the member is deflated.
     pub fn is_compressed(&self) -> bool {
         self.method != STORED

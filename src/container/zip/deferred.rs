@@ -11,12 +11,27 @@ use smallvec::SmallVec;
 
 use super::local_header::{self, Unverified};
 use super::{Archive, Member, VERIFYING, no_member};
-use crate::bytes::{Fetched, Proof, Region, Source};
-use crate::error::Result;
+use crate::bytes::{Fetched, Proof, Region, Requests, Source};
+use crate::error::{Code, Result};
 use crate::parallel::Cancel;
 
 /// If the payload may begin at more offsets than this, the header is read first.
 const SLACK_MAX_BYTES: u64 = 8 << 10;
+
+/// Members whose headers are planned, read and verified together.
+const CHECKED_TOGETHER: usize = 8192;
+
+/// What [`Archive::check_members`] leaves of the limits for other metadata.
+const RESERVED: Requests = Requests { count: 64, bytes: 4 << 20 };
+
+/// A member of which the local file header was compared with the central directory.
+#[cfg(feature = "scan")]
+pub struct CheckedMember {
+    /// As [`Archive::payload`] gives it.
+    pub payload: Result<Region>,
+    /// The first stored bytes.
+    pub head: Vec<u8>,
+}
 
 /// The proof of a member's payload: its local file header.
 struct HeaderProof {
@@ -76,6 +91,60 @@ impl Archive {
             None => self.source.read_vec(at, len),
         };
         self.verify_header(index, member, read).map_err(|error| self.locate(member, error))
+    }
+}
+
+#[cfg(feature = "scan")]
+impl Archive {
+    /// Verifies the local file headers of all members and reads the first `head_len` stored bytes of each, with few requests and
+    /// several at once. A member is `None` if the limits `remote_requests` and `remote_bytes` do not suffice for it.
+    pub fn check_members(&self, head_len: u64, cancel: &Cancel) -> Result<Vec<Option<CheckedMember>>> {
+        let count = self.members.len();
+        let mut out: Vec<Option<CheckedMember>> = (0..count).map(|_| None).collect();
+        let mut order: Vec<usize> = (0..count).collect();
+        order.sort_by_key(|&index| self.members.get(index).map_or(0, Member::header_offset));
+        let mut rest = &order[..];
+        while !rest.is_empty() {
+            let mut len = rest.len().min(CHECKED_TOGETHER);
+            let (wanted, gap) = loop {
+                let wanted = self.head_ranges(rest.get(..len).unwrap_or_default(), head_len);
+                match self.source.affordable_gap(&wanted, RESERVED)? {
+                    Some(gap) => break (wanted, gap),
+                    None if len <= 1 => return Ok(out),
+                    None => len /= 2,
+                }
+            };
+            let fetched = self.source.gather(&wanted, gap, cancel)?;
+            let (now, later) = rest.split_at(len);
+            rest = later;
+            for &index in now {
+                let payload = self.payload_from(index, &fetched);
+                if payload.as_ref().is_err_and(|error| error.code() == Code::Limit) {
+                    return Ok(out);
+                }
+                let head = |region: &Region| fetched.get(region.start(), region.len().min(head_len));
+                let head = payload.as_ref().ok().and_then(head).map(<[u8]>::to_vec).unwrap_or_default();
+                if let Some(slot) = out.get_mut(index) {
+                    *slot = Some(CheckedMember { payload, head });
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The ranges with the headers of these members and the first `head_len` bytes behind them.
+    fn head_ranges(&self, members: &[usize], head_len: u64) -> Vec<Region> {
+        let mut out = Vec::new();
+        for member in members.iter().filter_map(|&index| self.members.get(index)) {
+            let Some(found) = local_header::unverified(member).filter(|found| found.slack <= SLACK_MAX_BYTES)
+            else {
+                continue;
+            };
+            let head_len = head_len.min(member.compressed_size());
+            out.extend(Region::new(found.earliest, found.slack.saturating_add(head_len)));
+            out.extend(found.ranges);
+        }
+        out
     }
 }
 

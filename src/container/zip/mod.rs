@@ -24,6 +24,8 @@ use crate::num::to_usize;
 use crate::parallel::Cancel;
 
 pub use central_directory::Member;
+#[cfg(feature = "scan")]
+pub use deferred::CheckedMember;
 pub(super) use eocd::ends_in_zip;
 #[cfg(feature = "scan")]
 pub(crate) use eocd::{has_central_directory, has_directories_of, may_end_as_zip};

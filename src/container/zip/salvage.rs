@@ -87,10 +87,14 @@ pub(super) struct DirectoryCandidate {
 }
 
 impl Archive {
-    /// The gaps between members, without data descriptors; a reader that follows local file headers sees what is in them.
+    /// The gaps between members, without data descriptors and those after members that were not verified; a reader that follows local file headers sees what is in them.
     pub fn gaps(&self) -> Result<Vec<Region>> {
         let mut out = Vec::new();
         for (index, member) in self.members().iter().enumerate() {
+            // Those that a limit left out are unscanned as a whole.
+            if self.defers && self.verified_start(index).is_none() {
+                continue;
+            }
             let end = self.payload(index)?.end();
             let gap = member.end_max.saturating_sub(end);
             let descriptor = member.flags & HAS_DESCRIPTOR != 0 && matches!(gap, 16 | 24);

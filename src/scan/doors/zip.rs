@@ -9,16 +9,19 @@
 //! walked as files of their own, and neither are the elements of an array that fills its member. The members of an exported program
 //! have readers of their own: see [`exported`].
 
+mod sound;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use self::sound::Heads;
 use super::super::budget::take;
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
 use super::exported::{self, Use};
 use super::{Entered, Role, Visit, npy};
 use crate::bytes::{Region, Source};
-use crate::container::npy::{Header, MAGIC as NPY_MAGIC};
+use crate::container::npy::Header;
 use crate::container::zip::{self, Archive, SalvagedArchive, Trailing, fold_case};
 use crate::container::{Format, is_container};
 use crate::error::{Code, Error, Result};
@@ -30,12 +33,8 @@ use crate::pickle::Disasm;
 const TEXT_BYTES: u64 = 1024;
 /// Bytes that are inflated first.
 const FIRST_INFLATED_BYTES: u64 = 1 << 20;
-/// Bytes that are read for the first ones of several short storages.
-const STORAGES_READ_BYTES: u64 = 64 << 10;
 /// The member of a skops file that describes its objects.
 const SKOPS_SCHEMA: &str = "schema.json";
-/// The maximum number of mismatches between local headers and the directory that are findings of their own.
-const MAX_LISTED_MISMATCHES: u64 = 1000;
 
 /// A member, as at least one reader sees it.
 pub(super) struct VisibleMember {
@@ -47,6 +46,8 @@ pub(super) struct VisibleMember {
     encrypted: bool,
     /// Whether the central directory lists it.
     listed: bool,
+    /// Its first bytes, where they were read together with the local header.
+    head: Option<Vec<u8>>,
     /// Whether it starts inside an earlier member. No sound archive has such a member.
     overlaps_earlier: bool,
 }
@@ -119,48 +120,6 @@ impl Scanner<'_> {
         }
         self.members(source, &members, label, depth, is_export)?;
         Ok(is_export)
-    }
-
-    /// The members of a sound archive; `None` where a local header does not match the central directory.
-    fn sound_members(
-        &mut self,
-        archive: &Archive,
-        label: Option<&str>,
-    ) -> Result<Option<Vec<VisibleMember>>> {
-        let (mut out, mut mismatches) = (Vec::new(), 0_u64);
-        archive.verify_headers(0..archive.members().len());
-        for (index, member) in archive.members().iter().enumerate() {
-            if index.is_multiple_of(1024) {
-                self.options.cancel.check()?;
-            }
-            match archive.payload(index) {
-                Ok(region) => out.push(VisibleMember {
-                    name: member.name().to_owned(),
-                    region,
-                    method: member.method(),
-                    size: Some(member.size()),
-                    encrypted: false,
-                    listed: true,
-                    overlaps_earlier: false,
-                }),
-                Err(error) => {
-                    propagate_if_not_file_fault(&error)?;
-                    mismatches = mismatches.saturating_add(1);
-                    if mismatches < MAX_LISTED_MISMATCHES {
-                        self.report.add_error(&error, label);
-                    }
-                }
-            }
-        }
-        if mismatches > 0 {
-            return Ok(None);
-        }
-        for gap in archive.gaps()? {
-            let salvaged =
-                zip::salvage_range(archive.source(), gap, &self.options.limits, &self.options.cancel)?;
-            out.extend(visible_members(salvaged));
-        }
-        Ok(Some(out))
     }
 
     /// Adds findings for names that differ in case only, and for TorchScript code.
@@ -433,41 +392,6 @@ fn reads_on(bytes: &[u8], limits: &Limits) -> bool {
     }
 }
 
-/// Reads the first bytes of storages. Where storages are short, one read covers those of several.
-#[derive(Default)]
-struct Heads {
-    buffer: Vec<u8>,
-    /// The offset of `buffer` in the archive.
-    start: u64,
-}
-
-impl Heads {
-    /// Whether a member starts as an array.
-    fn is_array(&mut self, source: &Source, member: &VisibleMember) -> Result<bool> {
-        let len = to_u64(NPY_MAGIC.len());
-        if member.method != 0 {
-            return Ok(zip::peek(source, member.region, member.method, len, 1)?.0 == NPY_MAGIC);
-        }
-        if member.region.len() < len {
-            return Ok(false);
-        }
-        let at = member.region.start();
-        if let Some(is_array) = self.buffered(at) {
-            return Ok(is_array);
-        }
-        let left = source.len().saturating_sub(at);
-        let read = if member.region.len() < STORAGES_READ_BYTES / 16 { STORAGES_READ_BYTES } else { len };
-        (self.buffer, self.start) = (source.read_vec(at, left.min(read))?, at);
-        Ok(self.buffered(at).unwrap_or(false))
-    }
-
-    fn buffered(&self, at: u64) -> Option<bool> {
-        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
-        let to = from.checked_add(NPY_MAGIC.len())?;
-        self.buffer.get(from..to).map(|bytes| bytes == NPY_MAGIC)
-    }
-}
-
 /// The salvaged members, in the order of their offsets, as `zip::salvage` returns them.
 fn visible_members(salvaged: SalvagedArchive) -> Vec<VisibleMember> {
     let mut end = 0;
@@ -482,6 +406,7 @@ fn visible_members(salvaged: SalvagedArchive) -> Vec<VisibleMember> {
             size: None,
             encrypted: member.encrypted,
             listed: member.listed,
+            head: None,
             overlaps_earlier,
         }
     };

@@ -1,0 +1,138 @@
+//! The members of an archive that the strict parser accepts, and the first bytes of its storages.
+
+use super::super::super::file::Scanner;
+use super::{VisibleMember, propagate_if_not_file_fault, visible_members};
+use crate::bytes::Source;
+use crate::container::npy::MAGIC as NPY_MAGIC;
+use crate::container::zip::{self, Archive, CheckedMember, Member};
+use crate::error::Result;
+use crate::num::to_u64;
+
+/// Bytes that are read for the first ones of several short storages.
+const STORAGES_READ_BYTES: u64 = 64 << 10;
+/// The maximum number of mismatches between local headers and the directory that are findings of their own.
+const MAX_LISTED_MISMATCHES: u64 = 1000;
+
+impl Scanner<'_> {
+    /// The members of a sound archive; `None` where a local header does not match the central directory.
+    pub(super) fn sound_members(
+        &mut self,
+        archive: &Archive,
+        label: Option<&str>,
+    ) -> Result<Option<Vec<VisibleMember>>> {
+        let (mut out, mut mismatches) = (Vec::new(), 0_u64);
+        let mut checked = match archive.defers() {
+            true => archive.check_members(to_u64(NPY_MAGIC.len()), &self.options.cancel)?,
+            false => Vec::new(),
+        };
+        if !archive.defers() {
+            archive.verify_headers(0..archive.members().len());
+        }
+        let mut beyond = Beyond::default();
+        for (index, member) in archive.members().iter().enumerate() {
+            if index.is_multiple_of(1024) {
+                self.options.cancel.check()?;
+            }
+            let (payload, head) = match checked.get_mut(index).map(Option::take) {
+                None => (archive.payload(index), None),
+                Some(Some(CheckedMember { payload, head })) => (payload, Some(head)),
+                Some(None) => {
+                    beyond.add(member);
+                    continue;
+                }
+            };
+            match payload {
+                Ok(region) => out.push(VisibleMember {
+                    name: member.name().to_owned(),
+                    region,
+                    method: member.method(),
+                    size: Some(member.size()),
+                    encrypted: false,
+                    listed: true,
+                    head,
+                    overlaps_earlier: false,
+                }),
+                Err(error) => {
+                    propagate_if_not_file_fault(&error)?;
+                    mismatches = mismatches.saturating_add(1);
+                    if mismatches < MAX_LISTED_MISMATCHES {
+                        self.report.add_error(&error, label);
+                    }
+                }
+            }
+        }
+        if let Some((why, start)) = beyond.described() {
+            self.report.unscanned(label, &why, start, beyond.nbytes);
+        }
+        if mismatches > 0 {
+            return Ok(None);
+        }
+        for gap in archive.gaps()? {
+            let salvaged =
+                zip::salvage_range(archive.source(), gap, &self.options.limits, &self.options.cancel)?;
+            out.extend(visible_members(salvaged));
+        }
+        Ok(Some(out))
+    }
+}
+
+/// The members of a sound archive for which the limits on requests do not suffice.
+#[derive(Default)]
+struct Beyond {
+    count: u64,
+    start: Option<u64>,
+    nbytes: u64,
+}
+
+impl Beyond {
+    fn add(&mut self, member: &Member) {
+        self.count = self.count.saturating_add(1);
+        self.nbytes = self.nbytes.saturating_add(member.extent().len());
+        let start = member.header_offset();
+        self.start = Some(self.start.map_or(start, |first| first.min(start)));
+    }
+
+    /// What is said of them, and the offset of the first one; `None` if there are none.
+    fn described(&self) -> Option<(String, u64)> {
+        let text = format!("{} member(s), beyond the limits remote_requests and remote_bytes", self.count);
+        Some((text, self.start?))
+    }
+}
+
+/// Reads the first bytes of storages. Where storages are short, one read covers those of several.
+#[derive(Default)]
+pub(super) struct Heads {
+    buffer: Vec<u8>,
+    /// The offset of `buffer` in the archive.
+    start: u64,
+}
+
+impl Heads {
+    /// Whether a member starts as an array.
+    pub(super) fn is_array(&mut self, source: &Source, member: &VisibleMember) -> Result<bool> {
+        let len = to_u64(NPY_MAGIC.len());
+        if let Some(head) = member.head.as_ref().filter(|_| member.method == 0) {
+            return Ok(head == NPY_MAGIC);
+        }
+        if member.method != 0 {
+            return Ok(zip::peek(source, member.region, member.method, len, 1)?.0 == NPY_MAGIC);
+        }
+        if member.region.len() < len {
+            return Ok(false);
+        }
+        let at = member.region.start();
+        if let Some(is_array) = self.buffered(at) {
+            return Ok(is_array);
+        }
+        let left = source.len().saturating_sub(at);
+        let read = if member.region.len() < STORAGES_READ_BYTES / 16 { STORAGES_READ_BYTES } else { len };
+        (self.buffer, self.start) = (source.read_vec(at, left.min(read))?, at);
+        Ok(self.buffered(at).unwrap_or(false))
+    }
+
+    fn buffered(&self, at: u64) -> Option<bool> {
+        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
+        let to = from.checked_add(NPY_MAGIC.len())?;
+        self.buffer.get(from..to).map(|bytes| bytes == NPY_MAGIC)
+    }
+}
