@@ -1014,8 +1014,10 @@ def probe(path: str | os.PathLike[str], *, io: str, measure: bool) -> dict[str, 
             cache.
 
     Returns:
-        `size`, `file_system`, `kind`, `cached` (the fraction in the page cache, or None), `io`, `reason`, `direct` (whether
-        O_DIRECT is supported), `buffered_rate` and `direct_rate` (bytes per second; None if not measured).
+        `size`, `file_system`, `kind`, `cached` (the fraction in the page cache, or None), `io`, `reason`, `in_flight` (the reads
+        under way at once; None for one per core if there is enough work), `block` (the bytes of one read), `views` (whether
+        tensors are views of a mapping by default), `direct` (whether O_DIRECT is supported), `buffered_rate` and `direct_rate`
+        (bytes per second; None if not measured).
 
     Raises:
         OSError: The file cannot be read.

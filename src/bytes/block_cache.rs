@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::request_limits::RequestMeter;
-use super::{Access, RangeRead, ReadFolder, ReadRanges, Requests};
+use super::{Access, LocalFile, RangeRead, ReadFolder, ReadRanges, Requests};
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use crate::parallel;
@@ -118,6 +118,10 @@ impl ReadRanges for BlockCache {
 
     fn requests_left(&self) -> Option<Requests> {
         self.meter.left()
+    }
+
+    fn as_file(&self) -> Option<&LocalFile> {
+        self.backing.as_file()
     }
 
     fn prefetch(&self, offset: u64, len: u64) -> Result<()> {

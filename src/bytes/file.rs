@@ -162,10 +162,15 @@ impl LocalFile {
         })
     }
 
-    /// The name of the file system if it is a network one and the caller left the choice of `io` open.
+    /// Whether it is read by many ranges at once and not mapped: it is on a network file system, and the caller left the choice of `io`
+    /// open.
+    fn is_slow(&self) -> bool {
+        self.io == Io::Auto && self.file_system().kind == FileSystemKind::Network
+    }
+
+    /// The name of the file system if the file is not mapped by default.
     pub(super) fn avoids_views(&self) -> Option<&str> {
-        let file_system = (self.io == Io::Auto).then(|| self.file_system())?;
-        (file_system.kind == FileSystemKind::Network).then_some(file_system.name.as_str())
+        self.is_slow().then(|| self.file_system().name.as_str())
     }
 
     fn changed_error(&self) -> Error {
@@ -199,7 +204,7 @@ impl ReadRanges for LocalFile {
     }
 
     fn access(&self) -> Access {
-        Access::BUFFERED
+        if self.is_slow() { Access::SLOW_FILE } else { Access::BUFFERED }
     }
 
     fn check_unchanged(&self) -> Result<()> {
@@ -224,4 +229,47 @@ fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
     }
     let what = if metadata.is_dir() { "a directory" } else { "no regular file" };
     Err(Error::new(Code::NotRegularFile, format!("this is {what}"))).in_file(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bytes::{ReadMode, Source};
+    use std::io::Write;
+
+    /// A file that is treated as one on a file system of this kind.
+    fn file_on(kind: FileSystemKind, io: Io) -> (tempfile::NamedTempFile, LocalFile) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; 9 << 20]).unwrap();
+        let local = LocalFile::open(file.path(), io).unwrap();
+        local.file_system.get_or_init(|| Box::new(FileSystem { name: "nfs".to_owned(), kind }));
+        (file, local)
+    }
+
+    #[test]
+    fn a_file_on_a_network_is_read_by_ranges_and_mapped_only_when_asked() {
+        let (_file, local) = file_on(FileSystemKind::Network, Io::Auto);
+        assert_eq!(local.access(), Access::SLOW_FILE);
+        let source = Source::new(Arc::new(local));
+        assert_eq!((source.avoids_views(), source.access()), (Some("nfs"), Access::SLOW_FILE));
+        let mode = ReadMode::of(&source, 8 << 20, true);
+        assert_eq!((mode.access(), mode.is_direct()), (Access::SLOW_FILE, false));
+        assert_eq!(source.read_vec(5, 3).unwrap(), [7; 3]);
+        // What asks for a view gets one.
+        assert!(source.is_mappable() && source.map().unwrap().is_some());
+        // The limits on requests are for what is not on this machine.
+        let _limit = source.limit_requests(&crate::limits::Limits::new().remote_requests(0));
+        assert_eq!(source.read_vec(1 << 20, 3).unwrap(), [7; 3]);
+    }
+
+    #[test]
+    fn other_files_and_explicit_choices_are_read_as_before() {
+        let auto = [FileSystemKind::Local, FileSystemKind::Memory, FileSystemKind::Unknown]
+            .map(|kind| (kind, Io::Auto));
+        let chosen = [(FileSystemKind::Network, Io::Buffered), (FileSystemKind::Network, Io::Direct)];
+        for (kind, io) in auto.into_iter().chain(chosen) {
+            let (_file, local) = file_on(kind, io);
+            assert_eq!((local.access(), local.avoids_views()), (Access::BUFFERED, None), "{kind:?} {io:?}");
+        }
+    }
 }

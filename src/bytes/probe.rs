@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::os::direct::cached_share;
-use super::{AllocateAligned, FileSystem, Io, IoChoice, Reader, Scratch, Source};
+use super::{AllocateAligned, FileSystem, Io, IoChoice, ReadMode, Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
 use crate::parallel;
@@ -31,6 +31,12 @@ pub struct Probe {
     pub file_system: FileSystem,
     /// How it would be read, and why.
     pub io_choice: IoChoice,
+    /// The number of reads under way at once; `None` for one per core if there is enough work for several threads.
+    pub in_flight: Option<usize>,
+    /// The bytes of one read.
+    pub block: u64,
+    /// Whether tensors are views of a mapping by default, where their bytes allow it.
+    pub views: bool,
     /// The share of the file that is in the page cache, from samples; `None` if the system does not tell.
     pub cached: Option<f64>,
     /// Whether the file system supports direct reads.
@@ -57,8 +63,19 @@ impl Probe {
         let buffered_source = Source::open_with(path, Io::Buffered)?;
         let buffered_rate =
             if measure { read_rate(&buffered_source, buffered_source.len() / 2, allocate)? } else { None };
-        let (file_system, io_choice) = (file_system.clone(), io_choice.clone());
-        Ok(Probe { size: source.len(), file_system, io_choice, cached, direct, buffered_rate, direct_rate })
+        let access = ReadMode::of(&source, source.len(), true).access();
+        Ok(Probe {
+            size: source.len(),
+            file_system: file_system.clone(),
+            io_choice: io_choice.clone(),
+            in_flight: access.in_flight,
+            block: access.block,
+            views: source.avoids_views().is_none(),
+            cached,
+            direct,
+            buffered_rate,
+            direct_rate,
+        })
     }
 }
 

@@ -176,6 +176,18 @@ impl Access {
         metadata_block: 0,
     };
 
+    /// For files on another machine or behind another process: the kernel asks for a few hundred KiB at a time and waits for them, so
+    /// many reads have to be under way ([measured](../../docs/performance.md#slow-file-systems)).
+    pub(super) const SLOW_FILE: Access = Access {
+        gap: 64 << 10,
+        small: 1 << 20,
+        block: 4 << 20,
+        alignment: 1,
+        in_flight: Some(16),
+        concurrent: true,
+        metadata_block: 64 << 10,
+    };
+
     /// Whether reads mostly wait for answers, so that their number counts and not their bytes.
     pub(crate) fn waits_for_requests(self) -> bool {
         self.metadata_block > 0

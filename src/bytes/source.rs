@@ -324,10 +324,12 @@ impl Source {
         file.read_through(descriptor, self.file_offset(shift), out)
     }
 
-    /// Copies all bytes of the window into a file, inside the kernel (`copy_file_range`). False if this is no local file, or the
-    /// kernel cannot do it for these two files; then some bytes may have been written.
+    /// Copies all bytes of the window into a file, inside the kernel (`copy_file_range`). False if this is no local file or one that is
+    /// read by many ranges at once, or the kernel cannot do it for these two files; then some bytes may have been written.
     pub fn copy_to_file(&self, target: &File, offset: u64) -> Result<bool> {
-        let Some(file) = self.file() else { return Ok(false) };
+        let Some(file) = self.file().filter(|file| !file.access().waits_for_requests()) else {
+            return Ok(false);
+        };
         copy::copy_range(file.descriptor(), self.proved()?.window, target, offset)
             .map_err(|error| self.locate_error(Error::io(error, None)))
     }

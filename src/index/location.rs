@@ -175,7 +175,7 @@ impl Index {
             let storage = self.storage(storage).ok()?;
             let (archive, number) = storage.location.member()?;
             let is_whole = nbytes == storage.nbytes && !storage.is_compressed();
-            (!(is_whole && archive.defers())).then_some((archive, number))
+            (!(is_whole && archive.defers_member(number))).then_some((archive, number))
         };
         let mut members = storages.filter_map(member).peekable();
         while let Some((archive, first)) = members.next() {

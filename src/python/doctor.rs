@@ -34,6 +34,9 @@ pub(crate) fn probe<'py>(
     out.set_item("cached", result.cached)?;
     out.set_item("io", if result.io_choice.io == Io::Direct { "direct" } else { "buffered" })?;
     out.set_item("reason", reason)?;
+    out.set_item("in_flight", result.in_flight)?;
+    out.set_item("block", result.block)?;
+    out.set_item("views", result.views)?;
     out.set_item("direct", result.direct)?;
     out.set_item("buffered_rate", result.buffered_rate)?;
     out.set_item("direct_rate", result.direct_rate)?;

@@ -106,6 +106,10 @@ def _show(page: Page, found: dict[str, Any]) -> None:
         if len(found["files"]) > 1 or file["path"] != found["path"]:
             page.line(f"  {page.strong(page.safe(file['path']))}")
         page.field("reads", f"{file['io']}: {file['reason']}")
+        if file["in_flight"] is not None:
+            page.field("at once", f"{file['in_flight']} ranges of {format_bytes(file['block'])}")
+        if not file["views"]:
+            page.field("views", "only with copy=False")
         page.field("on", f"{file['file_system']} ({file['kind']}), {format_bytes(file['size'])}")
         cached = file["cached"]
         page.field("cached", "unknown" if cached is None else f"about {cached:.0%}")

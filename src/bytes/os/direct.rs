@@ -86,8 +86,7 @@ impl IoChoice {
             FileSystemKind::Local => {}
             FileSystemKind::Memory => return choose(Io::Buffered, "the file is in memory", cached()),
             FileSystemKind::Network => {
-                let reason =
-                    "the file is not on a disk of this machine: it is read by position, and not mapped";
+                let reason = "the file is not on a disk of this machine: it is read by many ranges at once, and not mapped";
                 return choose(Io::Buffered, reason, cached());
             }
             FileSystemKind::Unknown => return choose(Io::Buffered, "the file system is not known", cached()),

@@ -44,9 +44,9 @@ impl Archive {
     /// The stored (maybe compressed) bytes of a member, as [`Archive::payload`] gives their region. Where requests are expensive, the
     /// local file header is read and verified together with the first of them.
     pub fn payload_source(self: &Arc<Archive>, index: usize) -> Result<Source> {
-        if self.defers
+        if self.defers_member(index)
             && self.verified_start(index).is_none()
-            && let Some(member) = self.members.get(index).filter(|member| member.compressed_size() > 0)
+            && let Some(member) = self.members.get(index)
             && let Some(unverified) = local_header::unverified(member)
             && unverified.slack <= SLACK_MAX_BYTES
         {

@@ -54,6 +54,8 @@ pub struct Archive {
     payloads: Vec<AtomicU64>,
     /// Whether requests are expensive, so that a local file header is read together with the payload.
     defers: bool,
+    /// Larger payloads have their headers read first: the threads that read a part each have their own file descriptors.
+    deferred_max: u64,
     has_checksums: bool,
     /// The limit of that name.
     inflate_ratio: u64,
@@ -83,8 +85,10 @@ impl Archive {
         let payloads = members.iter().map(|_| AtomicU64::new(0)).collect();
         let has_checksums = members.iter().any(|member| member.crc() != 0);
         let (source, inflate_ratio) = (source.clone(), limits.inflate_ratio);
-        let defers = source.access().waits_for_requests();
-        Ok(Archive { source, members, by_name, payloads, defers, has_checksums, inflate_ratio })
+        let access = source.access();
+        let defers = access.waits_for_requests();
+        let deferred_max = if source.is_mappable() { access.small } else { u64::MAX };
+        Ok(Archive { source, members, by_name, payloads, defers, deferred_max, has_checksums, inflate_ratio })
     }
 
     /// The source of the archive; regions are relative to it.
@@ -102,9 +106,16 @@ impl Archive {
         self.by_name.get(name).copied()
     }
 
-    /// Whether local file headers are verified together with the bytes that follow them, since requests are expensive.
+    /// Whether local file headers are verified several at once or together with the bytes that follow them, since requests are
+    /// expensive.
     pub fn defers(&self) -> bool {
         self.defers
+    }
+
+    /// Whether the local file header of a member is verified together with the bytes that follow it.
+    pub fn defers_member(&self, index: usize) -> bool {
+        let size = self.members.get(index).map_or(0, Member::compressed_size);
+        self.defers && size > 0 && size <= self.deferred_max
     }
 
     /// Whether the archive has checksums; a writer that does not compute them writes all of them as zero.
