@@ -45,7 +45,7 @@ DOCS_VENV := $(CURDIR)/build/docs-venv
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test docs release-check bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
+.PHONY: help demo test docs release-check bench counts sanitize fuzz mutants memory test-portable build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -79,9 +79,14 @@ docs: $(DOCS_VENV)/.installed
 	@$(DOCS_VENV)/bin/python -m docs.site
 
 # What takes long or needs programs that `make test` does without.
-release-check: $(BUILT) $(RELEASE)/.installed docs
+release-check: $(BUILT) $(RELEASE)/.installed docs test-portable
 	$(PY) -m pytest tests/browser $(PYTEST)
 	$(RELEASE)/bin/python -m pytest tests/release $(PYTEST)
+
+# The core's tests with the modules that other systems than Linux get.
+test-portable: cargo
+	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/portable-rustc \
+		$(CARGO) test --locked --features internals --lib --test integration
 
 build: $(BUILT)
 
@@ -95,13 +100,14 @@ clean:
 	rm -f python/rustload/*.so
 
 # The core with all its tests, benches and fuzz targets; what others depend on, with its default features and with none; all
-# features, which include the binding; and the documentation.
+# features, which include the binding, for Linux and for other systems; and the documentation.
 lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --features internals -- -D warnings
 	$(CARGO) clippy --locked -- -D warnings
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings --cfg rustload_portable
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 
 # Without advisories, which would have to be downloaded.

@@ -50,9 +50,9 @@
 // The list below is complete: what a public function takes or gives can be named.
 #![cfg_attr(all(feature = "cuda", feature = "scan", not(feature = "internals")), warn(unnameable_types))]
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
 compile_error!(
-    "rustload supports Linux only: it maps and reads files with Linux system calls, and finds memory limits in /proc"
+    "rustload supports Linux, and macOS untested: it reads, maps and renames files with POSIX system calls"
 );
 
 mod builder;

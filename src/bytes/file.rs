@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use once_cell::race::OnceBox;
 
-use super::os::direct::{self, Io, IoChoice};
-use super::os::file_system::{FileSystem, FileSystemKind};
+use super::file_system::{FileSystem, FileSystemKind};
+use super::io_choice::{Io, IoChoice};
+use super::os;
 use super::{Access, Mapping, ReadRanges};
 use crate::error::{Code, Error, Result, ResultExt};
 
@@ -143,7 +144,7 @@ impl LocalFile {
         if self.io_choice().io != Io::Direct {
             return None;
         }
-        self.direct.get_or_init(|| Box::new(direct::open_direct(&self.file))).as_ref()
+        self.direct.get_or_init(|| Box::new(os::open_direct(&self.file))).as_ref()
     }
 
     /// Whether [`LocalFile::direct`] may return a file. Compares sizes only.

@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::os::direct::{DIRECT_ALIGNMENT, open_sequential};
+use super::io_choice::DIRECT_ALIGNMENT;
+use super::os;
 use super::scratch::BounceBuffer;
 use super::{Access, LocalFile, RangeRead, Scratch, Source};
 use crate::error::{Code, Error, Result};
@@ -98,7 +99,8 @@ impl Descriptor {
         match &self.0 {
             Some((last, descriptor)) if last.same_backing(source) => descriptor.clone(),
             _ => {
-                let opened = source.file().map(LocalFile::descriptor).and_then(open_sequential).map(Arc::new);
+                let opened =
+                    source.file().map(LocalFile::descriptor).and_then(os::open_sequential).map(Arc::new);
                 self.0.insert((source.clone(), opened)).1.clone()
             }
         }

@@ -1,7 +1,7 @@
 //! A thread's scratch memory, which bytes pass through on the way to a result. It is reused from read to read and not cleared.
 #![forbid(unsafe_code)]
 
-use super::os::direct::DIRECT_ALIGNMENT;
+use super::io_choice::DIRECT_ALIGNMENT;
 use crate::error::{Code, Error, Result};
 
 /// Memory that starts on a block boundary, as direct reads need it.

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use super::block_cache::BlockCache;
 use super::deferred::{Deferred, Proof};
 use super::fetched::{self, Fetched};
+use super::file_system::FileSystem;
 use super::in_memory::{self, InMemory};
-use super::os::copy;
-use super::os::direct::{Io, IoChoice};
-use super::os::file_system::FileSystem;
+use super::io_choice::{Io, IoChoice};
+use super::os;
 use super::{
     Access, Chunk, FileStamp, LocalFile, LocalFolder, Mapping, RangeRead, ReadFolder, ReadRanges, Region,
     RequestLimit, Requests,
@@ -330,7 +330,7 @@ impl Source {
         let Some(file) = self.file().filter(|file| !file.access().waits_for_requests()) else {
             return Ok(false);
         };
-        copy::copy_range(file.descriptor(), self.proved()?.window, target, offset)
+        os::copy_range(file.descriptor(), self.proved()?.window, target, offset)
             .map_err(|error| self.locate_error(Error::io(error, None)))
     }
 

@@ -10,7 +10,7 @@ pub use os::huge_pages;
 /// The smallest window, unless a smaller one is requested: below it, system calls cost more than the memory saved.
 const WINDOW_MIN_BYTES: u64 = 8 << 20;
 
-/// Memory of this process and of its cgroup, in bytes.
+/// Memory of this process and of its cgroup, in bytes. What the system does not tell is 0; only Linux tells these.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Resident anonymous memory (RssAnon): results, Python's objects, copied-on-write pages of views.
@@ -53,9 +53,10 @@ impl Memory {
         os::memory()
     }
 
-    /// Bytes that may still be used, by the cgroup's limit and by the machine's available memory.
+    /// Bytes that may still be used, by the cgroup's limit and by the machine's available memory, as far as they are known.
     pub fn headroom(&self) -> u64 {
-        self.group.as_ref().map_or(u64::MAX, Cgroup::headroom).min(self.available)
+        let available = if self.total == 0 { u64::MAX } else { self.available };
+        self.group.as_ref().map_or(u64::MAX, Cgroup::headroom).min(available)
     }
 }
 

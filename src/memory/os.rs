@@ -1,6 +1,6 @@
 //! The memory of a Linux process and its limits, from text files of the kernel in `/proc` and the cgroup file systems (v2 and v1).
 //!
-//! A file that cannot be read counts as absent, and an absent limit as no limit.
+//! A file that cannot be read counts as absent, and an absent limit as no limit. Systems other than Linux have none of these files.
 
 use std::fs;
 use std::path::Path;
@@ -249,6 +249,9 @@ mod tests {
     fn without_readable_files_there_is_no_limit() {
         let root = tree(&[("proc/self/cgroup", "nonsense\n0::/x\n"), ("proc/self/mountinfo", "a b - c\n")]);
         assert_eq!(memory_under(root.path()), Memory::default());
+        assert_eq!(Memory::default().headroom(), u64::MAX);
+        let full = Memory { total: 8 * MIB, ..Memory::default() };
+        assert_eq!(full.headroom(), 0);
         assert_eq!(window_in(256 * MIB, None), 256 * MIB);
     }
 

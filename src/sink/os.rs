@@ -1,4 +1,4 @@
-//! The system calls for ranges of anonymous memory, on Linux: mmap(2), munmap(2), madvise(2), and the clock of a thread.
+//! The system calls for ranges of anonymous memory: mmap(2), munmap(2), on Linux madvise(2), and the clock of a thread.
 //!
 //! **Protocol.** The functions map and unmap exactly the ranges that they are given. `sink/pages.rs` owns the ranges.
 
@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
-use rustix::mm::{self, MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Advice on a range.
@@ -46,7 +46,10 @@ pub(super) unsafe fn unmap(start: *mut u8, len: usize) {
 ///
 /// # Safety
 /// The caller owns the range, and accepts what the [`Advice`] does to its bytes.
+#[cfg(all(target_os = "linux", not(rustload_portable)))]
 pub(super) unsafe fn advise(start: *mut u8, len: usize, advice: Advice) {
+    use rustix::mm;
+
     let advice = match advice {
         Advice::HugePages => mm::Advice::LinuxHugepage,
         Advice::SmallPages => mm::Advice::LinuxNoHugepage,
@@ -58,12 +61,19 @@ pub(super) unsafe fn advise(start: *mut u8, len: usize, advice: Advice) {
     let _ = unsafe { mm::madvise(start.cast(), len, advice) };
 }
 
+/// Gives no advice: other systems have no such advice, or give it another meaning.
+///
+/// # Safety
+/// As on Linux.
+#[cfg(any(not(target_os = "linux"), rustload_portable))]
+pub(super) unsafe fn advise(_start: *mut u8, _len: usize, _advice: Advice) {}
+
 /// The processor time of this thread: waiting while other threads run does not count.
 pub(super) fn thread_cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// The size of the last-level cache in bytes, as Linux reports it ("32768K").
+/// The size of the last-level cache in bytes, as Linux reports it ("32768K"); `None` on other systems.
 #[cfg(feature = "cuda")]
 pub(super) fn last_level_cache_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;

@@ -245,8 +245,7 @@ fn open_folder(folder: &Path) -> io::Result<File> {
 
 /// Fails for a folder that others can write to: what it has would become the target.
 fn check_owner(found: &fs::Metadata, folder: &Path) -> Result<()> {
-    let own = fs::metadata("/proc/self").map_err(|error| Error::io(error, folder.to_owned()))?;
-    if found.uid() == own.uid() && found.mode() & 0o022 == 0 {
+    if found.uid() == os::user() && found.mode() & 0o022 == 0 {
         return Ok(());
     }
     let text = "this folder of an earlier run belongs to another user, or others may write to it";

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from rustload import _rustload
 from rustload._common.request import Request
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _digests(tensors: list[LazyTensor], threads: int | None) -> dict[tuple[int, 
 
     # Each thread reads for itself.
     request = Request.checked(copy=True, allow_lossy=False, dequantize=False, overflow="nan", threads=1)
-    workers = threads or len(os.sched_getaffinity(0))
+    workers = threads or int(_rustload.machine()["threads"])
     with ThreadPoolExecutor(workers) as pool:
         try:
             return dict(zip(different, pool.map(digest, different.values()), strict=True))

@@ -1,11 +1,16 @@
-//! What only Linux has: `O_DIRECT`, probes of the page cache, read-ahead by descriptor, copies inside the kernel, the kind of file system.
+//! What operating systems have for reading files besides positional reads. Callers work without it.
 #![forbid(unsafe_code)]
 
-#[cfg(not(target_os = "linux"))]
-compile_error!("rustload reads files with system calls of Linux; other systems are not supported");
+#[cfg(all(target_os = "linux", not(rustload_portable)))]
+mod linux;
+#[cfg(any(not(target_os = "linux"), rustload_portable))]
+mod portable;
 
-pub(super) mod copy;
-pub(super) mod direct;
-pub(super) mod file_system;
+#[cfg(all(target_os = "linux", not(rustload_portable)))]
+use linux as system;
+#[cfg(any(not(target_os = "linux"), rustload_portable))]
+use portable as system;
+
 #[cfg(feature = "cuda")]
-pub(super) mod memory_file;
+pub(crate) use system::memory_file;
+pub(super) use system::{cached_share, copy_range, file_system_magic, open_direct, open_sequential};

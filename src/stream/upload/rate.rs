@@ -56,7 +56,7 @@ fn measure(cast: Cast, threads: usize) -> Result<f64> {
     let share =
         (READ_TOTAL_MAX_BYTES / threads.max(1)).clamp(SOURCE_BYTES, READ_BYTES) / SOURCE_BYTES * SOURCE_BYTES;
     // A file in memory is page cache. Where the system refuses one, the cast alone is measured.
-    let file = memory_file("rustload-rate").ok();
+    let file = memory_file("rustload-rate");
     let io_error = |error| Error::io(error, None);
     parallel::for_each(
         threads,
