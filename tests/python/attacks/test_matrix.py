@@ -128,7 +128,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "C": 31,
         "R": 17,
         "T": 37,
-        "L": 24,
+        "L": 25,
         "D": 22,
         "E": 23,
         "S": 30,
