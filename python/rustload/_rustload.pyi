@@ -1340,7 +1340,12 @@ def scan_file(file: object, name: str | None, *, limits: Mapping[str, int], allo
     """
 
 def scan_folder(
-    folder: object, names: Sequence[str], *, limits: Mapping[str, int], allow: Sequence[str]
+    folder: object,
+    names: Sequence[str],
+    *,
+    limits: Mapping[str, int],
+    allow: Sequence[str],
+    exclude: Sequence[str],
 ) -> str:
     """Scans the files of a folder of a store; not those in folders below it.
 
@@ -1349,6 +1354,7 @@ def scan_folder(
         names: The files to scan; empty for all.
         limits: As for `scan_paths`.
         allow: As for `scan_paths`.
+        exclude: As for `scan_paths`; without effect on files in `names`.
 
     Returns:
         The report as JSON.

@@ -63,15 +63,16 @@ pub(crate) fn scan_file(
 
 /// Scans the files of these names in a folder of a store, or all of its files.
 #[pyfunction]
-#[pyo3(signature = (folder, names, *, limits, allow))]
+#[pyo3(signature = (folder, names, *, limits, allow, exclude))]
 pub(crate) fn scan_folder(
     py: Python<'_>,
     folder: &Bound<'_, PyAny>,
     names: Vec<String>,
     limits: BTreeMap<String, u64>,
     allow: Vec<String>,
+    exclude: Vec<String>,
 ) -> PyResult<String> {
-    let options = options(limits, &allow)?;
+    let options = options(limits, &allow)?.exclude(exclude);
     let cancel = options.cancel.clone();
     let folder = FolderObject::new(folder)?;
     run::interruptible_if(py, true, &cancel, || {

@@ -124,6 +124,7 @@ pub fn scan_folder(folder: &dyn ReadFolder, names: &[String], options: &Options)
     let mut options = options.clone();
     let mut folders = Folders::default();
     let mut all = if names.is_empty() { folder.names()? } else { names.to_vec() };
+    all.retain(|name| !names.is_empty() || !options.exclude.contains(name));
     all.sort();
     for name in all {
         options.cancel.check()?;

@@ -216,6 +216,7 @@ def test_secrets_of_urls_are_not_in_the_document(capsys: pytest.CaptureFixture[s
     fsspec.filesystem("memory").pipe("/bom/model.safetensors", content)
     (model,) = bom(capsys, "memory://bom/model.safetensors")["components"]
     assert model["name"] == "model.safetensors"
+    assert [file["name"] for file in model["components"]] == ["model.safetensors"]
     assert facts(model)["rustload:scan:verdict"] == ["inert"]
     for more, code in (([], 3), (["--hashes"], 3)):
         url = "memory://user:hunter2@bom/model.safetensors?token=hunter2#hunter2"

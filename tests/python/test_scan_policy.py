@@ -289,6 +289,16 @@ def test_excluded_names_are_left_out_where_they_are_found_in_a_directory(tmp_pat
         rustload.Policy(exclude=".git")
 
 
+def test_excluded_names_are_left_out_of_folders_of_stores() -> None:
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    for name in ("a.pkl", ".git/b.pkl", "deep/.git/c.pkl", "deep/d.pkl"):
+        store.pipe(f"/excluded/{name}", EVIL)
+    policy = rustload.Policy(exclude=(".git", "a.pkl"))
+    report = rustload.scan("memory://excluded", policy=policy)
+    assert [file.path for file in report.files] == ["memory://excluded/deep/d.pkl"]
+
+
 def test_a_policy_file_and_the_command_line_exclude_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,12 +50,12 @@ def _model(given: str, *, hashes: bool) -> Model:
     with rustload.open(given) as checkpoint:
         described = describe(checkpoint, path)
         files = checkpoint.files
-        report = rustload.scan([given] if is_url(given) else files)
-        entries = (
-            [FileEntry(path, None, None)]
-            if is_url(given)
-            else [_entry(file, hashes=hashes) for file in files]
-        )
+        if is_url(given):
+            report = rustload.scan(given)
+            entries = [FileEntry(name_of(file), None, None) for file in files or [path]]
+        else:
+            report = rustload.scan(files)
+            entries = [_entry(file, hashes=hashes) for file in files]
     return Model(described, entries, report.verdict, report.complete)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 __all__ = ["ObjectFolder", "ObjectList", "check_plain", "in_parallel", "joined", "names_others", "trimmed"]
 
@@ -108,8 +108,8 @@ class ObjectFolder(ABC):
     def subfolder(self, name: str) -> ObjectFolder:
         """A folder in it."""
 
-    def all_folders(self) -> list[ObjectFolder]:
-        """The folder, and all folders below it."""
+    def all_folders(self, *, exclude: Collection[str] = ()) -> list[ObjectFolder]:
+        """The folder, and all folders below it but those of the names in `exclude` and what is in them."""
         found: list[ObjectFolder] = []
         waiting: list[ObjectFolder] = [self]
         while waiting:
@@ -117,7 +117,8 @@ class ObjectFolder(ABC):
             found.append(folder)
             if len(found) > LOOKUPS_MAX:
                 raise _make("Value", "Value", f"{self.name} has more than {LOOKUPS_MAX} folders")
-            waiting += [folder.subfolder(name) for name in reversed(folder.folders())]
+            names = [name for name in reversed(folder.folders()) if name not in exclude]
+            waiting += [folder.subfolder(name) for name in names]
         return found
 
 

@@ -98,8 +98,9 @@ def report_on(source: Any, limits: dict[str, int], gate: Gate) -> dict[str, Any]
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _load_json(_rustload.scan_bytes(bytes(source), limits=limits, allow=allow))
     if isinstance(source, ObjectFolder):
-        folders = [source] if source.chosen else source.all_folders()
-        texts = [_rustload.scan_folder(one, one.chosen, limits=limits, allow=allow) for one in folders]
+        folders = [source] if source.chosen else source.all_folders(exclude=gate.exclude)
+        options: dict[str, Any] = {"limits": limits, "allow": allow, "exclude": gate.exclude}
+        texts = [_rustload.scan_folder(one, one.chosen, **options) for one in folders]
         parts = [_load_json(text) for text in texts]
         # What has no files has no verdict.
         return merged([part for part in parts if part["files"]] or parts[:1])
