@@ -34,7 +34,7 @@ def build_wheel(checkout: Path, out: Path, target: Path) -> Path:
         **{
             name: text
             for name, text in os.environ.items()
-            if name not in ("RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER")
+            if name not in ("RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER")
         },
         "PATH": f"{tool('python').parent}:{os.environ['PATH']}",
         "PYO3_PYTHON": sys.executable,
