@@ -9,7 +9,7 @@
 #   make fuzz     run every fuzz target for a minute with coverage guidance (FUZZ="pickle zip" SECONDS_EACH=600 to choose)
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
 #   make memory   measure memory over time while stock loaders and rustload load a model (MEMORY="--rounds 1", "--limit")
-#   make docs     build the site of the documentation in build/docs/html
+#   make docs     build the site of the documentation in target/docs/html
 #   make release-check  build the wheel twice, check and use it; lint workflows; test the site and pages of `rustload view` in Chromium
 #   make build    only the extension, in .venv
 #   make fmt      format Rust and Python
@@ -41,7 +41,7 @@ unexport PYTHONHOME PYTHONPATH CONDA_PREFIX
 
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.built
-DOCS_VENV := $(CURDIR)/build/docs-venv
+DOCS_VENV := $(CURDIR)/target/docs-venv
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
@@ -96,7 +96,7 @@ fmt: $(INSTALLED) cargo
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf .venv .cache build .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
 	rm -f python/rustload/*.so
 
 # The core with all its tests, benches and fuzz targets; what others depend on, with its default features and with none; all

@@ -1,4 +1,4 @@
-"""Builds the site into build/docs/html: `make docs`, or `python -m docs.site` where requirements/docs.txt is installed."""
+"""Builds the site into target/docs/html: `make docs`, or `python -m docs.site` where requirements/docs.txt is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from docs.site.check import check
 from docs.site.stage import ROOT, Stage, nav
 
 HERE = Path(__file__).parent
-FOLDER = ROOT / "build" / "docs"
+FOLDER = ROOT / "target" / "docs"
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """What zensical's offline mode would load, so that pages opened from a folder can search."""
 

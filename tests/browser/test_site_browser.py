@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import chromium
 
-SITE = Path(__file__).resolve().parents[2] / "build" / "docs" / "html"
+SITE = Path(__file__).resolve().parents[2] / "target" / "docs" / "html"
 pytestmark = [
     pytest.mark.skipif(chromium.find() is None, reason="no Chromium (apt-get install chromium)"),
     pytest.mark.skipif(not SITE.is_dir(), reason="the site is not built (make docs)"),
