@@ -1,0 +1,74 @@
+"""A part of the cases of `fuzz/remote_faults.py`: faults of sources end with the right elements or an error that has a code."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from web_server import Server
+
+import rustload
+
+SOURCE = Path(__file__).parents[2] / "fuzz" / "remote_faults.py"
+
+
+@pytest.fixture(scope="module")
+def faults() -> Any:
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    spec = importlib.util.spec_from_file_location("remote_faults", SOURCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["remote_faults"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_random_faults_give_right_elements_or_errors_with_codes(faults: Any) -> None:
+    outcomes = faults.run(seed=7, count=150)
+    assert outcomes.total() == 150
+    assert outcomes["right"] >= 20
+    assert {"Io", "RemoteRange", "FileChanged"} <= outcomes.keys()
+
+
+def test_wrong_elements_are_found(faults: Any) -> None:
+    """The comparison itself: a source that answers with other bytes of the right length is not right."""
+    cases = faults.Cases()
+    try:
+        plan = faults.Plan(faults.random.Random(1), faults.OBJECT_FAULTS)
+        plan.enabled = False
+        source = cases.objects("safetensors", plan)
+        source.content = source.content[:-1] + bytes([source.content[-1] ^ 1])
+        found = faults.load(source, [], faults.random.Random(1))
+        with pytest.raises(AssertionError, match="other elements"):
+            cases.check(found, "changed")
+    finally:
+        cases.close()
+
+
+def test_a_server_that_hangs_under_way_is_an_error_after_the_timeout_of_the_store() -> None:
+    pytest.importorskip("fsspec")
+    aiohttp = pytest.importorskip("aiohttp")
+    stream = io.BytesIO()
+    torch.save({"w": torch.ones(200_000)}, stream)
+    server = Server(stream.getvalue())
+    try:
+        options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}}
+        checkpoint = rustload.open(server.url, remote=("http",), storage_options=options)
+        server.fault = lambda _: "hangs"
+        start = time.perf_counter()
+        with pytest.raises(OSError, match="did not answer in time") as caught:
+            checkpoint["w"].materialize()
+        assert time.perf_counter() - start < 2
+        assert caught.value.code == "Io"  # type: ignore[attr-defined]
+        server.fault = lambda _: None
+        assert checkpoint["w"].materialize().sum() == 200_000
+    finally:
+        server.close()
