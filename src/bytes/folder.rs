@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_plain_name_is_one_component() {
-        for name in ["a", ".metadata", "a:b", "..a", "%2e%2e", "a b", "a?b#c", "é"] {
+        for name in ["a", ".metadata", "ab:c", "..a", "%2e%2e", "a b", "a?b#c", "é"] {
             assert!(is_plain_name(name), "{name}");
         }
         for name in ["", ".", "..", "a/b", "/a", "a\\b", "C:a", "a\0", "s3://a"] {
