@@ -126,6 +126,19 @@ def counting(monkeypatch, tmp_path):
     return per_repetition
 
 
+def test_a_run_from_a_server_meets_the_bounds_of_requests_and_bytes(tmp_path):
+    pytest.importorskip("aiohttp")
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "benches.remote", "--quick", "--json", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    exact = [row for row in rows if row["is_exact"]]
+    assert len(exact) == 6
+    assert all(row["met"] for row in exact)
+    assert all(row["value"] > 0 for row in rows)
+
+
 def test_counts_are_stored_and_a_regression_is_reported(counting, capsys):
     assert counts.main(["--update"]) == 0
     assert json.loads(counts.KEPT.read_text())["counts"] == {"parse": 1000, "cast": 500}
