@@ -99,6 +99,7 @@ NOTED_ERRORS = frozenset(
         "UnknownFormat",
         "UnsupportedContainer",
         "ZipCase",
+        "ZipStructure",
         "ZipVersion",
     }
 )
