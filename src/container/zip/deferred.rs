@@ -29,8 +29,8 @@ const RESERVED: Requests = Requests { count: 64, bytes: 4 << 20 };
 pub struct CheckedMember {
     /// As [`Archive::payload`] gives it.
     pub payload: Result<Region>,
-    /// The first stored bytes.
-    pub head: Vec<u8>,
+    /// The first stored bytes; `None` if they were not read with the header.
+    pub head: Option<Vec<u8>>,
 }
 
 /// The proof of a member's payload: its local file header.
@@ -123,7 +123,7 @@ impl Archive {
                     return Ok(out);
                 }
                 let head = |region: &Region| fetched.get(region.start(), region.len().min(head_len));
-                let head = payload.as_ref().ok().and_then(head).map(<[u8]>::to_vec).unwrap_or_default();
+                let head = payload.as_ref().ok().and_then(head).map(<[u8]>::to_vec);
                 if let Some(slot) = out.get_mut(index) {
                     *slot = Some(CheckedMember { payload, head });
                 }

@@ -194,15 +194,20 @@ family("X07", "a sound safetensors file that is a pickle from byte 0", {
     "unicode": safetensors_and_pickle}, holds("w", format="safetensors"), "", runs=RUNS)  # fmt: skip
 
 
-def array_as_storage() -> bytes:
+def array_as_storage(extra: bytes = b"") -> bytes:
+    """An archive; the local header of the storage has this extra field."""
     data = objects("'|O'")
     data += bytes(-len(data) % 4)
     value = tensor((len(data) // 4,), on=storage(numel=len(data) // 4))
-    return torch_zip(pickle(named({"w": value})), {"0": data})
+    return Zip(pickle(named({"w": value})), {"0": data}).spoil("data/0", local={"extra": extra}).bytes()
 
+
+# Longer than what a scan of a remote archive fetches with a local header.
+LONG_EXTRA = struct.pack("<HH", 0x7777, 8996) + bytes(8996)
 
 family("X08", "an array of objects as a storage of a sound torch archive", {
-    "stored": array_as_storage}, holds("w"), "", runs=RUNS)  # fmt: skip
+    "stored": array_as_storage, "long_header": lambda: array_as_storage(LONG_EXTRA),
+}, holds("w"), "", runs=RUNS)  # fmt: skip
 
 everywhere("X09", "a call behind a first opcode that is longer than what is read first", {
     "string": lambda: b"X" + struct.pack("<I", 5000) + b"x" * 5000 + b"0" + SYSTEM + b".",

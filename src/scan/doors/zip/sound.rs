@@ -35,7 +35,7 @@ impl Scanner<'_> {
             }
             let (payload, head) = match checked.get_mut(index).map(Option::take) {
                 None => (archive.payload(index), None),
-                Some(Some(CheckedMember { payload, head })) => (payload, Some(head)),
+                Some(Some(CheckedMember { payload, head })) => (payload, head),
                 Some(None) => {
                     beyond.add(member);
                     continue;
