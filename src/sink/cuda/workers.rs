@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
@@ -23,21 +23,23 @@ pub(crate) struct Workers {
     state: Mutex<State>,
     /// Notified when there is a task, and when the threads shall end.
     changed: Condvar,
-    /// Set and cleared under the lock.
-    ending: AtomicBool,
+    /// The number of calls of [`Workers::end`] under way. Changed under the lock.
+    ending: AtomicUsize,
 }
 
 #[derive(Default)]
 struct State {
     tasks: VecDeque<Task>,
     threads: Vec<JoinHandle<()>>,
+    /// The number of threads that run.
+    running: usize,
     /// The number of threads that wait for a task.
     idle: usize,
 }
 
 impl Workers {
     pub(super) fn new(device: &'static Device) -> Workers {
-        Workers { device, state: Mutex::default(), changed: Condvar::new(), ending: AtomicBool::new(false) }
+        Workers { device, state: Mutex::default(), changed: Condvar::new(), ending: AtomicUsize::new(0) }
     }
 
     /// Runs a task on a thread that waits for one, or on a new one. If the system refuses another thread, the task waits for one of
@@ -47,8 +49,11 @@ impl Workers {
         if state.idle <= state.tasks.len() {
             let builder = thread::Builder::new().name("rustload-upload".to_owned());
             match builder.spawn(move || self.work()) {
-                Ok(thread) => state.threads.push(thread),
-                Err(error) if state.threads.is_empty() => return Err(Error::io(error, None)),
+                Ok(thread) => {
+                    state.threads.push(thread);
+                    state.running += 1;
+                }
+                Err(error) if state.running == 0 => return Err(Error::io(error, None)),
                 Err(_) => {}
             }
         }
@@ -60,13 +65,13 @@ impl Workers {
 
     /// Whether the threads shall end: tasks stop as soon as they can.
     pub(crate) fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::Relaxed)
+        self.ending.load(Ordering::Relaxed) > 0
     }
 
     /// Waits for the running tasks and ends the threads. Tasks after that start new ones.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
-        self.ending.store(true, Ordering::Relaxed);
+        self.ending.fetch_add(1, Ordering::Relaxed);
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         self.changed.notify_all();
@@ -75,7 +80,7 @@ impl Workers {
             let _ = thread.join();
         }
         let _state = self.lock();
-        self.ending.store(false, Ordering::Relaxed);
+        self.ending.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn work(&self) {
@@ -89,6 +94,7 @@ impl Workers {
                 let _ = catch_unwind(AssertUnwindSafe(task));
                 state = self.lock();
             } else if self.is_ending() {
+                state.running -= 1;
                 return;
             } else {
                 state.idle += 1;

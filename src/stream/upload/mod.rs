@@ -130,23 +130,27 @@ impl Session {
         };
         shared.work_available.notify_all();
         for started in 0..missing {
-            let (shared, running) = (Arc::downgrade(&self.shared), self.shared.running.clone());
-            let task = move || {
-                let Some(shared) = shared.upgrade() else { return };
-                let number = running.enter();
-                shared.run_worker(number);
-                // Before the session learns that the worker has left it, so that nothing outlives the session.
-                drop(shared);
-                running.leave();
-            };
-            if let Err(error) = self.shared.ring.workers().run(Box::new(task)) {
-                if self.shared.withdraw(number, missing - started) {
+            if let Err(error) = self.start_worker() {
+                if shared.withdraw(number, missing - started) {
                     return Err(error);
                 }
                 break;
             }
         }
         Ok(number)
+    }
+
+    /// Starts a worker, which the session counts already.
+    fn start_worker(&self) -> Result<()> {
+        let (shared, running) = (Arc::downgrade(&self.shared), self.shared.running.clone());
+        self.shared.ring.workers().run(Box::new(move || {
+            let Some(shared) = shared.upgrade() else { return };
+            let number = running.enter();
+            shared.run_worker(number);
+            // Before the session learns that the worker has left it, so that nothing outlives the session.
+            drop(shared);
+            running.leave();
+        }))
     }
 
     /// Waits, no longer than `timeout`, until all copies of a ticket are enqueued; then makes later work in `stream` wait for them,
@@ -177,6 +181,16 @@ impl Session {
                 deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             if remaining.is_zero() {
                 return Ok(Waited::Waiting);
+            }
+            // All workers left before the work was done, because the device's threads were ended.
+            if state.workers == 0 && !state.closing {
+                state.workers += 1;
+                drop(state);
+                let is_started = self.start_worker().is_ok();
+                state = shared.lock();
+                if !is_started {
+                    state.workers = state.workers.saturating_sub(1); // tried again after the next wait
+                }
             }
             let remaining = remaining.min(WAIT_MAX);
             state = shared.progress.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;

@@ -1,6 +1,7 @@
 //! Measures how fast the CPU reads and casts, which decides between casting before the H2D copy and after it.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -64,16 +65,15 @@ fn measure(cast: Cast, threads: usize) -> Result<f64> {
         || (vec![0_u8; SOURCE_BYTES], vec![0_u8; SOURCE_BYTES / src_size * dst_size]),
         |(src, dst), thread| {
             let offset = |block: usize| (thread * share + block * SOURCE_BYTES % share) as u64;
-            // Warm-up: page faults and caches.
-            if let Some(file) = &file {
-                (0..share / SOURCE_BYTES)
-                    .try_for_each(|block| file.write_all_at(src, offset(block)))
-                    .map_err(io_error)?;
-            }
+            // Warm-up: page faults and caches. The system may refuse the bytes of the file, too (RLIMIT_FSIZE).
+            let write = |file: &&File| {
+                (0..share / SOURCE_BYTES).all(|block| file.write_all_at(src, offset(block)).is_ok())
+            };
+            let file = file.as_ref().filter(write);
             convert(cast, src, dst)?;
             let (start, mut bytes, mut blocks) = (Instant::now(), 0, 0);
             while start.elapsed() < MEASURE_TIME {
-                if let Some(file) = &file {
+                if let Some(file) = file {
                     file.read_exact_at(src, offset(blocks)).map_err(io_error)?;
                 }
                 convert(cast, src, dst)?;
