@@ -379,7 +379,7 @@ pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result
     if dcp::is_metadata(&pickle)
         && let Some(folder) = source.folder()
     {
-        return dcp::read(source, dcp::Folder::of(folder, source.path())?, pickle, options);
+        return dcp::read(source, dcp::Folder::of(folder, source.path(), &options.limits)?, pickle, options);
     }
     torch_legacy::check_not_legacy(pickle.values.data(), &options.limits)?;
     let locate = |key: &str, _: u64| {

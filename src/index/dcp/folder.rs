@@ -9,7 +9,8 @@ use super::Place;
 use crate::bytes::{ReadFolder, Region, Source, is_plain_name};
 use crate::container::tar::Archive;
 use crate::error::{Code, Error, Result};
-use crate::num::to_u32;
+use crate::limits::Limits;
+use crate::num::{to_u32, to_u64};
 
 /// The folder of a distributed checkpoint, and the files that its metadata names.
 pub(in crate::index) struct Folder<'a> {
@@ -26,6 +27,8 @@ enum FolderPlace<'a> {
         /// The folders on disk that files may be in once links are followed: that of the metadata, before and after its own link is
         /// followed. `None` in a store, which has no links.
         allowed: Option<Vec<PathBuf>>,
+        /// The most files in a store, each of which is asked for.
+        requests_max: u64,
     },
     /// In an archive, which has no links. The folder has no slash at its end.
     Archive(&'a Archive, &'a str),
@@ -58,6 +61,7 @@ impl<'a> Folder<'a> {
     pub(in crate::index) fn of(
         folder: Arc<dyn ReadFolder>,
         metadata: Option<&FilePath>,
+        limits: &Limits,
     ) -> Result<Folder<'a>> {
         let allowed = match (folder.on_disk(), metadata) {
             (Some(path), Some(metadata)) => {
@@ -69,7 +73,7 @@ impl<'a> Folder<'a> {
             }
             _ => None,
         };
-        let place = FolderPlace::Folder { folder, allowed };
+        let place = FolderPlace::Folder { folder, allowed, requests_max: limits.remote_requests };
         Ok(Folder { place, numbers: HashMap::new(), files: Vec::new() })
     }
 
@@ -83,8 +87,9 @@ impl<'a> Folder<'a> {
             return Err(escape(name, "is not a plain name in the checkpoint's folder"));
         }
         let file = match &self.place {
-            FolderPlace::Folder { folder, allowed: Some(allowed) } => on_disk(folder, allowed, name)?,
-            FolderPlace::Folder { folder, allowed: None } => {
+            FolderPlace::Folder { folder, allowed: Some(allowed), .. } => on_disk(folder, allowed, name)?,
+            FolderPlace::Folder { folder, allowed: None, requests_max } => {
+                Limits::check("remote_requests", *requests_max, to_u64(self.files.len()).saturating_add(1))?;
                 let size = folder.sizes(&[name])?.first().copied().flatten();
                 FolderFile::Named(folder.clone(), name.to_owned(), size.ok_or_else(|| missing(name))?)
             }
