@@ -19,6 +19,7 @@ impl Mappings {
     ///
     /// If two threads map a file at once, both get the same mapping.
     pub fn map(&self, source: &Source) -> Result<Option<(Arc<Mapping>, Region)>> {
+        let source = &source.proved()?;
         if let Some(mapping) = self.find(source) {
             source.check_unchanged()?;
             return Ok(Some((mapping, source.region())));
