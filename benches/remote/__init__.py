@@ -1,0 +1,1 @@
+"""Reads checkpoints from a web server with a limited rate, and from a source that sleeps: `python -m benches.remote`."""
