@@ -99,7 +99,9 @@ def test_a_scan_by_ranges_has_the_findings_of_a_scan_of_the_bytes() -> None:
     [case for case in CASES if case.id[0] in "XZ" and not case.placed and not isinstance(case.load, Shown)],
     ids=lambda case: case.label,
 )
-def test_a_scan_by_ranges_has_the_verdict_and_trace_of_a_scan_of_the_bytes(case: Case, tmp_path: Path) -> None:
+def test_a_scan_by_ranges_has_the_verdict_and_trace_of_a_scan_of_the_bytes(
+    case: Case, tmp_path: Path
+) -> None:
     data = case.make(tmp_path).read_bytes()
     ranges, whole = rustload.scan(Ranges(data)), rustload.scan(data)
     assert ranges.verdict == whole.verdict
