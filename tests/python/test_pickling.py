@@ -401,3 +401,9 @@ def test_a_data_loader_hands_a_checkpoint_to_its_workers(method, tmp_path):
         assert_same_bits(state[0], STATE["a"][row].double())
         assert_same_bits(joined[0], STATE["a"][row])
         assert opened.item() == 1
+
+
+def test_a_slice_may_have_more_dimensions_than_a_tensor_in_a_file(tmp_path):
+    rustload.save({"w": np.ones((2, 3), np.float32)}, tmp_path / "model.safetensors")
+    lazy = rustload.open(tmp_path / "model.safetensors")["w"][(None,) * 70]
+    assert pickle.loads(pickle.dumps(lazy)).shape == lazy.shape == (1,) * 70 + (2, 3)
