@@ -13,12 +13,11 @@ import threading
 import time
 import weakref
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support import assert_same_bits, child, dtype_of, held_anon, patterns
+from support import assert_same_bits, child, dtype_of, held_anon, open_files, patterns
 
 import rustload
 
@@ -36,16 +35,6 @@ HOWS = (
 def mappings_of(path) -> int:
     with open("/proc/self/maps") as maps:  # noqa: PTH123 - a proc file
         return sum(str(path) in line for line in maps)
-
-
-def descriptors_of(path) -> int:
-    found = 0
-    for link in os.scandir("/proc/self/fd"):
-        try:
-            found += Path(link.path).readlink() == path
-        except FileNotFoundError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("how", HOWS, ids=repr)
@@ -86,9 +75,9 @@ def test_a_deleted_file_is_still_read(simple):
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
 def test_mapping_and_descriptor_are_released_with_the_last_result(simple, collect, framework):
-    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+    assert (mappings_of(simple), open_files().count(str(simple))) == (0, 0)
     ckpt = rustload.open(simple, framework=framework)
-    assert (mappings_of(simple), descriptors_of(simple)) == (0, 1)
+    assert (mappings_of(simple), open_files().count(str(simple))) == (0, 1)
     view = ckpt["w"].materialize()
     part = np.asarray(view)[1:]
     assert mappings_of(simple) == 1
@@ -98,13 +87,13 @@ def test_mapping_and_descriptor_are_released_with_the_last_result(simple, collec
     assert part[0, 0] == 6
     del part
     collect()
-    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+    assert (mappings_of(simple), open_files().count(str(simple))) == (0, 0)
 
 
 def test_an_owned_result_holds_neither_mapping_nor_descriptor(simple, collect):
     found = rustload.open(simple, framework="torch")["w"].materialize(copy=True)
     collect()
-    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+    assert (mappings_of(simple), open_files().count(str(simple))) == (0, 0)
     assert found.sum() == 276
 
 
@@ -152,7 +141,7 @@ def test_a_thousand_opens_and_views_do_not_leak(simple, collect):
         open_and_read()
     collect()
     assert held_anon() - before < 2 * MIB
-    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+    assert (mappings_of(simple), open_files().count(str(simple))) == (0, 0)
 
 
 def test_failed_opens_leak_no_descriptor(simple, collect):
@@ -162,7 +151,7 @@ def test_failed_opens_leak_no_descriptor(simple, collect):
         with pytest.raises(rustload.RustloadError):
             rustload.open(path)
     collect()
-    assert descriptors_of(path) == 0
+    assert open_files().count(str(path)) == 0
 
 
 def test_checkpoint_and_handle_do_not_keep_each_other_alive(simple):

@@ -12,19 +12,22 @@ import pickletools
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import assert_same_bits
+from support import assert_same_bits, open_files
 from torch.distributed import checkpoint as dcp
 from torch.utils.data import DataLoader, Dataset
 
 import rustload
 import rustload.torch
 from rustload._tensor import pickling
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:.*quantize"
@@ -193,12 +196,6 @@ def test_options_are_kept_and_relative_paths_are_those_of_opening(tmp_path, monk
     assert isinstance(again(ckpt["a"]).materialize(), np.ndarray)
 
 
-def descriptors(path: Path) -> int:
-    """How often this process has a file open."""
-    links = Path("/proc/self/fd").iterdir()
-    return sum(os.path.realpath(link) == str(path) for link in links)
-
-
 def test_a_process_opens_a_checkpoint_once_while_it_is_in_use_and_closes_it_then(tmp_path, monkeypatch):
     path = write("archive", tmp_path)
     ckpt = rustload.open(path)
@@ -207,7 +204,7 @@ def test_a_process_opens_a_checkpoint_once_while_it_is_in_use_and_closes_it_then
     ]
     del ckpt
     gc.collect()
-    assert descriptors(path) == 0
+    assert open_files().count(str(path)) == 0
     opened = []
     monkeypatch.setattr(
         pickling._rustload,
@@ -215,11 +212,11 @@ def test_a_process_opens_a_checkpoint_once_while_it_is_in_use_and_closes_it_then
         lambda *a, f=rustload._rustload.open_paths, **o: opened.append(a) or f(*a, **o),
     )
     found = [pickle.loads(one) for one in pickles * 3]
-    assert len(opened) == descriptors(path) == 1
+    assert len(opened) == open_files().count(str(path)) == 1
     assert found[1]._context is found[0]._context
     del found
     gc.collect()
-    assert descriptors(path) == 0
+    assert open_files().count(str(path)) == 0
     assert not pickling._reopened
     pickle.loads(pickles[1])
     assert len(opened) == 2
@@ -379,7 +376,7 @@ class Rows(Dataset):
         return 3
 
     def __getitem__(self, row: int) -> tuple[object, ...]:
-        opened = descriptors(Path(self.ckpt.files[0]))
+        opened = open_files().count(str(self.ckpt.files[0]))
         return (
             self.ckpt["a"][row].torch(),
             self.part[row].torch(),
