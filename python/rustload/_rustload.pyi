@@ -40,6 +40,7 @@ __all__ = [
     "open_file",
     "open_folder",
     "open_paths",
+    "order",
     "parse_dtype",
     "probe",
     "scan_bytes",
@@ -49,7 +50,6 @@ __all__ = [
     "similar",
     "stack",
     "statistics",
-    "steps",
     "stream",
     "trim",
     "upload",
@@ -862,13 +862,14 @@ def stream(
         ValueError: A number in `request_numbers` is out of bounds, or an argument has an invalid value.
     """
 
-def steps(
+def order(
     tensors: Sequence[Tensor], requests: Sequence[_Request], request_numbers: Sequence[int], *, by_file: bool
-) -> list[tuple[int, int, bool]]:
+) -> tuple[list[int], dict[int, tuple[int, bool]]]:
     """The order in which `stream` returns these tensors; arguments and errors as for `stream`. Reads nothing.
 
     Returns:
-        For each its index in the list, the index of the first with the same elements, and whether they occur again later.
+        The index of each in the list. And for the positions of tied ones in this order: the index of the first with the same
+        elements, and whether they occur again later.
     """
 
 def cuda_info() -> dict[str, Any]:
@@ -891,7 +892,7 @@ def upload(device: int, *, window: int, threads: int | None) -> Upload:
 
     Raises:
         DeviceError: There is no driver or no such GPU, the process was forked after it used CUDA, or the driver reports an error.
-        ValueError: `RUSTLOAD_RING` is not a size.
+        ValueError: `RUSTLOAD_RING` is not a size, or `RUSTLOAD_UPLOAD_CPUS` not a list of CPUs.
     """
 
 @final

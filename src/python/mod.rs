@@ -59,7 +59,7 @@ mod _rustload {
     #[pymodule_export]
     use super::statistics::statistics_of;
     #[pymodule_export]
-    use super::stream::{Stream, steps, stream};
+    use super::stream::{Stream, order, stream};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
     #[pymodule_export]

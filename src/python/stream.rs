@@ -1,5 +1,6 @@
 //! `Stream`: the Python class of a stream of tensors.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -62,21 +63,23 @@ pub(super) fn pair_requests(
     })
 }
 
-/// The order in which a stream of these tensors would give them: index, index of the first request with the same result, and
-/// whether a later one has it too.
+/// Index of the first request with the same result, and whether a later one has it too.
+type Tie = (usize, bool);
+
+/// The order in which a stream of these tensors would give them, and the tied ones by their position in it.
 #[pyfunction]
 #[pyo3(signature = (tensors, requests, request_numbers, *, by_file))]
-pub(crate) fn steps(
+pub(crate) fn order(
     tensors: Vec<PyRef<'_, Tensor>>,
     requests: Vec<RequestArgs>,
     request_numbers: Vec<usize>,
     by_file: bool,
-) -> PyResult<Vec<(usize, usize, bool)>> {
+) -> PyResult<(Vec<usize>, BTreeMap<usize, Tie>)> {
     let steps = Core::steps(&pair_requests(&tensors, requests, request_numbers)?, by_file);
-    Ok(steps
-        .into_iter()
-        .map(|StreamStep { index, first, has_later_alias }| (index, first, has_later_alias))
-        .collect())
+    let is_tied = |step: &StreamStep| step.first != step.index || step.has_later_alias;
+    let tied = steps.iter().enumerate().filter(|(_, step)| is_tied(step));
+    let ties = tied.map(|(position, step)| (position, (step.first, step.has_later_alias))).collect();
+    Ok((steps.iter().map(|step| step.index).collect(), ties))
 }
 
 /// Index, index of the first request with the same result, whether a later one has it too, how to make the tensor on a shared

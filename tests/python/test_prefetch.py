@@ -107,10 +107,10 @@ inside, leave = threading.Event(), threading.Event()
 kind = type(loader._stream._producer)
 fast_next = kind.next
 
-def slow_next(self):
+def slow_next(self, **options):
     inside.set()
     leave.wait()
-    return fast_next(self)
+    return fast_next(self, **options)
 
 kind.next = slow_next
 

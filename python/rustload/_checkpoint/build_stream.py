@@ -62,20 +62,7 @@ def build_stream(
     adapter = adapters.load_adapter(framework)
     target = adapter.check_device(device)
     cast = checked_cast(cast)
-    numbers: dict[tuple[Any, ...], int] = {}
-    requests: list[Request] = []
-    request_numbers = []
-    for tensor in tensors:
-        dims = rules.transpose(tensor)
-        is_float = request.dequantize and tensor._is_scaled()
-        key = (
-            rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
-            tuple(dims) if isinstance(dims, list) else dims,
-        )
-        if key not in numbers:
-            numbers[key] = len(requests)
-            requests.append(request.but(dtype=key[0], transpose=dims))
-        request_numbers.append(numbers[key])
+    requests, request_numbers = _requests_of(tensors, rules, request)
     producer = producer_for(
         tensors,
         requests,
@@ -92,3 +79,33 @@ def build_stream(
         sync=bool(sync),
     )
     return Stream._of(producer, tensors, progress, names)
+
+
+def _requests_of(
+    tensors: list[LazyTensor], rules: Rules, request: Request
+) -> tuple[list[Request], list[int]]:
+    """The distinct requests, and for each tensor the index of its own."""
+    requests: list[Request] = []
+    numbers: dict[tuple[Any, ...], int] = {}
+
+    def number_of(tensor: LazyTensor) -> int:
+        dims = rules.transpose(tensor)
+        is_float = request.dequantize and tensor._is_scaled()
+        key = (
+            rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
+            tuple(dims) if isinstance(dims, list) else dims,
+        )
+        if key not in numbers:
+            numbers[key] = len(requests)
+            requests.append(request.but(dtype=key[0], transpose=dims))
+        return numbers[key]
+
+    if request.dequantize or not rules.depends_on_dtype_only:
+        return requests, [number_of(tensor) for tensor in tensors]
+    # There may be thousands of tensors, and few dtypes.
+    dtypes = [tensor._core.dtype for tensor in tensors]
+    by_dtype: dict[str, int] = {}
+    for dtype, tensor in zip(dtypes, tensors, strict=True):
+        if dtype not in by_dtype:
+            by_dtype[dtype] = number_of(tensor)
+    return requests, [by_dtype[dtype] for dtype in dtypes]

@@ -99,6 +99,14 @@ class Checkpoint(TensorMapping):
             self._note_other_value(name, error)
             raise
 
+    def _handles(self, names: list[str]) -> list[LazyTensor]:
+        self._check_open()
+        wrap, tensor, context = LazyTensor._wrap, self._core.tensor, self._context
+        try:
+            return [wrap(tensor(name), context) for name in names]
+        except (TensorNotFoundError, TypeError):
+            return super()._handles(names)  # raises the error of the first wrong name
+
     def _note_other_value(self, name: str, error: TensorNotFoundError) -> None:
         """Adds a note if the name is that of a container of tensors, or of another value, rather than of a tensor."""
         inside = sum(other.startswith(name + ".") for other in self)

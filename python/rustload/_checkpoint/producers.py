@@ -24,11 +24,11 @@ class Producer(Protocol):
     def order(self) -> Sequence[int]:
         """The indices in the list of tensors, in the order in which `next` returns the tensors."""
 
-    def next(self) -> Any | None:
-        """The next tensor of the framework; None after the last one and after `close`."""
+    def next(self, *, many: bool) -> list[Any]:
+        """The next tensor of the framework, or with `many` all that are made; empty after the last one and after `close`."""
 
     def close(self) -> None:
-        """Stops the work and frees results that were not taken; a concurrent `next` returns None. Idempotent."""
+        """Stops the work and frees results that were not taken; a concurrent `next` returns no tensor. Idempotent."""
 
 
 class HostProducer:
@@ -53,11 +53,11 @@ class HostProducer:
         self._reused: dict[int, Any] = {}
         self.order = core.order()
 
-    def next(self) -> Any | None:
+    def next(self, *, many: bool) -> list[Any]:  # noqa: ARG002 - tensors are made one at a time here
         """Waits for the next tensor."""
         found = self._core.next()
         if found is None:
-            return None
+            return []
         index, first, has_later_alias, _, buffer = found
         if first != index:
             made = self._reused[first]
@@ -72,7 +72,7 @@ class HostProducer:
             self._reused[first] = made
         elif first != index:
             del self._reused[first]
-        return made
+        return [made]
 
     def close(self) -> None:
         """Stops the threads of the core."""

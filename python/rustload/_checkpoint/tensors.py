@@ -46,6 +46,10 @@ class TensorMapping(Mapping[str, LazyTensor]):
         """The name in the file of one of the tensors."""
         raise NotImplementedError
 
+    def _handles(self, names: list[str]) -> list[LazyTensor]:
+        """The lazy tensors of these names; errors as for `[name]`."""
+        return [self[name] for name in names]
+
     def _unknown(self, argument: str, name: str) -> BaseException:
         """The error for a name that no tensor has."""
         raise NotImplementedError
@@ -144,14 +148,14 @@ class TensorMapping(Mapping[str, LazyTensor]):
             source, names = names, None
         chosen = resolve_names(source, names)
         if key is None and strip is None and rename is None:
-            return chosen, [source[name] for name in chosen]
+            return chosen, source._handles(chosen)
         if names is not None:
             for name in chosen:
                 if name not in source:
                     raise source._unknown("names=", name)
             source = Selection._of(self._root(), {name: source._file_name(name) for name in chosen})
         renamed = select_names(source, key, strip, rename)
-        return list(renamed), [source[name] for name in renamed.values()]
+        return list(renamed), source._handles(list(renamed.values()))
 
     def stream(
         self,
@@ -325,8 +329,8 @@ class TensorMapping(Mapping[str, LazyTensor]):
             sync=sync,
             results_kept=True,
         )
-        found = dict(stream)
-        return {name: found[name] for name in chosen}
+        found = stream._rest()
+        return found if list(found) == chosen else {name: found[name] for name in chosen}
 
     def stats(
         self,

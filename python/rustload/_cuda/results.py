@@ -44,7 +44,8 @@ def fill(core: Core, request: Request, out: Any, gpu: Gpu, *, cast: Cast, sync: 
 def _one(task: UploadTask, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
     threads = task.request.threads
     with UploadQueue(gpu, cast=cast, window=None, threads=threads, slabs=SINGLE_RESULT) as uploads:
-        (finished,) = uploads.results([task], sync=sync)
+        uploads.start([task], sync=sync)
+        (finished,) = uploads.next_batch()
         return gpu.to_result(finished.result)
 
 
@@ -95,8 +96,9 @@ def upload_all(cores: Sequence[_rustload.Tensor], gpu: Gpu) -> list[Any]:
     request = Request(copy=True)
     tasks = _tasks(range(len(cores)), cores, [request], [0] * len(cores), 0)
     with UploadQueue(gpu, cast="auto", window=None, threads=None, slabs=KEPT_RESULTS) as uploads:
-        finished = uploads.results(tasks, sync=False)
-        results = [gpu.to_result(task.result) for task in finished]
+        uploads.start(tasks, sync=False)
+        batches = iter(uploads.next_batch, [])
+        results = [gpu.to_result(task.result) for batch in batches for task in batch]
         gpu.synchronize()
     return results
 
@@ -135,11 +137,11 @@ class CudaProducer:
         results_kept: bool,
         into: Sequence[Any] | None = None,
     ) -> None:
-        steps = _rustload.steps(cores, requests, request_numbers, by_file=by_file)
+        self.order, self._ties = _rustload.order(cores, requests, request_numbers, by_file=by_file)
         if into is not None:
-            steps = [(index, index, False) for index, _, _ in steps]
-        self._steps = deque(steps)
-        self.order = [index for index, _, _ in self._steps]
+            self._ties = {}
+        # The position in `order` of the next tensor.
+        self._position = 0
         self._cores, self._requests, self._request_numbers = cores, requests, request_numbers
         self._gpu, self._on_meta, self._into = gpu, on_meta, into
         self._cast: Cast = cast
@@ -149,48 +151,72 @@ class CudaProducer:
         # Results of tied tensors that occur again later, by the index of the first.
         self._reused: dict[int, Any] = {}
         self._uploads: UploadQueue | None = None
-        self._finished: Iterator[UploadTask] | None = None
+        self._finished: deque[UploadTask] = deque()
         self._closed = False
 
-    def next(self) -> Any | None:
-        """Returns the next tensor, or None after the last; waits for its copies if `sync`."""
-        if self._closed or not self._steps:
-            return None
+    def next(self, *, many: bool) -> list[Any]:
+        """Returns the next tensor, or with `many` all that are made; empty after the last. Waits for its copies if `sync`."""
+        if self._closed or self._position == len(self.order):
+            return []
         try:
-            return self._next()
+            found = [self._next()]
+            while many and self._finished and self._position < len(self.order):
+                found += self._rest_of_batch() or [self._next()]
+            if self._position == len(self.order) and self._sync and self._results_kept:
+                self._gpu.synchronize()
+            return found
         except Exception:
             if self._is_closed():
-                return None  # an error caused by a concurrent `close` is not reported
+                return []  # an error caused by a concurrent `close` is not reported
             raise
 
     def _is_closed(self) -> bool:
         return self._closed
 
     def _next(self) -> Any:
-        if self._finished is None:
-            self._finished = self._start()
-        index, first, has_later_alias = self._steps.popleft()
+        position = self._position
+        self._position = position + 1
+        index = self.order[position]
+        first, has_later_alias = self._ties.get(position, (index, False))
         if first != index:
             result = self._reused[first]
         elif index in self._metas:
             result = self._on_meta(index)
         else:
-            result = self._gpu.to_result(next(self._finished).result)
+            if not self._finished:
+                uploads = self._uploads or self._start()
+                self._finished.extend(uploads.next_batch())
+            result = self._gpu.to_result(self._finished.popleft().result)
         if has_later_alias:
             self._reused[first] = result
         elif first != index:
             del self._reused[first]
-        if not self._steps and self._sync and self._results_kept:
-            self._gpu.synchronize()
         return result
 
-    def _start(self) -> Iterator[UploadTask]:
+    def _rest_of_batch(self) -> list[Any]:
+        """The other tensors of the last batch, if no tensor is tied or meta, so that thousands of them take few steps each."""
+        if self._ties or self._metas:
+            return []
+        tasks, to_result = self._finished, self._gpu.to_result
+        results = [to_result(task.result) for task in tasks]
+        tasks.clear()
+        self._position += len(results)
+        return results
+
+    def _start(self) -> UploadQueue:
         # Lazily: opening the device raises its errors before the first tensor, and no read starts before the first `next`.
         slabs = KEPT_RESULTS if self._results_kept else TAKEN_RESULTS
-        self._uploads = UploadQueue(
+        self._uploads = uploads = UploadQueue(
             self._gpu, cast=self._cast, window=self._window, threads=self._threads, slabs=slabs
         )
-        firsts = [index for index, first, _ in self._steps if index == first and index not in self._metas]
+        firsts: Iterable[int] = self.order
+        if self._ties or self._metas:
+            aliases = {
+                self.order[position]
+                for position, (first, _) in self._ties.items()
+                if first != self.order[position]
+            }
+            firsts = [index for index in self.order if index not in aliases and index not in self._metas]
         # Functions: a generator must not hold a reference to the producer, or dropping it would need the cycle collector.
         tensors = firsts, self._cores, self._requests, self._request_numbers
         if self._into is not None:
@@ -198,7 +224,8 @@ class CudaProducer:
         else:
             cast_below = cpu_casts_below(self._cast, can_convert=self._gpu.can_convert)
             tasks = _tasks(*tensors, cast_below)
-        return self._uploads.results(tasks, sync=self._sync and not self._results_kept)
+        uploads.start(tasks, sync=self._sync and not self._results_kept)
+        return uploads
 
     def close(self) -> None:
         """Stops the copies in flight and waits for them."""

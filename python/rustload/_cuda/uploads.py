@@ -117,39 +117,41 @@ class UploadQueue:
         self._cast: Cast = cast
         self._window = window
         self._held_bytes = 0
+        # Of the last batch that was returned: they are held until the next one is asked for.
+        self._returned_bytes = 0
         self._waiting: deque[_Batch] = deque()
-        self._ready: deque[UploadTask] = deque()
         self._staging_buffers: list[StagingBuffer] = []
         self._upload = _rustload.upload(gpu.index, window=window or STAGING_BYTES, threads=threads)
         self._slabs = SlabAllocator(gpu, self._upload, slabs)
 
-    def results(self, tasks: Iterable[UploadTask], *, sync: bool) -> Iterator[UploadTask]:
-        """Yields the tasks in their order, each once its result is made.
+    def start(self, tasks: Iterable[UploadTask], *, sync: bool) -> None:
+        """Sets what to make; nothing is read yet.
 
         Args:
-            tasks: What to make; the iterator is advanced as the window allows.
-            sync: Whether each result is complete when it is yielded. Otherwise it is complete for work that the caller enqueues
-                on its current stream from then on.
+            tasks: The results; the iterator is advanced as the window allows.
+            sync: Whether results are complete when `next_batch` returns them. Otherwise they are complete for work that the
+                caller enqueues on its current stream from then on.
         """
-        cursor = _TaskCursor(tasks)
+        self._cursor = _TaskCursor(tasks)
+        self._sync = sync
+
+    def next_batch(self) -> list[UploadTask]:
+        """The next tasks, in their order, whose results are made; empty after the last. Earlier results count as taken."""
+        self._held_bytes -= self._returned_bytes
+        self._returned_bytes = 0
         while True:
-            while not self._ready:
-                self._gpu.follow_current_stream(self._in_flight(cursor))
-                self._submit_ahead(cursor)
-                if not self._waiting:
-                    return
-                self._finish(self._waiting.popleft(), sync=sync)
-            task = self._ready.popleft()
-            self._held_bytes -= task.nbytes
-            yield task
-            # Only the caller may hold a reference to the result.
-            del task
+            self._gpu.follow_current_stream(self._in_flight(self._cursor))
+            self._submit_ahead(self._cursor)
+            if not self._waiting:
+                return []
+            if done := self._finish(self._waiting.popleft()):
+                self._returned_bytes = sum([task.nbytes for task in done])
+                return done
 
     def close(self) -> None:
         """Cancels the tasks in flight and waits until no copy is left."""
         self._upload.close()
         self._waiting.clear()
-        self._ready.clear()
         self._staging_buffers.clear()
         self._slabs.close()
 
@@ -225,11 +227,11 @@ class UploadQueue:
         """
         cores, requests, into, done = batch.cores, batch.requests, batch.into, batch.done
         in_slab = self._slabs.result_nbytes
-        task, nbytes, is_bounded = cursor.task, batch.nbytes, self._window is not None
+        task, tasks, nbytes, window = cursor.task, cursor.tasks, batch.nbytes, self._window
         for position in range(len(into), _BATCH_TENSORS):
             if task is None or not task.is_direct or nbytes >= _BATCH_BYTES:
                 break
-            if is_bounded and not self._fits_window(task, batch):
+            if window is not None and not self._fits_window(task, batch, nbytes - batch.nbytes):
                 break
             if task.nbytes <= in_slab:
                 batch.slab_tasks.append(task)
@@ -241,8 +243,8 @@ class UploadQueue:
             requests.append(task.request)
             done.append(task)
             nbytes += task.nbytes
-            self._held_bytes += task.nbytes
-            task = cursor.advance()
+            task = cursor.task = next(tasks, None)
+        self._held_bytes += nbytes - batch.nbytes
         batch.nbytes = nbytes
 
     def _cut_from_slabs(self, batch: _Batch, *, more: bool) -> None:
@@ -256,10 +258,11 @@ class UploadQueue:
                 into[position] = part
                 task.owner, task.result = owner, wrap(part)
 
-    def _fits_window(self, task: UploadTask, batch: _Batch) -> bool:
+    def _fits_window(self, task: UploadTask, batch: _Batch, added: int = 0) -> bool:
+        """Whether the task fits, beside the `added` bytes of this batch that are not counted as held yet."""
         if self._window is None or not (self._waiting or batch.cores or batch.staged_pieces or batch.done):
             return True
-        return self._held_bytes + task.nbytes <= self._window
+        return self._held_bytes + added + task.nbytes <= self._window
 
     def _memory(self, task: UploadTask, shape: Sequence[int]) -> Buffer:
         """Allocates a result: a part of a slab if it is small, memory of its own otherwise."""
@@ -334,8 +337,9 @@ class UploadQueue:
         self._staging_buffers.append(staging)
         return staging
 
-    def _finish(self, batch: _Batch, *, sync: bool) -> None:
-        """Makes the caller's stream wait for the copies of the batch and enqueues its conversions there."""
+    def _finish(self, batch: _Batch) -> list[UploadTask]:
+        """Makes the caller's stream wait for the copies of the batch, enqueues its conversions there; returns what is made."""
+        sync = self._sync
         if batch.ticket is not None:
             stream = self._gpu.current_stream()
             complete = (sync or stream is None) and not batch.staged_pieces
@@ -345,17 +349,17 @@ class UploadQueue:
             batch.staging.convert_into(start, piece.dtype, piece.core.shape, piece.target)
         if sync and batch.staged_pieces:
             self._gpu.synchronize()
-        self._ready.extend(batch.done)
+        return batch.done
 
 
 class _TaskCursor:
     """An iterator over tasks, and the remaining pieces of the current task."""
 
-    __slots__ = ("_tasks", "parts", "piece", "task")
+    __slots__ = ("parts", "piece", "task", "tasks")
 
     def __init__(self, tasks: Iterable[UploadTask]) -> None:
-        self._tasks = iter(tasks)
-        self.task: UploadTask | None = next(self._tasks, None)
+        self.tasks = iter(tasks)
+        self.task: UploadTask | None = next(self.tasks, None)
         self.parts: Iterator[Piece] | None = None
         # The piece that did not fit the last batch.
         self.piece: Piece | None = None
@@ -365,10 +369,5 @@ class _TaskCursor:
         task = self.task
         assert task is not None  # `finished` is called only with a current task
         self.parts = None
-        self.advance()
-        return task
-
-    def advance(self) -> UploadTask | None:
-        """Advances from a task without pieces to the next one, and returns that."""
-        self.task = task = next(self._tasks, None)
+        self.task = next(self.tasks, None)
         return task

@@ -124,8 +124,8 @@ def _lazy_aliases(values: dict[str, Values]) -> dict[str, str]:
     """For each lazy tensor of a checkpoint, the first name of the same tensor."""
     names = [name for name, value in values.items() if isinstance(value, _rustload.Tensor)]
     cores = [values[name] for name in names]
-    steps = _rustload.steps(cores, [Request()], [0] * len(cores), by_file=False)  # type: ignore[arg-type]
-    return {names[index]: names[first] for index, first, _ in steps}
+    _, ties = _rustload.order(cores, [Request()], [0] * len(cores), by_file=False)  # type: ignore[arg-type]
+    return {name: names[ties[index][0]] if index in ties else name for index, name in enumerate(names)}
 
 
 def _identity(value: Any) -> Any:

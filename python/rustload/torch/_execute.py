@@ -150,8 +150,7 @@ def _stream_steps(
     )
     with contextlib.closing(producer):
         for index in producer.order:
-            data = producer.next()
-            if data is not None:
+            for data in producer.next(many=False):
                 yield steps[index], data
 
 

@@ -232,10 +232,10 @@ def test_a_slab_is_recorded_on_each_stream_that_its_parts_are_used_on(
     tasks = [UploadTask(lazy._core, Request(copy=True), nbytes=20) for lazy in ckpt.values()]
     # One result at a time, so nothing but the slab is left when the stream changes.
     with uploads.UploadQueue(HostGpu(), cast="auto", window=1, threads=1, slabs=TAKEN_RESULTS) as queue:
-        finished = queue.results(tasks, sync=False)
-        slab = next(finished).owner
+        queue.start(tasks, sync=False)
+        slab = queue.next_batch()[0].owner
         HostGpu.current = second
-        later = list(finished)
+        later = [task for batch in iter(queue.next_batch, []) for task in batch]
     for stream in (first, second):
         fakecuda.synchronize(stream)
     assert len(later) == 2
