@@ -1,4 +1,5 @@
-//! The system calls for ranges of anonymous memory: mmap(2), munmap(2), on Linux madvise(2), and the clock of a thread.
+//! The system calls for ranges of anonymous memory: mmap(2), munmap(2), on Linux madvise(2); the clock
+//! of a thread, and the CPUs that it runs on.
 //!
 //! **Protocol.** The functions map and unmap exactly the ranges that they are given. `sink/pages.rs` owns the ranges.
 
@@ -80,6 +81,37 @@ pub(super) fn last_level_cache_bytes() -> Option<usize> {
     let kilobytes: usize = text.trim().strip_suffix('K')?.parse().ok()?;
     kilobytes.checked_mul(1 << 10)
 }
+
+/// The folder where Linux describes its devices.
+#[cfg(feature = "cuda")]
+pub(super) const SYSFS: &str = "/sys";
+
+/// The CPUs that this thread may run on, as far as a set of CPUs goes (1,024); none if the system does not tell.
+#[cfg(all(feature = "cuda", target_os = "linux", not(rustload_portable)))]
+pub(super) fn allowed_cpus() -> Vec<usize> {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()
+}
+
+/// Keeps this thread, and those that it starts from now on, on these CPUs. It runs anywhere if the system refuses.
+#[cfg(all(feature = "cuda", target_os = "linux", not(rustload_portable)))]
+pub(super) fn stay_on(cpus: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    for &cpu in cpus.iter().filter(|&&cpu| cpu < rustix::thread::CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// None: other systems do not tell.
+#[cfg(all(feature = "cuda", any(not(target_os = "linux"), rustload_portable)))]
+pub(super) fn allowed_cpus() -> Vec<usize> {
+    Vec::new()
+}
+
+/// Does nothing: other systems have no such call.
+#[cfg(all(feature = "cuda", any(not(target_os = "linux"), rustload_portable)))]
+pub(super) fn stay_on(_cpus: &[usize]) {}
 
 /// The CUDA driver's library, which is opened if `RUSTLOAD_LIBCUDA` is not set.
 #[cfg(feature = "cuda")]

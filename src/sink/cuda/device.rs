@@ -18,6 +18,9 @@ use crate::sink::HostBuffer;
 /// How long a thread that waits for an event queries it again and again: about as long as the copy of a slot takes.
 const EVENT_SPIN_TIME: Duration = Duration::from_micros(30);
 
+/// How long it spins between these queries, each of which takes the driver's lock.
+const EVENT_QUERY_INTERVAL: Duration = Duration::from_micros(1);
+
 /// How long it sleeps between queries after that.
 const EVENT_POLL_INTERVAL: Duration = Duration::from_micros(20);
 
@@ -101,6 +104,11 @@ impl Device {
         self.ordinal
     }
 
+    /// Its PCI address; `None` if the driver does not tell.
+    pub(super) fn pci_address(&self) -> Option<String> {
+        self.driver.pci_address(i32::try_from(self.ordinal).ok()?).ok()
+    }
+
     /// Fails in a forked child of the process that initialized the driver.
     pub fn check_process(&self) -> Result<()> {
         Driver::started().map(|_| ())
@@ -160,7 +168,8 @@ impl Device {
     /// is dropped.
     fn enter(&self) -> Result<Option<RestoreThread>> {
         let driver = Driver::started()?;
-        if KEPT_CONTEXT.get() == Some(self.context) {
+        // The thread may have run code of the caller's, such as a source's, which may have made another context current.
+        if KEPT_CONTEXT.get() == Some(self.context) && driver.current_context()? == self.context {
             return Ok(None);
         }
         let capture_mode = driver.exchange_capture_mode(CaptureMode::RELAXED)?;
@@ -324,7 +333,9 @@ impl Event {
                 return Ok(false);
             }
             if now.duration_since(start) < EVENT_SPIN_TIME {
-                std::hint::spin_loop();
+                while now.elapsed() < EVENT_QUERY_INTERVAL {
+                    std::hint::spin_loop();
+                }
             } else {
                 thread::sleep(EVENT_POLL_INTERVAL);
             }

@@ -94,6 +94,7 @@ table! {
     driver_version: "cuDriverGetVersion"(*mut c_int);
     device_count: "cuDeviceGetCount"(*mut c_int);
     device_get: "cuDeviceGet"(*mut c_int, c_int);
+    device_pci_address: "cuDeviceGetPCIBusId"(*mut c_char, c_int, c_int);
     context_retain: "cuDevicePrimaryCtxRetain"(*mut usize, c_int);
     context_current: "cuCtxGetCurrent"(*mut usize);
     context_set: "cuCtxSetCurrent"(usize);
@@ -208,6 +209,19 @@ impl Driver {
         // SAFETY: writes the number.
         self.check("cuDeviceGetCount", unsafe { (self.table.device_count)(&raw mut count) })?;
         Ok(count)
+    }
+
+    /// The device's PCI address, such as `0000:3B:00.0`.
+    pub(super) fn pci_address(&self, ordinal: i32) -> Result<String> {
+        const LEN: u8 = 32;
+        let (mut device, mut text) = (0, [0_u8; LEN as usize]);
+        // SAFETY: writes the number.
+        self.check("cuDeviceGet", unsafe { (self.table.device_get)(&raw mut device, ordinal) })?;
+        // SAFETY: writes at most so many bytes of text; the driver returned the device.
+        let code = unsafe { (self.table.device_pci_address)(text.as_mut_ptr().cast(), LEN.into(), device) };
+        self.check("cuDeviceGetPCIBusId", code)?;
+        let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        Ok(text.to_string_lossy().into_owned())
     }
 
     /// Retains the device's primary context, which all libraries of the process share. It is never released.

@@ -6,6 +6,7 @@
 mod device;
 mod driver;
 mod memory;
+mod numa;
 mod ring;
 mod workers;
 

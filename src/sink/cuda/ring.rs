@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::device::{Device, Event, Stream};
 use super::driver::Pinned;
 use super::memory::DeviceMemory;
+use super::numa::Cpus;
 use super::workers::Workers;
 use crate::error::{Code, Error, Result};
 use crate::parallel::{self, Cancel};
@@ -49,6 +50,8 @@ pub(crate) struct Ring {
     slot_bytes: usize,
     state: Mutex<State>,
     slot_returned: Condvar,
+    /// Where the workers run; the ring is in the memory near them.
+    cpus: Cpus,
     workers: Workers,
 }
 
@@ -93,7 +96,7 @@ pub(super) fn default_workers(cores: usize) -> usize {
 
 impl RingSize {
     /// The size in `RUSTLOAD_RING` (bytes of a slot, `x`, number of slots), or one that fits this machine.
-    fn now() -> Result<RingSize> {
+    fn now(cores: usize) -> Result<RingSize> {
         match std::env::var("RUSTLOAD_RING") {
             Ok(text) if !text.trim().is_empty() => RingSize::parse(&text).ok_or_else(|| {
                 let text =
@@ -103,7 +106,7 @@ impl RingSize {
             }),
             _ => Ok(RingSize::fitting_cache(
                 os::last_level_cache_bytes().unwrap_or(DEFAULT_CACHE_BYTES),
-                default_workers(parallel::cores()),
+                default_workers(cores),
             )),
         }
     }
@@ -130,12 +133,16 @@ impl RingSize {
 
 impl Ring {
     pub(super) fn new(device: &'static Device) -> Result<Ring> {
-        let size = RingSize::now()?;
+        let cpus = Cpus::of_gpu(device.pci_address().as_deref())?;
+        let size = RingSize::now(cpus.count(parallel::cores()))?;
         let events = (0..size.count).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
         // The last step that can fail, so that nothing has to be unpinned. Memory of this size lies on pages of its own, and on
-        // huge pages, which are pinned much faster.
-        let mut memory = HostBuffer::new((size.slot * size.count).max(OWN_PAGES_MIN_BYTES) as u64)?;
-        device.register_host_memory(&mut memory)?;
+        // huge pages, which are pinned much faster. Pinning touches them.
+        let memory = cpus.run(|| {
+            let mut memory = HostBuffer::new((size.slot * size.count).max(OWN_PAGES_MIN_BYTES) as u64)?;
+            device.register_host_memory(&mut memory)?;
+            Ok(memory)
+        })?;
         // Only now, as it never returns to the pool from here on.
         memory.exclude_from_fork();
         let memory = Box::leak(Box::new(memory)).bytes_mut();
@@ -149,7 +156,8 @@ impl Ring {
             slot_bytes: size.slot,
             state: Mutex::new(state),
             slot_returned: Condvar::new(),
-            workers: Workers::new(device),
+            workers: Workers::new(device, cpus.clone()),
+            cpus,
         })
     }
 
@@ -168,10 +176,10 @@ impl Ring {
         &self.workers
     }
 
-    /// The number of threads that fill slots: `requested`, or as many as keep the link busy; if they cast too, one per core. At most
-    /// one per slot.
+    /// The number of threads that fill slots: `requested`, or as many as keep the link busy; if they cast too, one per core near the
+    /// device. At most one per slot.
     pub(crate) fn worker_count(&self, requested: Option<usize>, casts: bool) -> usize {
-        let cores = parallel::cores();
+        let cores = self.cpus.count(parallel::cores());
         let count = requested.unwrap_or_else(|| if casts { cores } else { default_workers(cores) });
         count.clamp(1, self.lock().count.max(1))
     }

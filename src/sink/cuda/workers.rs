@@ -11,6 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::device::Device;
+use super::numa::Cpus;
 use crate::error::{Error, Result};
 
 /// What a thread does until it has no more work.
@@ -20,6 +21,7 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub(crate) struct Workers {
     device: &'static Device,
+    cpus: Cpus,
     state: Mutex<State>,
     /// Notified when there is a task, and when the threads shall end.
     changed: Condvar,
@@ -38,8 +40,14 @@ struct State {
 }
 
 impl Workers {
-    pub(super) fn new(device: &'static Device) -> Workers {
-        Workers { device, state: Mutex::default(), changed: Condvar::new(), ending: AtomicUsize::new(0) }
+    pub(super) fn new(device: &'static Device, cpus: Cpus) -> Workers {
+        Workers {
+            device,
+            cpus,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            ending: AtomicUsize::new(0),
+        }
     }
 
     /// Runs a task on a thread that waits for one, or on a new one. If the system refuses another thread, the task waits for one of
@@ -84,6 +92,7 @@ impl Workers {
     }
 
     fn work(&self) {
+        self.cpus.enter();
         // If this fails, each call of the driver does it again, and reports it.
         let _ = self.device.make_current();
         let mut state = self.lock();

@@ -44,6 +44,7 @@ enum {
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
     NOT_REGISTERED = 713,
     ALREADY_REGISTERED = 712,
     NOT_READY = 600,
@@ -63,7 +64,7 @@ enum {
     X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize)      \
     X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord)                 \
     X(cuEventQuery) X(cuEventSynchronize) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoH_v2)                                   \
-    X(cuThreadExchangeStreamCaptureMode)
+    X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetPCIBusId)
 
 #define ENUM(name) F_##name,
 enum { FUNCTIONS(ENUM) FUNCTION_COUNT };
@@ -307,6 +308,11 @@ static Stream *named(Stream *stream) {
     return found;
 }
 
+/* Whether a stream can be used in the current context. */
+static int is_foreign(Stream *stream) {
+    return (uintptr_t)stream > 2 && stream->context != current;
+}
+
 /* ---- CUDA's functions ---- */
 
 static void read_environment(void) {
@@ -355,6 +361,13 @@ Result cuDeviceGet(int *device, int ordinal) {
     if (ordinal < 0 || ordinal >= devices || ordinal >= DEVICES) return INVALID_DEVICE;
     *device = ordinal;
     return SUCCESS;
+}
+
+/* Addresses that no machine has. */
+Result cuDeviceGetPCIBusId(char *text, int size, int device) {
+    CALL(cuDeviceGetPCIBusId, INVALID_VALUE);
+    if (device < 0 || device >= devices) return INVALID_DEVICE;
+    return snprintf(text, size, "FFFF:FF:%02X.7", device) < size ? SUCCESS : INVALID_VALUE;
 }
 
 Result cuDevicePrimaryCtxRetain(Context **context, int device) {
@@ -518,6 +531,7 @@ Result cuEventDestroy_v2(Event *event) {
 
 Result cuEventRecord(Event *event, Stream *stream) {
     IN_CONTEXT(cuEventRecord, INVALID_VALUE);
+    if (is_foreign(stream)) return INVALID_HANDLE;
     Record *record = calloc(1, sizeof *record);
     pthread_mutex_init(&record->lock, 0);
     pthread_cond_init(&record->changed, 0);
@@ -557,6 +571,7 @@ Result cuEventSynchronize(Event *event) {
 
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, Stream *stream) {
     IN_CONTEXT(cuMemcpyHtoDAsync_v2, LAUNCH_FAILED);
+    if (is_foreign(stream)) return INVALID_HANDLE;
     if (!(to & TAG) || !size) return INVALID_VALUE;
     pthread_mutex_lock(&blocks);
     Block *pinned = holder(registered, (uintptr_t)from, size);

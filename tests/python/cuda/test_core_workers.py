@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from support import patterns
@@ -81,6 +82,64 @@ def test_casts_have_a_thread_per_core(on_fake: Run, save: Callable[..., Path]) -
     """,
         path,
         RUSTLOAD_RING="65536x48",
+    )
+
+
+def test_threads_run_on_the_cpus_near_the_gpu(on_fake: Run, save: Callable[..., Path]) -> None:
+    """The fake driver's GPUs are at no PCI address of this machine, so the environment names the CPUs."""
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+    code = (
+        START
+        + """
+    mine = os.sched_getaffinity(0)
+    load(threads=None)
+    assert threads()
+    for task in threads():
+        print(sorted(os.sched_getaffinity(int(task))))
+    assert os.sched_getaffinity(0) == mine, "the caller stays where it is"
+    """
+    )
+    allowed = sorted(os.sched_getaffinity(0))
+    one = [allowed[-1]]
+    out = on_fake(code, path, RUSTLOAD_RING="65536x8", RUSTLOAD_UPLOAD_CPUS=f"{one[0]},70").stdout
+    assert out == f"{one}\n", "as many threads as there are CPUs"
+    for anywhere in ("", "all", "1000-1023"):
+        out = on_fake(code, path, RUSTLOAD_RING="65536x8", RUSTLOAD_UPLOAD_CPUS=anywhere).stdout
+        assert set(out.splitlines()) == {str(allowed)}
+    for wrong in ("some", "3-1", "0,"):
+        refused = on_fake(START + "\n    load()", path, RUSTLOAD_UPLOAD_CPUS=wrong, check=False)
+        assert f"ValueError: RUSTLOAD_UPLOAD_CPUS={wrong}: expected CPU numbers, or all" in refused.stderr
+
+
+def test_a_source_may_make_another_device_current_on_a_thread(
+    on_fake: Run, save: Callable[..., Path]
+) -> None:
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+    on_fake(
+        START
+        + """
+    whole = Path(sys.argv[1]).read_bytes()
+    entered = []
+
+    class Source(rustload.Ranges):
+        size, name = len(whole), "memory"
+
+        def read_ranges(self, ranges):
+            if Path("/proc/thread-self/comm").read_text() == "rustload-upload\\n":
+                fakecuda.enter(1)
+                entered.append(1)
+            return [memoryview(whole)[start : start + length] for start, length in ranges]
+
+    remote = rustload.open(Source())
+    tensors = list(remote.values())
+    for _ in range(5):
+        load()
+    assert entered
+    assert fakecuda.count("stray") == 0
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DEVICES=2,
     )
 
 
