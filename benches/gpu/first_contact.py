@@ -92,6 +92,11 @@ def questions(files: list[Path], *, has_gpu: bool) -> Iterator[tuple[str, list[A
         yield "graph capture", ["capture", model], {}
         yield "a forked child", ["fork", model], {}
     yield "bfloat16 to float32 (by the GPU)", ["load", model, None, "float32", "auto"], {}
+    yield (
+        "a model, threads on all NUMA nodes",
+        ["load", model, None, None, "auto"],
+        {"RUSTLOAD_UPLOAD_CPUS": "all"},
+    )
     for cast in ("auto", "gpu", "cpu"):
         yield f"float32 to bfloat16, cast={cast}", ["load", wide, None, "bfloat16", cast], {}
     for threads in (8, 12, 16):
