@@ -59,8 +59,8 @@ def sample(folder: Path) -> Path:
     return path
 
 
-def on_terminal(width: int, folder: Path, *args: str) -> str:
-    """What the command prints on a terminal of so many columns."""
+def on_terminal(width: int, folder: Path, *args: str, code: int = 0) -> str:
+    """What the command prints on a terminal of so many columns; checks its exit code."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
@@ -78,7 +78,7 @@ def on_terminal(width: int, folder: Path, *args: str) -> str:
         except OSError:  # Linux reports the closed other side as an error
             pass
     os.close(ours)
-    assert process.returncode == 0
+    assert process.returncode == code
     return shown.decode().replace("\r\n", "\n")
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import rustload
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report_error import report_error
-from rustload._common.columns import columns_of, pad
+from rustload._common.columns import columns_of
+from rustload._common.table import ROW_INDENT, TableRow, show_table
 from rustload._common.terminal import Page, count, print_json
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
@@ -92,39 +93,65 @@ def _show(
     faults: dict[str, list[str]],
 ) -> None:
     page.title(page.safe(path))
-    names = [page.safe(name) for name, _, _, _ in rows]
-    width = min(max(map(columns_of, names), default=0), NAME_COLUMNS_MAX)
-    kinds = [f"{dtype}{shape}" for _, dtype, shape, _ in rows]
-    of_kinds = max(map(len, kinds), default=0)
-    drawn = any(found.histogram for *_, found in rows)
-    head = " ".join(title.rjust(11) for title in (*NUMBERS, "zeros"))
-    if names:
-        page.line(page.dim(f"  {' ' * width}  {' ' * of_kinds}  {head}"))
-    for full, kind, (name, _, _, found) in zip(names, kinds, rows, strict=True):
-        is_wide = columns_of(full) > width
-        if is_wide:
-            page.line(f"  {full}")
-        label = "" if is_wide else full
-        numbers = " ".join(_short(getattr(found, title)).rjust(11) for title in NUMBERS)
-        zeros = _percent(found.zeros, found.total).rjust(11)
-        line = f"  {pad(label, width)}  {page.dtype(kind.ljust(of_kinds))}  {numbers} {zeros}"
-        if drawn:
-            line += "  " + _drawn(page, found)
-        notes = [
-            *([f"{found.nan:,} NaN"] if found.nan else []),
-            *([f"{found.infinite:,} infinite"] if found.infinite else []),
-            *(["only zeros"] if 0 < found.total == found.zeros else []),
-            *([f"{found.subnormal:,} subnormal"] if found.subnormal else []),
-        ]
-        if notes:
-            is_bad = found.finite < found.total or bool(faults[name])
-            line += "  " + page.paint("31" if is_bad else "2", ", ".join(notes))
-        page.line(line)
+    if rows:
+        _table(page, rows, faults)
     read = sum(found.total for *_, found in rows)
     sampled = " in samples" if any(found.sampled for *_, found in rows) else ""
     bad = sum(found.finite < found.total for *_, found in rows)
     with_faults = f"; {count(bad, 'tensor')} with NaN or infinities" if bad else ""
-    page.line(f"  {count(len(rows), 'tensor')}, {read:,} numbers read{sampled}{with_faults}")
+    page.text([("", f"{count(len(rows), 'tensor')}, {read:,} numbers read{sampled}{with_faults}")])
+
+
+def _table(
+    page: Page, rows: list[tuple[str, str, list[int], Statistics]], faults: dict[str, list[str]]
+) -> None:
+    kinds = [f"{dtype}{shape}" for _, dtype, shape, _ in rows]
+    of_kinds = max(map(len, kinds))
+    numbers = [
+        [*(_short(getattr(found, title)) for title in NUMBERS), _percent(found.zeros, found.total)]
+        for *_, found in rows
+    ]
+    titles = [*NUMBERS, "zeros"]
+    widths = [max(map(len, column)) for column in zip(titles, *numbers, strict=True)]
+    width = of_kinds + sum(2 + one for one in widths)
+    drawn = any(found.histogram for *_, found in rows)
+    # Beside the numbers if a line has room for it.
+    is_beside = drawn and not page.must_split(ROW_INDENT + width + 2 + HISTOGRAM_COLUMNS)
+    shown = []
+    for kind, cells, (name, _, _, found) in zip(kinds, numbers, rows, strict=True):
+        label = page.fitted(page.safe(name) or '""')
+        histogram = ("36", _drawn(page, found))
+        notes = ", ".join(
+            [
+                *([f"{found.nan:,} NaN"] if found.nan else []),
+                *([f"{found.infinite:,} infinite"] if found.infinite else []),
+                *(["only zeros"] if 0 < found.total == found.zeros else []),
+                *([f"{found.subnormal:,} subnormal"] if found.subnormal else []),
+            ]
+        )
+        is_bad = found.finite < found.total or bool(faults[name])
+        more = [("31" if is_bad else "2", notes)] if notes else []
+        columns = page.dtype(kind.ljust(of_kinds)) + _aligned(cells, widths)
+        if is_beside:
+            columns += "  " + page.paint(*histogram)
+        elif found.histogram is not None:
+            more = [histogram, *more]
+        labelled = [("", f"{title} {cell}") for title, cell in zip(titles, cells, strict=True)]
+        row = TableRow(
+            label,
+            columns_of(label),
+            columns,
+            width + (2 + HISTOGRAM_COLUMNS) * is_beside,
+            [("36", kind), *labelled, *([histogram] if is_beside else [])],
+            more,
+        )
+        shown.append(row)
+    show_table(page, shown, widest=NAME_COLUMNS_MAX, head=" " * of_kinds + _aligned(titles, widths))
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells at the right of columns of these widths."""
+    return "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 def _short(number: float | None) -> str:
@@ -141,7 +168,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _drawn(page: Page, found: Statistics) -> str:
-    """The histogram as a row of bars of fixed width; bins that do not fit are drawn together."""
+    """The histogram as bars in a fixed number of columns, without colour; bins that do not fit are drawn together."""
     if found.histogram is None:
         return " " * HISTOGRAM_COLUMNS
     counts = found.histogram.counts
@@ -151,4 +178,4 @@ def _drawn(page: Page, found: Statistics) -> str:
     levels = LEVELS if page.times == "×" else ASCII_LEVELS  # noqa: RUF001 - the sign for "times"
     most = max(sums)
     bars = "".join(levels[math.ceil(number / most * (len(levels) - 1))] for number in sums)
-    return page.paint("36", bars.ljust(HISTOGRAM_COLUMNS))
+    return bars.ljust(HISTOGRAM_COLUMNS)

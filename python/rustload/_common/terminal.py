@@ -74,31 +74,39 @@ class Page:
         """The columns of a terminal's line that are left if so many are taken, at least 10; None without a terminal."""
         return max(self._width - taken, 10) if self._fits else None
 
-    def cells(self, cells: Sequence[tuple[str, str]], indent: int) -> None:
+    def cells(self, cells: Sequence[tuple[str, str]], indent: int, gap: str = "  ") -> None:
         """Adds cells (SGR code, text), on as few lines as possible, indented by `indent` columns."""
         columns = max(self._width - indent, 10)
         line, length = "", 0
         for code, text in cells:
-            for piece in wrap(text, columns):
-                if line and length + 2 + columns_of(piece) > columns:
+            for piece in [text] if columns_of(text) <= columns else wrap(text, columns):
+                if line and length + len(gap) + columns_of(piece) > columns:
                     self.line(" " * indent + line)
                     line, length = "", 0
-                length += (2 if line else 0) + columns_of(piece)
-                line += ("  " if line else "") + self.paint(code, piece)
+                length += (len(gap) if line else 0) + columns_of(piece)
+                line += (gap if line else "") + self.paint(code, piece)
         if line:
             self.line(" " * indent + line)
 
+    def text(self, spans: Sequence[tuple[str, str]], indent: int = 2) -> None:
+        """Adds running text of spans (SGR code, text), which a space separates; on a terminal it is wrapped."""
+        if not self.must_split(indent + sum(columns_of(text) + 1 for _, text in spans) - 1):
+            self.line(" " * indent + " ".join(self.paint(code, text) for code, text in spans))
+            return
+        self.cells([(code, word) for code, text in spans for word in text.split()], indent, gap=" ")
+
     def title(self, text: str) -> None:
-        """Adds a checkpoint's title."""
+        """Adds a title, such as a checkpoint's path."""
         for line in wrap(text, self._width) if self.must_split(columns_of(text)) else [text]:
             self.line(self.paint("1", line))
 
     def heading(self, text: str, remark: str = "") -> None:
         """Adds a section's title."""
         self.line()
-        if remark and self.must_split(len(text) + len(remark) + 3):
-            self.line(self.paint("1", text))
-            self.cells([("2", f"({remark})")], 2)
+        if self.must_split(columns_of(text) + (len(remark) + 3 if remark else 0)):
+            self.title(text)
+            if remark:
+                self.cells([("2", f"({remark})")], 2)
             return
         self.line(self.paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
 
@@ -145,9 +153,10 @@ class Page:
             else:
                 self.line(lead)
             hang, columns, lead = 6, max(self._width - 6, 20), ""
-        lines = wrap(text, columns) or [""]
-        self.line(f"{lead}  {lines[0]}" if lead else " " * hang + lines[0])
-        for line in lines[1:]:
+        lines = wrap(text, columns)
+        if lead:
+            self.line("  ".join([lead, *lines[:1]]))
+        for line in lines[1:] if lead else lines:
             self.line(" " * hang + line)
 
     def bar(self, share: float) -> str:

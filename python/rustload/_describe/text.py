@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from rustload._common import tree
 from rustload._common.columns import columns_of, pad
 from rustload._common.sizes import format_bytes
+from rustload._common.table import TableRow, show_table
 from rustload._common.terminal import BAR_COLUMNS, Page, count
 from rustload._describe.describe import TEXT_SHOWN_MAX_CHARS, short_text
 
@@ -16,10 +17,6 @@ __all__ = ["View", "rounded", "show"]
 LINES_SHOWN_MAX = 12
 # The most values to list.
 VALUES_SHOWN_MAX = 20
-# The fewest columns of a table for names; on a terminal with less room for them, the other columns are below the names.
-NAME_COLUMNS_MIN = 16
-# The columns for names that a few long names may not widen on a terminal; those have a line of their own.
-NAME_COLUMNS_USUAL = 28
 
 
 class View(NamedTuple):
@@ -156,7 +153,7 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view
             what, shape = node.leaf.dtype, str(list(node.leaf.shape))
         else:
             what, shape = _inside(page, node), None
-        rows.append((Row(name, width, what, shape, format_bytes(tree.shown_nbytes(node)), remark), indent))
+        rows.append(Row(name, width, what, shape, format_bytes(tree.shown_nbytes(node)), remark, indent))
     _table(page, rows, widest=64)
 
 
@@ -170,6 +167,7 @@ class Row(NamedTuple):
         shape: The shape; None for a group.
         nbytes: The size as text.
         remark: Text after the columns.
+        indent: How far the name is indented by branches.
     """
 
     name: str
@@ -178,39 +176,29 @@ class Row(NamedTuple):
     shape: str | None
     nbytes: str
     remark: str
+    indent: int = 0
 
 
-def _table(page: Page, rows: list[tuple[Row, int]], *, widest: int) -> None:
+def _table(page: Page, rows: list[Row], *, widest: int) -> None:
     """Prints rows in columns; on a narrow terminal, the other columns are below the name."""
-    width = min(max(row.width for row, _ in rows), widest)
-    dtypes = max((len(row.content) for row, _ in rows if row.shape is not None), default=0)
-    shapes = max((len(row.shape) for row, _ in rows if row.shape is not None), default=0)
-    groups = max((len(row.content) for row, _ in rows if row.shape is None), default=0)
+    dtypes = max((len(row.content) for row in rows if row.shape is not None), default=0)
+    shapes = max((len(row.shape) for row in rows if row.shape is not None), default=0)
+    groups = max((len(row.content) for row in rows if row.shape is None), default=0)
     columns = max(dtypes + 2 + shapes, groups)
-    left = page.room(2 + 2 + columns + 12 + max(len(row.remark) for row, _ in rows))
-    if left is not None and left < min(width, NAME_COLUMNS_MIN):
-        for row, indent in rows:
-            page.line(f"  {row.name}")
-            what = [("2", row.content)] if row.shape is None else [("36", row.content), ("", row.shape)]
-            remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
-            page.cells([*what, ("", row.nbytes), *remarks], 2 + min(indent, 9) + 3)
-        return
-    if left is not None:
-        usual = sorted(row.width for row, _ in rows)[(len(rows) - 1) * 9 // 10] + 6
-        width = min(width, left, max(usual, NAME_COLUMNS_USUAL))
     shapes = columns - dtypes - 2
-    for row, _ in rows:
-        name = row.name
-        if row.width <= width:
-            name += " " * (width - row.width)
-        elif left is not None:
-            page.line(f"  {name}")
-            name = " " * width
+    shown = []
+    for row in rows:
         if row.shape is None:
-            inside = page.dim(row.content.ljust(columns))
+            inside, what = page.dim(row.content.ljust(columns)), [("2", row.content)]
         else:
             inside = f"{page.dtype(row.content.ljust(dtypes))}  {row.shape:<{shapes}}"
-        page.line(f"  {name}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
+            what = [("36", row.content), ("", row.shape)]
+        remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
+        text = f"{inside} {row.nbytes:>11}{page.dim(row.remark)}"
+        width = columns + 1 + max(len(row.nbytes), 11) + len(row.remark)
+        cells = [*what, ("", row.nbytes), *remarks]
+        shown.append(TableRow(row.name, row.width, text, width, cells, indent=row.indent))
+    show_table(page, shown, widest=widest)
 
 
 def _inside(page: Page, node: tree.Node) -> str:
@@ -232,7 +220,7 @@ def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view
         name = page.fitted(page.safe(entry["name"]) or '""')
         remark = "  tied" if entry["name"] in tied_names else ""
         size = format_bytes(entry["nbytes"])
-        rows.append((Row(name, columns_of(name), entry["dtype"], str(entry["shape"]), size, remark), 0))
+        rows.append(Row(name, columns_of(name), entry["dtype"], str(entry["shape"]), size, remark))
     _table(page, rows, widest=80)
 
 

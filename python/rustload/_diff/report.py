@@ -121,19 +121,21 @@ def show(page: Page, report: DiffReport) -> None:
             page.line(f"  {page.fitted(page.safe(note))}")
     if not report.same or report.close or report.notes:
         page.line()
-    page.line("  " + _verdict(page, report))
+    page.text(_verdict(report))
 
 
-def _verdict(page: Page, report: DiffReport) -> str:
+def _verdict(report: DiffReport) -> list[tuple[str, str]]:
+    """The last line, as spans (SGR code, text)."""
     if report.same:
         what = "same names, dtypes and shapes"
         if report.data:
             what = "same elements" if not report.close else "same elements, or close ones"
-        remark = "" if report.data else page.dim(" (elements were not compared)")
-        return (
-            page.paint("32", "same")
-            + f": {count(report.equal + len(report.close), 'tensor')}, {what}{remark}"
-        )
+        remark = [] if report.data else [("2", "(elements were not compared)")]
+        return [
+            ("32", "same:"),
+            ("", f"{count(report.equal + len(report.close), 'tensor')}, {what}"),
+            *remark,
+        ]
     parts = [
         f"{len(names):,} {what}"
         for names, what in (
@@ -144,7 +146,7 @@ def _verdict(page: Page, report: DiffReport) -> str:
         )
         if names
     ]
-    return page.paint("31", "different") + f": {', '.join(parts)}, {report.equal:,} equal"
+    return [("31", "different:"), ("", f"{', '.join(parts)}, {report.equal:,} equal")]
 
 
 def _what(one: TensorDiff) -> str:

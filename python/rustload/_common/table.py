@@ -1,0 +1,96 @@
+"""A table of names: a name, then columns. On a narrow terminal, the columns are below the name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from rustload._common.columns import columns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rustload._common.terminal import Page
+
+__all__ = ["ROW_INDENT", "TableRow", "show_table"]
+
+# The fewest columns of a table for names; on a terminal with less room for them, the other columns are below the names.
+NAME_COLUMNS_MIN = 16
+# The columns for names that a few long names may not widen on a terminal; those have a line of their own.
+NAME_COLUMNS_USUAL = 28
+# How far what is below a name is indented.
+ROW_INDENT = 5
+
+
+class TableRow(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+        name: The name, with its colours and branches.
+        width: Its width in columns.
+        columns: What follows the name, with colours; aligned with the other rows.
+        columns_width: The width of that.
+        cells: The same as cells (SGR code, text), for terminals on which the columns do not fit.
+        more: Cells after the columns; those that do not fit a terminal's line are below it.
+        indent: How far the name is indented by branches.
+    """
+
+    name: str
+    width: int
+    columns: str
+    columns_width: int
+    cells: Sequence[tuple[str, str]]
+    more: Sequence[tuple[str, str]] = ()
+    indent: int = 0
+
+
+def show_table(page: Page, rows: Sequence[TableRow], *, widest: int, head: str = "") -> None:
+    """Adds rows to a page.
+
+    Args:
+        page: The page.
+        rows: At least one row.
+        widest: The most columns for names; on a terminal, a longer name has a line of its own.
+        head: The titles of the columns, aligned with them; below the names, columns with titles stay aligned if they fit.
+    """
+    width = min(max(row.width for row in rows), widest)
+    columns_width = max(row.columns_width for row in rows)
+    if page.must_split(2 + min(width, NAME_COLUMNS_MIN) + 2 + columns_width):
+        _show_below(page, rows, head, columns_width)
+        return
+    left = page.room(2 + 2 + columns_width)
+    if left is not None:
+        usual = sorted(row.width for row in rows)[(len(rows) - 1) * 9 // 10] + 6
+        width = min(width, left, max(usual, NAME_COLUMNS_USUAL))
+    if head:
+        page.line(page.dim(f"  {' ' * width}  {head}"))
+    for row in rows:
+        name = row.name
+        if row.width <= width:
+            name += " " * (width - row.width)
+        elif left is not None:
+            page.line(f"  {name}")
+            name = " " * width
+        _show_columns(page, f"  {name}  {row.columns}", 2 + width + 2 + row.columns_width, row)
+
+
+def _show_below(page: Page, rows: Sequence[TableRow], head: str, columns_width: int) -> None:
+    """Each name on a line of its own: its columns below it, aligned if they have titles and fit, else as cells."""
+    is_aligned = bool(head) and not page.must_split(ROW_INDENT + columns_width)
+    if is_aligned:
+        page.line(page.dim(" " * ROW_INDENT + head))
+    for row in rows:
+        page.line(f"  {row.name}")
+        if is_aligned:
+            _show_columns(page, " " * ROW_INDENT + row.columns, ROW_INDENT + row.columns_width, row)
+        else:
+            page.cells([*row.cells, *row.more], ROW_INDENT + min(row.indent, 9))
+
+
+def _show_columns(page: Page, line: str, width: int, row: TableRow) -> None:
+    """A line of columns, with as many of the further cells as fit; the others are below."""
+    more = list(row.more)
+    while more and not page.must_split(width + 2 + columns_of(more[0][1])):
+        code, text = more.pop(0)
+        line, width = f"{line}  {page.paint(code, text)}", width + 2 + columns_of(text)
+    page.line(line)
+    page.cells(more, ROW_INDENT)

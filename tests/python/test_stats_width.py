@@ -1,0 +1,128 @@
+"""`rustload stats` and `rustload diff` fit the terminal, and give other programs whole rows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from test_info_width import HOSTILE, on_terminal, plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WIDTHS = (24, 40, 60, 80, 81, 100, 120, 200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stats-width")
+    dice = np.random.default_rng(7)
+    arrays = {
+        "model.layers.0.mlp.experts.17.down_proj.weight_scale_inv": dice.normal(size=(64, 16)).astype("f4"),
+        "conv.weight": dice.normal(size=(8, 3, 3, 3)).astype("f2"),
+        "bad": np.array([1, np.nan, np.inf, 0], "f8"),
+        "dead": np.zeros(7, "f4"),
+        "ids": np.arange(1000) * 10**12,
+        "重み": dice.normal(size=4),
+        "ends": np.array([0, 0, 0, 1, 1, 1.0]),
+        "complex": np.array([1j]),
+        "empty": np.zeros((0, 3)),
+    }
+    np.savez(folder / "a.npz", **arrays)
+    del arrays["dead"]
+    arrays["bad"] = np.zeros(4)
+    arrays["ids"] = arrays["ids"].astype("f4")
+    np.savez(folder / "b.npz", **arrays)
+    return folder
+
+
+def too_wide(text: str, width: int) -> list[str]:
+    cell_len = pytest.importorskip("rich.cells").cell_len
+    return [line for line in plain(text).splitlines() if cell_len(line) > width or not line.isprintable()]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("options", [(), ("--bins", "20")], ids=["numbers", "histograms"])
+def test_statistics_fit_the_terminal(folder: Path, width: int, options: tuple[str, ...]) -> None:
+    shown = plain(on_terminal(width, folder, "stats", *options, "a.npz"))
+    assert too_wide(shown, width) == []
+    # No number is lost, however the lines are split.
+    flat = " ".join(shown.split())
+    for name in ("conv.weight", "bad", "dead", "ids", "重み", "empty"):
+        assert f" {name} " in flat
+    for words in ("float64[4]", "1 NaN, 1 infinite", "only zeros", "9.99e+14", "float64[0, 3]"):
+        assert words in flat, words
+    assert flat.endswith("2,263 numbers read; 1 tensor with NaN or infinities")
+
+
+@pytest.mark.parametrize("width", [80, 81, 100, 120, 200])
+@pytest.mark.parametrize("options", [(), ("--bins", "20")], ids=["numbers", "histograms"])
+def test_numbers_line_up_from_80_columns_on(folder: Path, width: int, options: tuple[str, ...]) -> None:
+    cell_len = pytest.importorskip("rich.cells").cell_len
+    lines = plain(on_terminal(width, folder, "stats", *options, "a.npz")).splitlines()
+    assert lines[1].split() == ["min", "max", "mean", "std", "zeros"]
+    rows = [line for line in lines if re.search(r"\d\[[\d, ]*\] ", line)]
+    assert len(rows) == 9
+    ends = {
+        tuple(cell_len(line[: match.end(at)]) for at in range(1, 6))
+        for line in rows
+        for match in [re.search(r"\]" + r" +([-\d.e+]+%?)" * 5, line)]
+        if match is not None
+    }
+    heads = [match.end() for match in re.finditer(r"\S+", lines[1])]
+    assert ends == {tuple(heads)}
+
+
+def test_a_histogram_below_its_row_keeps_its_gaps(folder: Path) -> None:
+    for width in (40, 80, 200):
+        shown = plain(on_terminal(width, folder, "stats", "--bins", "20", "--select", "ends", "a.npz"))
+        assert "█" + " " * 18 + "█" in shown, width
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_names_fit(tmp_path: Path, name: str) -> None:
+    import torch
+
+    torch.save({name: torch.zeros(3), "b": torch.ones(1)}, tmp_path / "hostile.pt")
+    torch.save({name: torch.ones(3), name + "x": torch.ones(1)}, tmp_path / "other.pt")
+    for width in (40, 80):
+        shown = on_terminal(width, tmp_path, "stats", "hostile.pt")
+        shown += on_terminal(width, tmp_path, "info", "--tensors", "hostile.pt")
+        assert too_wide(shown, width) == []
+        shown += on_terminal(width, tmp_path, "diff", "--data", "hostile.pt", "other.pt", code=1)
+        assert too_wide(shown, width) == []
+        assert len(shown) < 9000
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_differences_fit_the_terminal(folder: Path, width: int) -> None:
+    for options, code in (((), 1), (("--data", "--cast"), 1)):
+        shown = on_terminal(width, folder, "diff", "a.npz", "b.npz", *options, code=code)
+        assert too_wide(shown, width) == []
+    shown = on_terminal(width, folder, "diff", "a.npz", "a.npz")
+    assert too_wide(shown, width) == []
+    flat = " ".join(plain(shown).split())
+    assert "same: 9 tensors, same names, dtypes and shapes (elements were not compared)" in flat
+
+
+def test_a_title_that_is_a_long_path_is_wrapped(tmp_path: Path) -> None:
+    for name, number in (("a" * 90, 1), ("b" * 90, 2)):
+        np.savez(tmp_path / f"{name}.npz", **{f"w{number}": np.zeros(2)})
+    shown = on_terminal(60, tmp_path, "diff", f"{'a' * 90}.npz", f"{'b' * 90}.npz", code=1)
+    assert too_wide(shown, 60) == []
+
+
+def test_a_pipe_gets_whole_rows(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rustload", "stats", "--bins", "20", "a.npz"],
+        cwd=folder, capture_output=True, encoding="utf-8", check=True,
+        env={**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    rows = done.stdout.splitlines()[2:-1]
+    assert len(rows) == 9
+    assert all(re.search(r"^  \S+ +[a-z]+\d+\[[\d, ]*\]" + r" +[-\d.e+]+%?" * 5, row) for row in rows)
