@@ -158,6 +158,30 @@ def test_hostile_names_are_text(name):
     )  # fmt: skip
     assert "see report.missing" in check(report._repr_html_()).text
     check(rustload.SaveReport(one, {one: 3}, 1, 3, {one: one}, [one], 1, 0, 0.1)._repr_html_())
+    changed = rustload.TensorDiff(one, (one, one), ((1,), (2,)))
+    differences = rustload.DiffReport(
+        one, one, True, [f"{one}{number}x" for number in range(500)], [one], [changed] * 3, [changed], 1, [one] * 60, 0.1
+    )  # fmt: skip
+    page = check(differences._repr_html_())
+    assert "see report.only_a" in page.text
+    assert "see report.notes" in page.text
+
+
+def test_a_comparison_is_its_last_line_and_its_lists(save):
+    one = {f"layers.{number}.w": torch.zeros(4) for number in range(60)} | {"gone": torch.zeros(1)}
+    two = {name: value + (number == 1) for number, (name, value) in enumerate(one.items()) if name != "gone"}
+    two |= {f"new.{number}.b": torch.zeros(2) for number in range(60)} | {"layers.3.w": torch.zeros(5)}
+    report = rustload.diff(save(one, "a.bin"), save(two, "b.bin"), data=True)
+    page = check(report._repr_html_())
+    assert "different: 1 only in the first, 60 only in the second, 2 different, 58 equal" in page.text
+    for words in ("only_a", "gone", "new.{0..59}.b", " (60)", "layers.1.w", "[4] / [5]"):
+        assert words in page.text, words
+    assert "4 of 4 elements differ, first at [0], max abs 1, max rel 1" in page.text
+    assert "not all is shown" not in page.text
+    # Sections are closed; empty ones are left out.
+    assert [attributes for tag, attributes in page.tags if tag == "details"] == [{}] * 3
+    same = check(rustload.diff(save(one, "a.bin"), save(one, "c.bin"))._repr_html_())
+    assert "same: 61 tensors, same names, dtypes and shapes (elements were not compared)" in same.text
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)

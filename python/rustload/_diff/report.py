@@ -14,7 +14,7 @@ from rustload._common.terminal import Page, count
 from rustload._common.tree import spell_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["DiffReport", "TensorDiff", "show"]
 
@@ -98,6 +98,21 @@ class DiffReport(NamedTuple):
         show(page, self)
         page.flush()
         return out.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the last line of the text, and the lists; names that differ in one number only are one row."""
+        from rustload._html.reports import report_html  # imported only when needed
+
+        names = {"only_a": self.only_a, "only_b": self.only_b}
+        tensors = {"changed": self.changed, "close": self.close}
+        lists: dict[str, Sequence[Sequence[str]]] = {
+            **{title: _folded((name, "") for name in found) for title, found in names.items()},
+            **{title: _folded((one.name, _what(one)) for one in found) for title, found in tensors.items()},
+            "notes": [(note,) for note in self.notes],
+        }
+        summary = f"{self.a}  {self.b}: " + " ".join(text for _, text in _verdict(self))
+        counts = {title: len(getattr(self, title)) for title in lists}
+        return report_html("DiffReport", summary, summary, lists, fields="report.{}", counts=counts)
 
 
 def _plain(diff: TensorDiff) -> dict[str, Any]:

@@ -46,6 +46,7 @@ body.vscode-dark .rustload-repr{--rl-accent:#56c4e0;--rl-good:#57c269;--rl-warn:
 .rustload-repr .b{min-width:5.5em;text-align:right}
 .rustload-repr .m{opacity:.7}
 .rustload-repr .e{min-width:8em}
+.rustload-repr .k{min-width:14em}
 .rustload-repr p{margin:2px 0}
 .rustload-repr table{border-collapse:collapse;margin:2px 0}
 .rustload-repr td,.rustload-repr th{text-align:left;vertical-align:top;padding:0 1.2em 0 0;border:0;background:none;

@@ -19,7 +19,13 @@ _CLASSES = {"inert": "good", "unknown": "warn", "would execute": "bad"}
 
 
 def report_html(
-    title: str, summary: str, fallback: str, lists: Mapping[str, Sequence[Sequence[str]]], *, fields: str
+    title: str,
+    summary: str,
+    fallback: str,
+    lists: Mapping[str, Sequence[Sequence[str]]],
+    *,
+    fields: str,
+    counts: Mapping[str, int] | None = None,
 ) -> str:
     """The HTML of a report on work that was done.
 
@@ -29,16 +35,20 @@ def report_html(
         fallback: The text where styles are removed.
         lists: The rows of each list, by its name; empty lists are left out.
         fields: What to say if a list is cut: where all of it is.
+        counts: The number of things in each list; None if it is that of its rows.
     """
     budget = Budget()
     body = []
     for name, items in lists.items():
         if items:
-            cells = [[text(cell) for cell in item] for item in items[:ITEMS_MAX]]
+            cells = [
+                [f'<div class="k">{text(item[0])}</div>', *map(text, item[1:])] for item in items[:ITEMS_MAX]
+            ]
             inside, complete = table(cells, budget)
             if not complete or len(items) > ITEMS_MAX:
                 inside += f'<p class="m">not all is shown: see {text(fields.format(name))}</p>'
-            body.append(details(f"<b>{text(name)}</b> ({len(items):,})", inside))
+            number = len(items) if counts is None else counts[name]
+            body.append(details(f"<b>{text(name)}</b> ({number:,})", inside))
     return frame(title, summary, fallback, body)
 
 
