@@ -16,6 +16,7 @@ from rustload._common.request import (
 )
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
+from rustload._tensor.operators import Operators
 from rustload._tensor.part import Part
 from rustload.errors import _clipped, _make
 
@@ -81,7 +82,7 @@ def _part_text(part: Part) -> str:
     return f"of a larger tensor{at}" if part.shape is None else f"of {list(part.shape)}{at}"
 
 
-class LazyTensor:
+class LazyTensor(Operators):
     """A tensor that has not been read yet.
 
     Indexing, `.T` and `.permute` return other lazy tensors and read nothing. `materialize` reads only the selected elements and

@@ -1,0 +1,98 @@
+"""Operators of lazy tensors: refused with what to do, unless NumPy computes; compared with NumPy and torch."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+VALUES = torch.tensor([3, 1, 2, 5])
+BINARY = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, divmod, operator.pow,
+    operator.matmul, operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift,
+    operator.lt, operator.le, operator.gt, operator.ge,
+]  # fmt: skip
+INPLACE = [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul, operator.ior]
+
+
+@pytest.fixture
+def lazy(save: Callable[..., Path]) -> rustload.LazyTensor:
+    return rustload.open(save({"w": VALUES}))["w"]
+
+
+def check_refused(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"LazyTensor|JoinedTensor") as caught:
+        call()
+    assert any(".materialize()" in note and ".numpy()" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("apply", [*BINARY, *INPLACE], ids=lambda apply: apply.__name__)
+def test_operators_of_numbers_tensors_and_lazy_tensors_say_what_to_do(
+    lazy: rustload.LazyTensor, apply: Callable[[Any, Any], Any]
+) -> None:
+    joined = rustload.concat([lazy, lazy])
+    for other in (1, 1.5, True, lazy, joined, lazy[:2], VALUES, None, object(), {"a": 1}):
+        check_refused(lambda other=other: apply(lazy, other))  # type: ignore[misc]
+        check_refused(lambda other=other: apply(joined, other))  # type: ignore[misc]
+        if apply in BINARY:
+            check_refused(lambda other=other: apply(other, lazy))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("apply", [operator.neg, operator.pos, operator.invert, abs, round])
+def test_unary_operators_say_what_to_do(lazy: rustload.LazyTensor, apply: Callable[[Any], Any]) -> None:
+    check_refused(lambda: apply(lazy))
+    check_refused(lambda: apply(rustload.concat([lazy, lazy])))
+
+
+def test_functions_that_use_operators_say_what_to_do(lazy: rustload.LazyTensor) -> None:
+    check_refused(lambda: sum([lazy, lazy]))  # type: ignore[list-item]
+    check_refused(lambda: sorted([lazy, lazy]))  # type: ignore[type-var]
+    check_refused(lambda: max(lazy, lazy))  # type: ignore[type-var]
+    check_refused(lambda: round(lazy, 2))  # type: ignore[call-overload]
+    check_refused(lambda: pow(lazy, 2, 3))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("apply", BINARY, ids=lambda apply: apply.__name__)
+@pytest.mark.parametrize("other", [np.array([1, 2, 1, 2]), np.int64(2)], ids=["array", "scalar"])
+def test_numpy_computes_with_lazy_tensors(
+    lazy: rustload.LazyTensor, apply: Callable[[Any, Any], Any], other: Any
+) -> None:
+    if apply is operator.matmul and other.ndim == 0:
+        check_refused(lambda: apply(lazy, other))
+        check_refused(lambda: apply(other, lazy))
+        return
+    np.testing.assert_array_equal(apply(lazy, other), apply(VALUES.numpy(), other))
+    np.testing.assert_array_equal(apply(other, lazy), apply(other, VALUES.numpy()))
+
+
+def test_functions_of_numpy_and_torch_are_as_before(lazy: rustload.LazyTensor) -> None:
+    np.testing.assert_array_equal(np.add(lazy, 1), VALUES.numpy() + 1)
+    np.testing.assert_array_equal(np.asarray(lazy) < 2, VALUES.numpy() < 2)
+    array = np.ones(4, np.int64)
+    array += lazy  # type: ignore[arg-type]
+    np.testing.assert_array_equal(array, VALUES.numpy() + 1)
+    assert torch.equal(torch.as_tensor(lazy), VALUES)
+    assert torch.equal(torch.from_dlpack(lazy) + 1, VALUES + 1)
+    # torch takes tensors only; its own error says so.
+    with pytest.raises(TypeError, match="must be Tensor, not LazyTensor"):
+        torch.add(lazy, 1)  # type: ignore[call-overload]
+
+
+def test_equality_hash_and_formatting_are_those_of_objects(lazy: rustload.LazyTensor) -> None:
+    same = lazy[:]
+    assert lazy == lazy
+    assert lazy != 1
+    assert (lazy == VALUES) is False
+    assert {lazy: 1}[lazy] == 1
+    assert len({lazy, same}) == 2
+    assert "%s" % lazy == repr(lazy)  # noqa: UP031
+    np.testing.assert_array_equal(lazy == np.array([3, 0, 2, 0]), [True, False, True, False])
