@@ -249,6 +249,92 @@ def test_a_pipeline_is_converted_as_on_disk(
         rustload.convert("memory://bucket/pipeline")
 
 
+@pytest.fixture
+def tied(tmp_path: Path) -> Path:
+    """A file whose head is its embedding, beside the configuration that says so."""
+    folder = tmp_path / "tied"
+    folder.mkdir()
+    embedding = torch.arange(6.0).view(2, 3)
+    torch.save(
+        {"embed.weight": embedding, "lm_head.weight": embedding, "step": 3}, folder / "pytorch_model.bin"
+    )
+    (folder / "config.json").write_text('{"tie_word_embeddings": true}')
+    return folder
+
+
+@pytest.mark.parametrize("target", ["folder", "file.safetensors"])
+@pytest.mark.parametrize("place", ["memory", "server", "store"])
+def test_a_single_file_is_converted_as_on_disk(
+    tmp_path: Path, tied: Path, request: pytest.FixtureRequest, place: str, target: str
+) -> None:
+    stored = request.getfixturevalue(place)
+    for name, content in files_of(tied).items():
+        if place == "memory":
+            stored.pipe(f"/bucket/{name}", content)
+        elif place == "server":
+            stored.files[name] = content
+        else:
+            pytest.importorskip("obstore").put(stored, name, content)
+    if place == "memory":
+        given: Any = "memory://bucket/tied/pytorch_model.bin"
+    elif place == "server":
+        given = rustload.remote.fsspec(f"{stored.host}/tied/pytorch_model.bin?token={SECRET}")
+    else:
+        given = rustload.remote.obstore(stored, "tied/pytorch_model.bin")
+    for side in ("remote", "local"):
+        (tmp_path / side).mkdir()
+    found = rustload.convert(given, tmp_path / "remote" / target)
+    expected = rustload.convert(tied / "pytorch_model.bin", tmp_path / "local" / target)
+    assert found.files == expected.files
+    assert found.dropped == expected.dropped == {"lm_head.weight": "embed.weight"}
+    name = next(iter(found.files))
+    folder = "folder" if target == "folder" else ""
+    assert (tmp_path / "remote" / folder / name).read_bytes() == (
+        tmp_path / "local" / folder / name
+    ).read_bytes()
+    if place == "server":
+        # The query is a secret for the file, and the folder is not listed.
+        beside = [one.path for one in stored.requests if "pytorch_model" not in one.path]
+        assert set(beside) == {"/tied/config.json"}
+    with pytest.raises(ValueError, match="dst="):
+        rustload.convert(given)
+
+
+def test_a_single_file_is_converted_without_a_listing_of_its_folder(
+    tmp_path: Path, tied: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe("/bucket/lone/model.pt", (tied / "pytorch_model.bin").read_bytes())
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the folder may be a bucket")
+
+    monkeypatch.setattr(type(memory), "ls", refuse)
+    report = rustload.convert("memory://bucket/lone/model.pt", tmp_path / "out.safetensors")
+    assert (report.tensors, report.dropped) == (2, {})
+
+
+def test_a_single_file_has_its_url_as_its_file(memory: Any, server: Server, store: Any) -> None:
+    with rustload.open(f"memory://bucket/model/{SHARDS[0]}") as checkpoint:
+        assert checkpoint.files == [f"memory://bucket/model/{SHARDS[0]}"]
+        assert repr(checkpoint["layers.0.weight"])
+    host = server.host.removeprefix("http://")
+    url = f"http://user:{SECRET}@{host}/model/{SHARDS[0]}?token={SECRET}#{SECRET}"
+    for given in (url, [url], rustload.remote.fsspec(url)):
+        assert rustload.open(given, remote=HTTP).files == [f"{server.host}/model/{SHARDS[0]}"]
+    assert rustload.open(rustload.remote.obstore(store, f"model/{SHARDS[0]}")).files == [
+        f"MemoryStore://model/{SHARDS[0]}"
+    ]
+    assert rustload.open(memory.cat(f"/bucket/model/{SHARDS[0]}")).files == []
+
+
+@pytest.mark.usefixtures("memory")
+def test_info_of_a_single_file_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"memory://bucket/model/{SHARDS[0]}"
+    assert command.main(["info", "--json", url]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert found["files"] == [url]
+
+
 def test_what_is_missing_is_named(memory: Any) -> None:
     memory.rm(f"/bucket/model/{SHARDS[1]}")
     memory.rm(f"/bucket/model/{SHARDS[3]}")

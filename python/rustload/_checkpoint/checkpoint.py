@@ -142,7 +142,7 @@ class Checkpoint(TensorMapping):
 
     @property
     def files(self) -> list[str]:
-        """The files, in shard order: paths, or URLs of a remote folder or list; empty for bytes in memory and a single object."""
+        """The files, in shard order: paths, or URLs without secrets; empty for bytes in memory and an open file or object."""
         return self._core.files
 
     @property

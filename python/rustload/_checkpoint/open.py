@@ -19,7 +19,8 @@ from rustload._common.paths import (
     path_list,
 )
 from rustload._frameworks import adapters
-from rustload._remote.folder import ObjectFolder
+from rustload._remote.folder import ObjectFolder, ObjectList
+from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload.errors import _make
@@ -100,6 +101,8 @@ def open(
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._to_core()
     source: Any = remote_source(path, storage_options=storage_options, remote=remote)
+    if isinstance(source, ObjectRanges):
+        source = ObjectList([source])
     data = file_bytes(source)
     file: FileObject | None = None
     if data is None and is_file_object(source):

@@ -80,6 +80,11 @@ class ObjectFolder(ABC):
         """The name."""
         return f"<{type(self).__name__} {self.name!r}>"
 
+    @property
+    @abstractmethod
+    def is_listed(self) -> bool:
+        """Whether the names of its files are known, so that asking for them costs no request."""
+
     @abstractmethod
     def names(self) -> list[str]:
         """The names of the files in it."""
@@ -132,6 +137,11 @@ class ObjectList(ObjectFolder):
         self.name = "URLs"
         self._objects = {str(number): one for number, one in enumerate(objects)}
         self.chosen = tuple(self._objects)
+
+    @property
+    def is_listed(self) -> bool:
+        """True."""
+        return True
 
     def names(self) -> list[str]:
         """Numbers."""

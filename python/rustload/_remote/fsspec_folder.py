@@ -14,7 +14,7 @@ from rustload._remote.folder import (
     names_others,
     trimmed,
 )
-from rustload._remote.fsspec_ranges import is_http, is_hub, open_file
+from rustload._remote.fsspec_ranges import FsspecRanges, is_http, is_hub, open_file
 from rustload._remote.hub import pinned
 from rustload._remote.ranges import failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
@@ -79,9 +79,8 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
         base, last = _split(path)
         if not last:
             return HttpFolder(fs, base, trimmed(name))
-        if names_others(last):
-            return HttpFolder(fs, base, trimmed(name.rpartition("/")[0]), (last,))
-        return open_file(fs, path, name)
+        server = HttpFolder(fs, base, trimmed(name.rpartition("/")[0]))
+        return server.choose((last,)) if names_others(last) else _in_folder(open_file(fs, path, name), server)
     path = path.rstrip("/")
     is_repository = is_hub(fs) and path.count("/") == 1 + path.startswith(
         ("datasets/", "spaces/", "kernels/")
@@ -90,9 +89,15 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
     if info.get("type") == "directory":
         return FsspecFolder(fs, path, trimmed(name))
     folder, _, last = path.rpartition("/")
-    if names_others(last):
-        return FsspecFolder(fs, folder, trimmed(name.rpartition("/")[0]), (last,))
-    return open_file(fs, path, name, info)
+    parent = FsspecFolder(fs, folder, trimmed(name.rpartition("/")[0]))
+    return (
+        parent.choose((last,)) if names_others(last) else _in_folder(open_file(fs, path, name, info), parent)
+    )
+
+
+def _in_folder(file: FsspecRanges, folder: ObjectFolder) -> FsspecRanges:
+    file.home = folder
+    return file
 
 
 def _try(name: str, call: Callable[[], Any]) -> Any:
@@ -148,6 +153,11 @@ class FsspecFolder(ObjectFolder):
         return [
             one for one in self._fs.ls(path, detail=True) if str(one["name"]).strip("/") != path.strip("/")
         ]
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the store was asked."""
+        return self._entries is not None
 
     def names(self) -> list[str]:
         """The names of its files."""

@@ -76,7 +76,7 @@ class FsspecRanges(ObjectRanges):
         Raises:
             OSError: The size is unknown.
         """
-        self._fs, self._path, self.name = fs, path, name
+        self._fs, self._path, self.name, self.home = fs, path, name, None
         info = self._info() if info is None else info
         size = info.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:

@@ -33,7 +33,9 @@ def from_store(store: Any, path: str) -> ObjectRanges | ObjectFolder:
         return ObstoreFolder(store, folder)
     if names_others(last):
         return ObstoreFolder(store, folder, (last,))
-    return _try(_name(store, path), lambda: ObstoreRanges(store, path))  # type: ignore[no-any-return]
+    found: ObstoreRanges = _try(_name(store, path), lambda: ObstoreRanges(store, path))
+    found.home = ObstoreFolder(store, folder)
+    return found
 
 
 def _name(store: Any, path: str) -> str:
@@ -62,6 +64,7 @@ class ObstoreRanges(ObjectRanges):
         self._store, self._path, self.name = store, path, _name(store, path)
         self.size, self._version = self._head() if meta is None else _state(meta)
         self.identity = None  # the path is the same in other stores
+        self.home = None
 
     def _head(self) -> tuple[int, str]:
         import obstore
@@ -116,6 +119,11 @@ class ObstoreFolder(ObjectFolder):
                 [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]],
             )
         return self._listing
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the store was asked."""
+        return self._listing is not None
 
     def names(self) -> list[str]:
         """The names of its objects."""

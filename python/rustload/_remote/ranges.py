@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rustload._remote.urls import name_of
 from rustload.errors import RustloadError, _make
+
+if TYPE_CHECKING:
+    from rustload._remote.folder import ObjectFolder
 
 __all__ = ["ObjectRanges", "changed", "failed", "wrong_length"]
 
@@ -24,13 +27,15 @@ class ObjectRanges(ABC):
         name: Its URL without secrets.
         size: The number of bytes.
         identity: The name and the version; None if the store has no versions.
+        home: The folder that it is in; None if that is not known.
     """
 
-    __slots__ = ("identity", "name", "size")
+    __slots__ = ("home", "identity", "name", "size")
 
     name: str
     size: int
     identity: str | None
+    home: ObjectFolder | None
 
     def __repr__(self) -> str:
         """The name and the size."""

@@ -14,6 +14,7 @@ from rustload._common.files import is_file_object
 from rustload._common.hub import hub_snapshot
 from rustload._common.paths import file_bytes, path_list
 from rustload._remote.folder import ObjectFolder
+from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
 from rustload.errors import _make
 
@@ -53,7 +54,7 @@ class Source(NamedTuple):
         path: What `rustload.open` takes.
         stem: The name of the file that is made of it, without shard number and extension: `"model"`, `"model.fp16"`; None for
             that of its first file.
-        home: The folder that it is in; None for one that is in memory or a single object in a store.
+        home: The folder that it is in; None for one that is in memory or an open file.
     """
 
     folder: str
@@ -90,6 +91,8 @@ def find_checkpoints(given: Any) -> Checkpoints:
             return Checkpoints(None, _in_folder(given))
         index = _INDEX.fullmatch(given.chosen[0])
         return Checkpoints(None, [Source("", given, _stem(index) if index else None, given)])
+    if isinstance(given, ObjectRanges):
+        return Checkpoints(None, [Source("", given, None, given.home)], is_file=True)
     if file_bytes(given) is not None or is_file_object(given):
         return Checkpoints(None, [Source("", given, "model", None)], is_file=True)
     paths = [hub_snapshot(path) for path in path_list(given)]
@@ -135,7 +138,8 @@ def read_small(home: LocalFolder | ObjectFolder | None, name: str, size_max: int
         if isinstance(home, LocalFolder):
             with open(os.path.join(home.name, name), "rb") as file:  # noqa: PTH118, PTH123
                 return file.read(size_max)
-        if home.sizes([name]) == [None]:
+        # Of an unlisted folder, which may be a bucket, only this file is asked for.
+        if home.is_listed and home.sizes([name]) == [None]:
             return None
         source = home.open(name)
         return bytes(source.read_ranges([(0, min(source.size, size_max))])[0])

@@ -157,7 +157,8 @@ def _exists(target: Path, note: str) -> BaseException:
 
 def _scan(source: Any, checkpoint: Checkpoint) -> ScanReport | str | None:
     """The report on the files of a checkpoint; a text if they cannot be scanned, None for one that has no files to scan."""
-    given = checkpoint.files or (None if isinstance(source, Checkpoint) else source)
+    is_object = hasattr(source, "read_ranges")
+    given = (not is_object and checkpoint.files) or (None if isinstance(source, Checkpoint) else source)
     if given is None or is_url(given) or (isinstance(given, list) and any(map(is_url, given))):
         return None
     try:
