@@ -22,7 +22,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import IN_SAFETENSORS, assert_same_bits, patterns
+from support import IN_SAFETENSORS, assert_same_bits, child, patterns
 
 import rustload
 
@@ -106,6 +106,50 @@ def test_arrays_of_every_framework_are_written(tmp_path: Path) -> None:
     assert_same_bits(found["turned"], expected.T)
     assert_same_bits(found["joined"], torch.cat([expected, expected[:1]]))
     assert (found["scalar"].item(), found["bytes"].tolist()) == (2.5, [1, 2])
+
+
+BUFFERS = """
+import array, ctypes, sys
+blocked = sys.argv[2] == "without"
+if blocked:
+    sys.modules["numpy"] = sys.modules["torch"] = None
+import rustload
+
+data = bytearray(range(24))
+values = {
+    "bytes": b"hello", "empty": b"", "view": memoryview(data)[3:], "steps": memoryview(data)[::5], "back": memoryview(data)[::-1],
+    "bools": memoryview(b"\\1\\0").cast("?"), "rows": memoryview(data).cast("h", (3, 4)), "single": memoryview(data).cast("f"),
+    "floats": array.array("f", [1.5, -2.5]), "doubles": array.array("d", [0.1]), "ints": array.array("l", [1, -(2**40)]),
+    "grid": (ctypes.c_uint32 * 3 * 2)((1, 2, 3), (4, 5, 6)), "number": ctypes.c_double(3.5),
+}
+report = rustload.save(values, sys.argv[1] + "/plain.safetensors")
+assert report.tensors == len(values)
+floats = {name: values[name] for name in ("single", "floats", "doubles")}
+rustload.save(floats, sys.argv[1] + "/cast.safetensors", dtype="bfloat16")
+big = (ctypes.c_int32.__ctype_be__ * 2)(1, 2)
+if blocked:
+    try:
+        rustload.save({"big": big}, sys.argv[1] + "/big.safetensors")
+    except ImportError as error:
+        assert "pip install numpy" in str(error)
+    else:
+        raise AssertionError
+assert not blocked or sys.modules["numpy"] is None
+"""
+
+
+def test_plain_buffers_are_written_without_numpy_as_with_it(tmp_path: Path) -> None:
+    for how in ("with", "without"):
+        (tmp_path / how).mkdir()
+        child(BUFFERS, tmp_path / how, how)
+    for name in ("plain.safetensors", "cast.safetensors"):
+        assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "with" / name).read_bytes()
+    found = safetensors.torch.load_file(tmp_path / "without" / "plain.safetensors")
+    assert found["bytes"].numpy().tobytes() == b"hello"
+    assert found["rows"].tolist() == np.arange(24, dtype="u1").view("<i2").reshape(3, 4).tolist()
+    assert found["steps"].tolist() == [0, 5, 10, 15, 20]
+    assert found["grid"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert (found["number"].shape, found["number"].item()) == ((), 3.5)
 
 
 def test_casts_and_transposes_are_those_of_materialize(tmp_path: Path) -> None:

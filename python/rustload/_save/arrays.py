@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from rustload import _rustload
 from rustload._common.dtype_args import dtype_name
+from rustload._common.request import Request
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
 
@@ -24,6 +25,17 @@ bytes, as one-dimensional `uint8` in host memory."""
 Values: TypeAlias = "_rustload.Tensor | _rustload.Joined | Deferred"
 """What the extension writes."""
 
+
+# The letters of `struct` for each kind of number; the size of an element says the rest. NumPy spells complex numbers so.
+_FORMATS = {
+    "bool": ("?",),
+    "int": tuple("bhilqn"),
+    "uint": tuple("BHILQN"),
+    "float": tuple("efd"),
+    "complex": ("Zf", "Zd"),
+}
+# The prefix of a format in this machine's byte order.
+_NATIVE = {"little": "<", "big": ">"}
 
 _HOST = 1
 """The host's memory among the kinds of devices of DLPack."""
@@ -56,7 +68,14 @@ def values_of(name: str, value: Any) -> Values:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         note = "tensors, arrays, and objects with __dlpack__ or the buffer protocol are written; leave others out"
         raise _make("Type", "Type", f"{name!r} is a {kind}, not a tensor", note) from None
-    return _of_numpy(name, _numpy(name).asarray(view), _numpy(name))
+    try:
+        numpy = _numpy(name)
+    except ImportError:
+        plain = _of_buffer(view)
+        if plain is None:
+            raise
+        return plain
+    return _of_numpy(name, numpy.asarray(view), numpy)
 
 
 def is_tensor(value: Any) -> bool:
@@ -109,6 +128,26 @@ def _of_numpy(name: str, array: Any, numpy: Any) -> Deferred:
         return (plain if plain.flags.writeable else plain.copy()).__dlpack__()
 
     return dtype, shape, None, make
+
+
+def _of_buffer(view: memoryview) -> Deferred | None:
+    """Plain numbers of the buffer protocol, without NumPy, which would not copy them; None for other formats."""
+    format_ = view.format.removeprefix(_NATIVE[sys.byteorder]).removeprefix("=").removeprefix("@")
+    kind = next((kind for kind, codes in _FORMATS.items() if format_ in codes), None)
+    if kind is None:
+        return None
+    dtype = kind if kind == "bool" else f"{kind}{8 * view.itemsize}"
+
+    def make() -> Any:
+        data = view if view.c_contiguous and view.ndim else view.tobytes()
+        header = b'{"":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (view.nbytes, view.nbytes)
+        file = b"".join([len(header).to_bytes(8, "little"), header, data])
+        opened = _rustload.open_bytes(
+            file, unknown="keep", trailing="error", compat=False, verify=False, limits={}
+        )
+        return opened.tensor("").materialize(Request()).__dlpack__()
+
+    return dtype, view.shape or (), None, make
 
 
 def _of_jax(name: str, array: Any) -> Deferred:
