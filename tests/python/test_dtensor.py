@@ -401,3 +401,47 @@ def test_a_model_whose_process_group_has_ended_is_loaded_and_share_node_needs_no
         report = load_into(model, tmp_path / "m.bin", **options)
         assert report.bytes_read == 2 * 3 * 4
         assert_same_bits(model.w.to_local().detach(), state["w"][3:])
+
+
+def test_a_sharded_model_loads_without_a_process_group(save) -> None:
+    whole = {"rows": values((8, 3)), "columns": values((3, 8), 1), "everywhere": values((5,), 2)}
+    placements = {"rows": [Shard(0)], "columns": [Shard(1)], "everywhere": [Replicate()]}
+    path = save(whole)
+    for rank in range(2):
+        for on_meta in (False, True):
+            with as_rank(rank, 2):
+                mesh = init_device_mesh("cpu", (2,))
+                empty = {
+                    name: torch.empty_like(tensor, device="meta" if on_meta else "cpu")
+                    for name, tensor in whole.items()
+                }
+                model = module_of({name: select(empty[name], mesh, placements[name]) for name in whole})
+                wanted = {
+                    name: select(whole[name], mesh, placements[name]).to_local().clone() for name in whole
+                }
+            assert not dist.is_initialized()
+            report = load_into(model, path, share="node")
+            assert not report.missing
+            for name, tensor in model.named_parameters():
+                assert torch.equal(tensor.to_local(), wanted[name]), name
+
+
+def test_a_mesh_that_never_had_a_process_group_is_enough(save) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    whole = values((7, 3))
+    path = save({"w": whole})
+    for rank, rows in ((0, slice(0, 4)), (1, slice(4, 7))):
+        _clear_sharding_prop_cache()  # as in `as_rank`
+        mesh = DeviceMesh("cpu", [0, 1], _init_backend=False, _rank=rank)
+        meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+        local = torch.zeros(whole[rows].shape)
+        model = module_of({"w": DTensor(local, DTensorSpec(mesh, (Shard(0),), meta), requires_grad=False)})
+        assert not dist.is_initialized()
+        load_into(model, path)
+        assert torch.equal(model.w.to_local(), whole[rows])
+    # Without the rank, torch itself asks for a group.
+    with pytest.raises((ValueError, RuntimeError), match="process group"):
+        DeviceMesh("cpu", [0, 1], _init_backend=False)
