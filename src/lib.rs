@@ -80,6 +80,11 @@ mod tensor;
 mod text;
 pub mod write;
 
+/// The Rust code in README.md is compiled as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[doc(hidden)]
 #[cfg(feature = "internals")]
 pub mod internals;
