@@ -116,6 +116,10 @@ impl ReadRanges for BlockCache {
         self.backing.as_file().is_none() && self.meter.limit(max)
     }
 
+    fn is_cached(&self, offset: u64, len: u64) -> Option<bool> {
+        self.backing.as_file().is_none().then(|| self.find(offset, to_usize(len)).is_some())
+    }
+
     fn requests_left(&self) -> Option<Requests> {
         self.meter.left()
     }

@@ -100,6 +100,12 @@ pub trait ReadRanges: Send + Sync {
         false
     }
 
+    /// Whether these bytes are in a cache in front of expensive requests; `None` where requests are not counted.
+    #[doc(hidden)]
+    fn is_cached(&self, _offset: u64, _len: u64) -> Option<bool> {
+        None
+    }
+
     /// The requests that a limit leaves; `None` without one.
     #[doc(hidden)]
     fn requests_left(&self) -> Option<Requests> {

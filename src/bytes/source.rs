@@ -13,6 +13,7 @@ use super::file_system::FileSystem;
 use super::in_memory::{self, InMemory};
 use super::io_choice::{Io, IoChoice};
 use super::os;
+use super::request_limits::Limited;
 use super::{
     Access, Chunk, FileStamp, LocalFile, LocalFolder, Mapping, RangeRead, ReadFolder, ReadRanges, Region,
     RequestLimit, Requests,
@@ -271,6 +272,22 @@ impl Source {
     /// Limits what is fetched until the result is dropped, where requests are expensive and nothing limits them yet.
     pub fn limit_requests(&self, limits: &Limits) -> RequestLimit {
         RequestLimit::new(&self.backing, limits)
+    }
+
+    /// The same window for a reader whose requests are limited, also while others read the source: see [`Source::unlimited`]. Where
+    /// requests are not counted, it is unchanged.
+    pub fn limited(&self, limits: &Limits) -> Source {
+        let Some(limited) = Limited::new(&self.backing, limits) else { return self.clone() };
+        Source { backing: Arc::new(limited), ..self.clone() }
+    }
+
+    /// This window of `limited`, without its limit, as a window of `source`, from which [`Source::limited`] made that. Windows of
+    /// anything else are unchanged.
+    pub fn unlimited(self, limited: &Source, source: &Source) -> Source {
+        match Arc::ptr_eq(&self.backing, &limited.backing) {
+            true => Source { backing: source.backing.clone(), ..self },
+            false => self,
+        }
     }
 
     /// The requests that [`Source::limit_requests`] leaves; `None` without it.

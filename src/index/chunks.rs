@@ -332,10 +332,13 @@ impl Chunks {
         })
     }
 
-    /// Opens the archive of a chunk. Fails with `DcpChunk` unless it is one tensor of the dtype and shape that the metadata states.
+    /// Opens the archive of a chunk, within the limits on requests. Fails with `DcpChunk` unless it is one tensor of the dtype and
+    /// shape that the metadata states.
     fn open(&self, source: &Source, chunk: &Chunk) -> Result<ChunkBytes> {
         let options = &self.files.options;
-        let archive = Archive::open(source, &options.limits, Trailing::Error)?;
+        // Other chunks of the file may be read meanwhile.
+        let limited = source.limited(&options.limits);
+        let archive = Archive::open(&limited, &options.limits, Trailing::Error)?;
         let index = torch::read(archive, options)?;
         let wrong = |text: String| Error::new(Code::DcpChunk, text);
         let ([tensor], [entry]) = (&index.tensors[..], &index.entries[..]) else {
@@ -359,8 +362,8 @@ impl Chunks {
             return Err(wrong(text));
         }
         let big_endian = index.storages.get(u32_to_usize(tensor.storage())).is_some_and(|one| one.big_endian);
-        let source = stored(index.bytes(tensor.storage())?)?;
-        Ok(ChunkBytes { source, big_endian, layout: layout.clone(), flags: tensor.flags })
+        let found = stored(index.bytes(tensor.storage())?)?.unlimited(&limited, source);
+        Ok(ChunkBytes { source: found, big_endian, layout: layout.clone(), flags: tensor.flags })
     }
 
     /// The parts of chunks that a selection meets. `layout` selects elements of the whole tensor in C order, by basic indexing and

@@ -313,6 +313,40 @@ def test_a_single_file_is_converted_without_a_listing_of_its_folder(
     assert (report.tensors, report.dropped) == (2, {})
 
 
+@pytest.mark.usefixtures("memory")
+def test_a_chunk_is_opened_within_the_limits_on_requests(tensors: dict[str, torch.Tensor]) -> None:
+    names = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    small = rustload.open("memory://bucket/step", limits=rustload.Limits(remote_bytes=10_000))
+    with pytest.raises(rustload.LimitError, match="remote_bytes") as caught:
+        small["model.layers.0.weight"].materialize()
+    assert "__0_0.distcp" in str(caught.value)
+    none = rustload.open("memory://bucket/step", limits=rustload.Limits(remote_requests=1))
+    assert_equal(dict(none.stream(threads=4)), names)
+
+
+def test_the_limits_on_requests_are_those_of_each_chunk(tmp_path: Path) -> None:
+    large = {f"w{number:02}": torch.full((300, 100), float(number)) for number in range(60)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(large, checkpoint_id=tmp_path / "large", no_dist=True)
+    fs = fsspec.filesystem("memory")
+    for name, content in files_of(tmp_path / "large").items():
+        fs.pipe(f"/chunks/{name}", content)
+    try:
+        # What other threads read of the same file meanwhile does not count.
+        limits = rustload.Limits(remote_requests=4, remote_bytes=300_000)
+        for _ in range(3):
+            with rustload.open("memory://chunks/large", limits=limits) as checkpoint:
+                assert_equal(dict(checkpoint.stream(threads=8)), large)
+        with (
+            rustload.open("memory://chunks/large", limits=rustload.Limits(remote_requests=1)) as checkpoint,
+            pytest.raises(rustload.LimitError, match="remote_requests"),
+        ):
+            checkpoint.materialize()
+    finally:
+        fs.rm("/chunks", recursive=True)
+
+
 def test_a_single_file_has_its_url_as_its_file(memory: Any, server: Server, store: Any) -> None:
     with rustload.open(f"memory://bucket/model/{SHARDS[0]}") as checkpoint:
         assert checkpoint.files == [f"memory://bucket/model/{SHARDS[0]}"]
