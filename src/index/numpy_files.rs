@@ -21,6 +21,9 @@ use crate::num::to_u32;
 /// The name of the array of a `.npy` file.
 const UNNAMED: &str = "arr_0";
 
+/// The stored bytes that are read of each member of an archive at once: most headers, also of deflated members.
+const HEADER_BYTES: u64 = 128;
+
 /// The end of a member's name.
 const SUFFIX: &str = ".npy";
 
@@ -57,11 +60,17 @@ pub(super) fn read_npz(archive: Archive, options: &Options) -> Result<Index> {
     let archive = Arc::new(archive);
     let mut index = Index::empty(Format::Npz, archive.source());
     let mut others = 0_u64;
+    // Where requests are expensive, the headers of all arrays are read with few of them, several at once.
+    let heads = match archive.defers() {
+        true => archive.check_members(HEADER_BYTES, &options.cancel)?,
+        false => Vec::new(),
+    };
     for (number, member) in archive.members().iter().enumerate() {
         options.cancel.check()?;
         match member.name().strip_suffix(SUFFIX) {
             Some(name) => {
-                index.add_member(&archive, number, name, options).in_member(member.name())?;
+                let head = heads.get(number).and_then(|head| head.as_ref()?.head.as_deref());
+                index.add_member(&archive, number, head, name, options).in_member(member.name())?;
             }
             None if member.is_directory() => {}
             None if options.unknown == Unknown::Error => return Err(not_an_array(member)),
@@ -110,15 +119,19 @@ impl Array<'_> {
 }
 
 impl Index {
-    /// Adds the array of a member.
+    /// Adds the array of a member, of which the first stored bytes may be known.
     fn add_member(
         &mut self,
         archive: &Arc<Archive>,
         number: usize,
+        head: Option<&[u8]>,
         name: &str,
         options: &Options,
     ) -> Result<()> {
-        let header = Header::read(|len| archive.peek(number, len).map(|(bytes, _)| bytes))?;
+        let header = Header::read(|len| {
+            let known = head.and_then(|head| archive.peek_head(number, head, len));
+            known.map_or_else(|| archive.peek(number, len).map(|(bytes, _)| bytes), Ok)
+        })?;
         if let Some(class) = header.elements.class().filter(|_| options.unknown == Unknown::Keep) {
             self.add_opaque(class, name);
             return Ok(());

@@ -9,7 +9,9 @@ import builtins
 import contextlib
 import json
 import random
+import threading
 import time
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -353,3 +355,91 @@ def test_diff_and_stats_name_a_url_without_its_secrets(
     captured = capsys.readouterr()
     assert "memory://bucket/model.bin" in captured.out
     assert SECRET not in captured.out + captured.err
+
+
+class Recorded:
+    """An object that is read by ranges, with the ranges of each call and the most calls under way at once."""
+
+    def __init__(self, data: bytes, delay: float = 0.005) -> None:
+        self.data, self.size, self.delay = data, len(data), delay
+        self.calls: list[list[tuple[int, int]]] = []
+        self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def read_ranges(self, ranges: list[tuple[int, int]], /) -> list[bytes]:
+        with self.lock:
+            self.calls.append(list(ranges))
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(self.delay)
+        with self.lock:
+            self.now -= 1
+        return [self.data[start : start + length] for start, length in ranges]
+
+
+def npz(path: Path, arrays: dict[str, np.ndarray[Any, Any]], *, deflated: bool) -> bytes:
+    (np.savez_compressed if deflated else np.savez)(path, **arrays)  # type: ignore[arg-type]
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+def test_the_headers_of_an_npz_are_read_several_at_once(tmp_path: Path, deflated: bool) -> None:
+    dice = np.random.default_rng(5)
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        f"a{number}": dice.integers(0, 256, (3, 100_000), np.uint8) for number in range(40)
+    }
+    # Headers that are longer than what is read at once, of an array that is empty, and of one whose elements are no numbers.
+    arrays |= {"long": dice.normal(size=(1,) * 60), "empty": np.zeros((0, 3)), "text": np.array(["a", "b"])}
+    data = npz(tmp_path / "a.npz", arrays, deflated=deflated)
+    del arrays["text"]
+    source = Recorded(data)
+    ckpt = rustload.open(source)
+    local = rustload.open(tmp_path / "a.npz")
+    assert list(ckpt) == list(local) == list(arrays)
+    assert ckpt.notes == local.notes
+    assert source.most >= 4
+    # One after another, they would be a request for each array.
+    assert sum(map(len, source.calls)) <= 40 + 6
+    assert sum(length for call in source.calls for _, length in call) < 1 << 20
+    for name, array in arrays.items():
+        assert np.array_equal(ckpt[name].numpy(), array), name
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+@pytest.mark.parametrize("at", [0, 14, 18, 30])
+def test_a_spoilt_header_of_an_npz_is_the_error_of_a_local_file(
+    tmp_path: Path,
+    deflated: bool,
+    at: int,
+) -> None:
+    arrays = {f"a{number}": np.arange(50_000.0) for number in range(4)}
+    data = bytearray(npz(tmp_path / "a.npz", arrays, deflated=deflated))
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        data[archive.infolist()[2].header_offset + at] ^= 0x55
+    (tmp_path / "spoilt.npz").write_bytes(data)
+    with pytest.raises(rustload.FormatError) as local:
+        rustload.open(tmp_path / "spoilt.npz").materialize()
+    with pytest.raises(rustload.FormatError) as remote:
+        rustload.open(Recorded(bytes(data), 0)).materialize()
+    assert (remote.value.code, remote.value.member) == (local.value.code, local.value.member)
+
+
+def test_many_arrays_of_an_npz_are_within_the_limits(tmp_path: Path) -> None:
+    arrays = {f"a{number}": np.zeros(50_000) for number in range(30)}
+    data = npz(tmp_path / "a.npz", arrays, deflated=False)
+    with pytest.raises(rustload.LimitError, match="remote_requests"):
+        rustload.open(Recorded(data, 0), limits=rustload.Limits(remote_requests=5))
+    assert len(rustload.open(Recorded(data, 0), limits=rustload.Limits(remote_requests=100))) == 30
+
+
+def test_a_deflated_storage_is_read_by_several_ranges_at_once(tmp_path: Path) -> None:
+    noise = np.random.default_rng(7).integers(0, 256, 9 << 20, np.uint8)
+    source = Recorded(npz(tmp_path / "a.npz", {"noise": noise}, deflated=True))
+    tensor = rustload.open(source)["noise"]
+    source.calls.clear()
+    assert np.array_equal(tensor.numpy(), noise)
+    # 4 MiB at a time, by 8 ranges of 512 KiB.
+    assert len(source.calls) <= 6
+    assert max(map(len, source.calls)) == 8
+    assert max(length for call in source.calls for _, length in call) <= 512 << 10
+    assert sum(length for call in source.calls for _, length in call) < source.size + (128 << 10)

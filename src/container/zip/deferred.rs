@@ -25,7 +25,6 @@ const CHECKED_TOGETHER: usize = 8192;
 const RESERVED: Requests = Requests { count: 64, bytes: 4 << 20 };
 
 /// A member of which the local file header was compared with the central directory.
-#[cfg(feature = "scan")]
 pub struct CheckedMember {
     /// As [`Archive::payload`] gives it.
     pub payload: Result<Region>,
@@ -94,7 +93,6 @@ impl Archive {
     }
 }
 
-#[cfg(feature = "scan")]
 impl Archive {
     /// Verifies the local file headers of all members and reads the first `head_len` stored bytes of each, with few requests and
     /// several at once. A member is `None` if the limits `remote_requests` and `remote_bytes` do not suffice for it.

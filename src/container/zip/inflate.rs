@@ -2,11 +2,13 @@
 //!
 //! Refused: a stream that inflates to more or fewer bytes than stated, that ends before its payload does, or that does not end.
 
+use std::sync::Arc;
+
 use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
 use super::structure;
-use crate::bytes::{Region, Source};
+use crate::bytes::{RangeRead, Region, Source};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::num::{to_u64, to_usize};
@@ -14,6 +16,9 @@ use crate::parallel::Cancel;
 
 /// The size of the input and of the output buffer.
 const CHUNK_BYTES: u64 = 64 << 10;
+
+/// The least bytes of one request, where several read the input at once.
+const REQUEST_MIN_BYTES: u64 = 256 << 10;
 
 /// Inflates to a vector of exactly `size` bytes. Memory grows with what the stream really contains, not with `size`.
 pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cancel) -> Result<Vec<u8>> {
@@ -33,7 +38,7 @@ pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cance
 /// stream, even where the stream is damaged.
 pub(super) fn prefix(source: &Source, payload: Region, max_len: u64, ratio: u64) -> Result<(Vec<u8>, bool)> {
     let (mut out, mut full) = (Vec::new(), false);
-    let stopped = chunks(source, payload, u64::MAX, |bytes, consumed| {
+    let stopped = chunks(source, payload, u64::MAX, CHUNK_BYTES, |bytes, consumed| {
         let left = to_usize(max_len).saturating_sub(out.len());
         let taken = bytes.get(..left.min(bytes.len())).unwrap_or_default();
         out.try_reserve(taken.len()).map_err(|_| Error::new(Code::Memory, "no memory to inflate"))?;
@@ -48,6 +53,13 @@ pub(super) fn prefix(source: &Source, payload: Region, max_len: u64, ratio: u64)
         // `u64::MAX` is no real size, so a sound stream ends with the error that it inflates to fewer bytes.
         _ => Ok((out, !full)),
     }
+}
+
+/// As [`prefix`], of bytes in memory; `None` if they cannot be inflated.
+pub(super) fn prefix_of(head: &[u8], max_len: u64, ratio: u64) -> Option<Vec<u8>> {
+    let source = Source::memory(Arc::new(head.to_vec()));
+    let region = Region::new(0, to_u64(head.len()))?;
+    prefix(&source, region, max_len, ratio).ok().map(|(bytes, _)| bytes)
 }
 
 /// The last bytes of an inflated stream.
@@ -72,7 +84,7 @@ pub(super) fn tail(
 ) -> Result<InflatedTail> {
     let mut out = InflatedTail { bytes: Vec::new(), len: 0, is_whole: true };
     let kept = to_usize(CHUNK_BYTES.saturating_mul(2));
-    let stopped = chunks(source, payload, u64::MAX, |bytes, consumed| {
+    let stopped = chunks(source, payload, u64::MAX, CHUNK_BYTES, |bytes, consumed| {
         cancel.check()?;
         out.len = out.len.saturating_add(to_u64(bytes.len()));
         out.bytes.extend_from_slice(bytes);
@@ -88,21 +100,42 @@ pub(super) fn tail(
     }
 }
 
-/// Inflates exactly `size` bytes and passes them to `sink` in chunks.
+/// Inflates exactly `size` bytes and passes them to `sink` in chunks. Where requests are expensive, several read the input at once.
 pub(super) fn stream(
     source: &Source,
     payload: Region,
     size: u64,
     mut sink: impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
-    chunks(source, payload, size, |bytes, _| sink(bytes))
+    let access = source.access();
+    let input_max = if access.waits_for_requests() { access.block.max(CHUNK_BYTES) } else { CHUNK_BYTES };
+    chunks(source, payload, size, input_max, |bytes, _| sink(bytes))
 }
 
-/// As [`stream`]; `sink` also gets the number of compressed bytes that were consumed so far.
+/// Fills `input` with the bytes at `at`: by several requests at once if it is long, as the source likes.
+fn read_input(source: &Source, at: u64, input: &mut [u8]) -> Result<()> {
+    let requests = to_u64(source.access().in_flight.unwrap_or(1).max(1));
+    let len = to_u64(input.len()).div_ceil(requests).max(REQUEST_MIN_BYTES);
+    if to_u64(input.len()) <= len {
+        return source.read_at(at, input);
+    }
+    let mut offset = at;
+    let mut ranges = Vec::new();
+    for out in input.chunks_mut(to_usize(len)) {
+        let range = RangeRead { offset, out };
+        offset = offset.saturating_add(to_u64(range.out.len()));
+        ranges.push(range);
+    }
+    source.read_ranges(&mut ranges)
+}
+
+/// As [`stream`], with up to `input_max` bytes of input at a time; `sink` also gets the number of compressed bytes that were consumed
+/// so far.
 fn chunks(
     source: &Source,
     payload: Region,
     size: u64,
+    input_max: u64,
     mut sink: impl FnMut(&[u8], u64) -> Result<()>,
 ) -> Result<()> {
     let mut state = InflateState::new_boxed(DataFormat::Raw);
@@ -111,9 +144,9 @@ fn chunks(
     let mut at = payload.start();
     loop {
         if used == input.len() {
-            let len = payload.end().saturating_sub(at).min(CHUNK_BYTES);
+            let len = payload.end().saturating_sub(at).min(input_max);
             input.resize(to_usize(len), 0);
-            source.read_at(at, &mut input)?;
+            read_input(source, at, &mut input)?;
             used = 0;
         }
         let step = inflate(&mut state, input.get(used..).unwrap_or_default(), &mut output, MZFlush::None);
@@ -146,7 +179,6 @@ fn chunks(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[test]
     fn no_byte_beyond_the_stated_size_is_handed_on() {

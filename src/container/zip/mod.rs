@@ -24,7 +24,6 @@ use crate::num::to_usize;
 use crate::parallel::Cancel;
 
 pub use central_directory::Member;
-#[cfg(feature = "scan")]
 pub use deferred::CheckedMember;
 pub(super) use eocd::ends_in_zip;
 #[cfg(feature = "scan")]
@@ -276,6 +275,17 @@ impl Archive {
         let (member, region) = (self.member(index)?, self.payload(index)?);
         peek(&self.source, region, member.method(), max_len, self.inflate_ratio)
             .map_err(|error| self.locate(member, error))
+    }
+
+    /// As [`Archive::peek`], from the first stored bytes of the member, which were read already. `None` if they do not suffice.
+    pub fn peek_head(&self, index: usize, head: &[u8], max_len: u64) -> Option<Vec<u8>> {
+        let member = self.members.get(index)?;
+        let wanted = to_usize(max_len.min(member.size()));
+        let bytes = match member.is_compressed() {
+            true => inflate::prefix_of(head, max_len, self.inflate_ratio)?,
+            false => head.to_vec(),
+        };
+        bytes.get(..wanted).map(<[u8]>::to_vec)
     }
 
     /// Reads the member once, in chunks, and checks its checksum; does nothing where the archive has no checksums.
