@@ -59,7 +59,7 @@ fn scan_with(
     let _limit = source.limit_requests(&options.limits);
     let mut scanner =
         Scanner { options, report, budget: Budget::new(&options.limits, source.len()), keys: HashSet::new() };
-    match scan(&mut scanner) {
+    match scan(&mut scanner).and_then(|()| source.check_unchanged()) {
         Ok(()) => {}
         Err(error) if error.code() == Code::Cancelled => return Err(error),
         Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => {
@@ -103,13 +103,12 @@ impl Scanner<'_> {
         if self.report.scanned.is_empty() && self.report.unscanned.is_empty() && format.is_none() {
             self.report.status = Status::Skipped;
         }
-        source.check_unchanged()
+        Ok(())
     }
 
     fn item_file(&mut self, source: &Source, items: &[Region]) -> Result<()> {
         self.report.format = Some(Format::TorchDcp.name());
-        self.items(source, None, items, 1)?;
-        source.check_unchanged()
+        self.items(source, None, items, 1)
     }
 
     /// Shows every item of a file of a distributed checkpoint to every door. Bytes outside the items were not scanned. `label` names
