@@ -173,6 +173,8 @@ fails("publishing", 0, Writer, "_publish", save_anew)
 fails("what is needed", 2, _load_into, "rows_needed", load_shared)
 fails("reading ahead", 1, _share, "share_of", load_shared)
 fails("loading", 3, _load_into, "execute_steps", load_shared)
+fails("the device", 1, _load_into, "device_rule", load_shared)  # as cuda:1 on a machine with one GPU
+fails("what follows", 2, _load_into, "run_post_hooks", load_shared)
 found["failures"] = failures
 found["left"] = (folder / "failed").exists()
 report = rustload.torch.load_into(shared, folder / "fsdp.pt", share="node")

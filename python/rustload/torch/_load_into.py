@@ -118,22 +118,23 @@ def load_into(
     >>> model["q"].weight.dtype, report.bytes, report.missing
     (torch.bfloat16, 512, [])
     """
-    if assign not in ("auto", True, False):
-        raise _make("Value", "Value", f"assign={assign!r} is not 'auto', True or False")
-    checked_progress(progress)
     start = time.perf_counter()
-    options = LoadOptions(
-        rules=Rules(dtype=dtype, transpose=transpose),
-        device_of=device_rule(device, device_map),
-        assign=assign,
-        copy=copy,
-        allow_lossy=allow_lossy,
-        window=max(parse_bytes(memory, "memory"), 1 << 20),
-        dequantize=dequantize,
-        cast=checked_cast(cast),
-    )
     shared = is_shared(share)
     with agreed(shared=shared):
+        # Ranks differ in their arguments, such as the device.
+        if assign not in ("auto", True, False):
+            raise _make("Value", "Value", f"assign={assign!r} is not 'auto', True or False")
+        checked_progress(progress)
+        options = LoadOptions(
+            rules=Rules(dtype=dtype, transpose=transpose),
+            device_of=device_rule(device, device_map),
+            assign=assign,
+            copy=copy,
+            allow_lossy=allow_lossy,
+            window=max(parse_bytes(memory, "memory"), 1 << 20),
+            dequantize=dequantize,
+            cast=checked_cast(cast),
+        )
         if not isinstance(model, torch.nn.Module):
             raise _make("Type", "Type", _not_a_module(model))
         checkpoint, chosen = opened(path, "torch", limits, io="buffered" if shared else "auto")
@@ -185,15 +186,15 @@ def load_into(
                 f"while loading into the model; {done} of its {len(plan.steps)} tensors were loaded before"
             )
             raise
-    for module, extra in plan.extra:
-        module.set_extra_state(extra)
-    _move_unfilled(plan, options)
-    missing, unexpected = list(plan.missing), list(plan.unexpected)
-    if run_post_hooks(model, missing, unexpected):
-        plan.missing = {name: plan.missing.get(name, ()) for name in missing}
-        plan.unexpected = {name: plan.unexpected.get(name, ()) for name in unexpected}
-        if strict and plan.faults():
-            raise _mismatch(checkpoint, model, plan, loaded=True)
+        for module, extra in plan.extra:
+            module.set_extra_state(extra)
+        _move_unfilled(plan, options)
+        missing, unexpected = list(plan.missing), list(plan.unexpected)
+        if run_post_hooks(model, missing, unexpected):
+            plan.missing = {name: plan.missing.get(name, ()) for name in missing}
+            plan.unexpected = {name: plan.unexpected.get(name, ()) for name in unexpected}
+            if strict and plan.faults():
+                raise _mismatch(checkpoint, model, plan, loaded=True)
     return LoadReport(
         missing=missing,
         unexpected=unexpected,
