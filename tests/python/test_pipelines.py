@@ -33,8 +33,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "programs"
     programs.mkdir()
     rustload = f'exec {shlex.quote(sys.executable)} -m rustload "$@"\n'
-    # pipx run --spec SPEC rustload ...
-    pipx = f'[ "$1 $2 $4" = "run --spec rustload" ] || exit 99\necho "$3" >> {tmp_path}/specs\nshift 4\n{rustload}'
+    # pipx install --force SPEC
+    pipx = f"""[ "$1 $2 $#" = "install --force 3" ] || exit 99
+pwd >> {tmp_path}/installed-in
+echo "$3" >> {tmp_path}/specs
+mkdir -p "$PIPX_BIN_DIR"
+cp {programs}/rustload "$PIPX_BIN_DIR"
+"""
     for name, script in (("rustload", rustload), ("pipx", pipx)):
         (programs / name).write_text(f"#!/bin/sh\n{script}")
         (programs / name).chmod(0o755)
@@ -127,8 +132,21 @@ def test_the_entry_of_the_hooks_refuses_bad_files(
         (repository / "models" / "new.bin").write_bytes(content)
     for hook in HOOKS:
         files = [path for path in repository.rglob("*") if re.search(hook["files"], path.name)]
-        done = tool(*shlex.split(hook["entry"]), *files, cwd=repository, env=environment)
+        done = tool(*shlex.split(hook["entry"]), *hook["args"], *files, cwd=repository, env=environment)
         assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_a_hook_takes_no_name_of_a_file_for_an_option(repository: Path, environment: dict[str, str]) -> None:
+    (repository / "evil.bin").write_bytes(EVIL)
+    known = tool("rustload", "scan", "evil.bin", "--json", cwd=repository, env=environment).stdout
+    (repository / "known.bin").write_text(known)
+    (repository / "--baseline=known.bin").write_bytes(ODD)
+    for hook in HOOKS:
+        command = shlex.split(hook["entry"])
+        for args in (hook["args"], ["--fail-on", "would-execute", "--"]):
+            done = tool(*command, *args, "evil.bin", "--baseline=known.bin", cwd=repository, env=environment)
+            assert done.returncode == 1, done.stdout + done.stderr
+            assert "evil.bin: would execute" in done.stdout
 
 
 def test_pre_commit_runs_the_hook(repository: Path, environment: dict[str, str], tmp_path: Path) -> None:
@@ -165,7 +183,13 @@ class Ran:
             key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: given[m[1]], value)
             for key, value in scan["env"].items()
         }
-        extra = {"GITHUB_OUTPUT": str(output), "GITHUB_ACTION_PATH": "/action"}
+        temporary = repository.parent / "runner-temp"
+        temporary.mkdir(exist_ok=True)
+        extra = {
+            "GITHUB_OUTPUT": str(output),
+            "GITHUB_ACTION_PATH": "/action",
+            "RUNNER_TEMP": str(temporary),
+        }
         done = self.step(scan, repository, environment | extra | values)
         assert done.returncode == 0, done.stdout + done.stderr
         self.text = done.stdout
@@ -173,6 +197,7 @@ class Ran:
         self.outputs = {f"steps.scan.outputs.{name}": value for name, value in pairs}
         self.sarif = self.outputs.get("steps.scan.outputs.sarif", "")
         self.specs = (repository.parent / "specs").read_text().splitlines()
+        self.installed_in = (repository.parent / "installed-in").read_text().splitlines()
         (key,) = last["env"]
         code = self.outputs.get(last["env"][key].strip("${} "), "")
         self.code = self.step(last, repository, environment | {key: code}).returncode
@@ -233,6 +258,24 @@ def test_the_inputs_of_the_action(repository: Path, environment: dict[str, str])
     ).stdout
     (repository / "known.json").write_text(known)
     assert Ran(repository, environment, baseline="known.json").code == 0
+
+
+def test_the_action_runs_no_program_of_the_working_copy(
+    repository: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    # pipx run would take the first, a search of the working directory the second, python -m the third.
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (f"__pypackages__/{version}/lib/bin/rustload", "rustload", "pip.py"):
+        program = repository / path
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\ntouch pwned\n")
+        program.chmod(0o755)
+    (repository / "models" / "evil.bin").write_bytes(EVIL)
+    ran = Ran(repository, environment)
+    assert ran.code == 1
+    assert not list(tmp_path.rglob("pwned"))
+    assert ran.installed_in == [str(tmp_path / "runner-temp")]
+    assert "pipx run" not in re.sub(r"#.*", "", STEPS[0]["run"])
 
 
 def test_a_failed_action_leaves_no_log_of_an_earlier_run(
