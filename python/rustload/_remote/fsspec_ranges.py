@@ -155,6 +155,7 @@ class HttpRanges(FsspecRanges):
         session = await self._fs.set_session()
         async with session.get(self._fs.encode_url(self._path), **options) as answer:
             answer.raise_for_status()
+            self._check_encrypted([str(one.url) for one in (*answer.history, answer)])
             version = None if self._version is None else answer.headers.get(self._version[0])
             if version is not None and version != self._version[1]:  # type: ignore[index]
                 raise changed(self.name)
@@ -175,6 +176,18 @@ class HttpRanges(FsspecRanges):
                 if len(parts) > length:
                     break
             return parts  # type: ignore[return-value]
+
+    def _check_encrypted(self, urls: list[str]) -> None:
+        """Raises if a server to which the request was encrypted has redirected it to one to which it was not.
+
+        Raises:
+            ValueError: It has.
+        """
+        if self._path.lower().startswith("https:") and any(url.startswith("http:") for url in urls):
+            text = f"{self.name}: the server redirects to a URL whose scheme, 'http', has no encryption"
+            raise _make(
+                "Value", "RemoteScheme", text, "open that URL with remote=('http',) if you trust the network"
+            )
 
     def _is_same(self) -> bool:
         return True  # every answer was checked

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectRanges", "changed", "failed", "wrong_length"]
 
 
-_CODES = ("RemoteRange", "RemoteSize")
+_CODES = ("RemoteRange", "RemoteScheme", "RemoteSize")
 """The codes of rustload's own errors here that are no `RustloadError`."""
 
 
@@ -98,12 +98,12 @@ def wrong_length(name: str, offset: int, wanted: int, found: int) -> BaseExcepti
 def failed(name: str, error: Exception) -> BaseException:
     """The error for an exception of the store. Its text may show a URL with a signature, so only its class is repeated."""
     if isinstance(error, RustloadError) or (
-        type(error) is OSError and getattr(error, "code", None) in _CODES
+        type(error) in (OSError, ValueError) and getattr(error, "code", None) in _CODES
     ):
         return error
     cause = error.__cause__
-    # fsspec raises FileNotFoundError whatever a web server answered.
-    is_other = isinstance(cause, TimeoutError) or getattr(cause, "status", 404) not in (404, 410)
+    # fsspec raises FileNotFoundError whatever a web server answered, and if it did not.
+    is_other = _is_no_connection(cause) or getattr(cause, "status", 404) not in (404, 410)
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and is_other:
         error = cause
     if isinstance(error, FileNotFoundError):
@@ -120,3 +120,10 @@ def failed(name: str, error: Exception) -> BaseException:
         return _make("Io", "Io", f"{name}: {text}")
     made.code = "Io"
     return made  # type: ignore[no-any-return]
+
+
+def _is_no_connection(cause: BaseException | None) -> bool:
+    """Whether a request had no answer: the host is unknown, refuses, is not the one of the certificate, or took too long."""
+    if isinstance(cause, FileNotFoundError) or hasattr(cause, "status") or hasattr(cause, "response"):
+        return False
+    return isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] == "aiohttp"
