@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import abc
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from rustload._frameworks.adapters import import_framework
+from rustload._remote.urls import check_environment, is_url, name_of
 from rustload.errors import _make
 from rustload.torch._load import load
 from rustload.torch._native_values import find_inert, restore
@@ -120,23 +120,27 @@ class RustloadCheckpointIO(_Base, metaclass=abc.ABCMeta):  # type: ignore[misc] 
 
         Raises:
             FileNotFoundError: `path` does not exist.
+            ValueError: `weights_only=False`; or the environment variable `RUSTLOAD_REMOTE` does not allow the scheme of the URL.
             UnsupportedError: An object has a class that is not known, and `unknown="error"` (code `OpaqueValue`).
-            ValueError: `weights_only=False`.
             FormatError: The file is not a checkpoint, or is damaged.
         """
         fs, local = _url_to_fs(str(path))
+        is_local = "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))
+        if not is_local:
+            check_environment(str(path))
+        shown = name_of(str(path)) if is_url(str(path)) else str(path)
         if not fs.exists(local):
-            raise FileNotFoundError(f"Checkpoint file not found: {path}")
+            raise FileNotFoundError(f"Checkpoint file not found: {shown}")
         # As the program chose this class, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is not an argument against it.
         safe = True if weights_only is None else weights_only
-        if "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)):
+        if is_local:
             found = load(local, map_location, weights_only=safe, mmap=self._mmap, limits=self._limits)
         else:
             with fs.open(local, "rb") as file:
                 found = load(file, map_location, weights_only=safe, limits=self._limits)
         found = restore(found, dict.fromkeys(_ATTRIBUTE_DICTS, _AttributeDict))
         if not self._keeps_unknown:
-            self._check(found, os.fspath(path))
+            self._check(found, shown)
         return found  # type: ignore[no-any-return]
 
     def _check(self, checkpoint: Any, path: str) -> None:

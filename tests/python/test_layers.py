@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "vllm": ("torch", "_frameworks", "_common"),
     "sglang": ("torch", "_frameworks", "_common"),
     "diffusers": ("transformers", "torch", "_frameworks", "_checkpoint", "_common"),
-    "lightning": ("torch", "_frameworks", "_common"),
+    "lightning": ("torch", "_frameworks", "_remote", "_common"),
     "peft": ("torch", "_frameworks", "_checkpoint", "_common"),
     "transformers": ("torch", "_frameworks", "_common", "_checkpoint"),
     "torch": (

@@ -238,6 +238,32 @@ def test_a_url_of_fsspec_is_read_through_its_file_system(checkpoint_io):
         checkpoint_io().load_checkpoint("memory://run.ckpt")
 
 
+def test_a_url_is_shown_without_its_secrets(checkpoint_io):
+    for url in ("memory://absent.ckpt?signature=s3cr3t", "https://user:s3cr3t@127.0.0.1:1/run.ckpt?s3cr3t"):
+        with pytest.raises(FileNotFoundError, match=r"not found: (memory|https)://") as caught:
+            checkpoint_io().load_checkpoint(url)
+        assert "s3cr3t" not in str(caught.value)
+    url = "memory://run.ckpt?signature=s3cr3t"
+    checkpoint_io().save_checkpoint({"level": Level}, url)
+    with pytest.raises(rustload.UnsupportedError, match=r"in 'memory://run\.ckpt' is a"):
+        checkpoint_io().load_checkpoint(url)
+    checkpoint_io().remove_checkpoint(url)
+
+
+def test_the_environment_can_forbid_urls(checkpoint_io, save, monkeypatch):
+    checkpoint_io().save_checkpoint({"w": torch.arange(5)}, "memory://run.ckpt")
+    path = save({"w": torch.ones(3)}, "run.ckpt")
+    monkeypatch.setenv("RUSTLOAD_REMOTE", "hf")
+    for url in ("memory://run.ckpt", "simplecache::memory://run.ckpt"):
+        with pytest.raises(ValueError, match=r"'memory' is not allowed|chained URLs are not taken"):
+            checkpoint_io().load_checkpoint(url)
+    for local in (path, f"file://{path}"):
+        assert checkpoint_io().load_checkpoint(local)["w"].tolist() == [1, 1, 1]
+    monkeypatch.setenv("RUSTLOAD_REMOTE", "hf,memory")
+    assert checkpoint_io().load_checkpoint("memory://run.ckpt")["w"].tolist() == [0, 1, 2, 3, 4]
+    checkpoint_io().remove_checkpoint("memory://run.ckpt")
+
+
 def test_mmap_loads_views_of_the_file(checkpoint_io, save):
     path = save({"state_dict": {"w": torch.zeros(16 << 20)}}, "run.ckpt")
     before = held_anon()

@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_SCHEMES",
     "PACKAGES",
     "allowed_schemes",
+    "check_environment",
     "check_options",
     "check_scheme",
     "is_url",
@@ -87,6 +88,16 @@ def allowed_schemes(remote: Collection[str]) -> Collection[str]:
     if remote is DEFAULT_SCHEMES and limited is not None:
         return {scheme.strip().lower() for scheme in limited.split(",")} - {""}
     return remote
+
+
+def check_environment(url: str) -> None:
+    """Checks a URL that another program would open whatever its scheme is, if the environment limits the schemes.
+
+    Raises:
+        ValueError: The environment does not allow the scheme, or the URL is chained.
+    """
+    if ENVIRONMENT in os.environ:
+        check_scheme(url, DEFAULT_SCHEMES)
 
 
 def name_of(url: str) -> str:
