@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,26 @@ import pytest
 import safetensors.torch
 import torch
 from schemas import errors
+from torch.distributed import checkpoint as dcp
 
+import rustload
 from rustload._cli import main
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [
+    pytest.mark.usefixtures("folder"),
+    pytest.mark.filterwarnings(
+        "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:.*torch.distributed"
+    ),
+]
 
 EVIL = b"\x80\x02}X\x01\x00\x00\x00acposix\nsystem\nX\x01\x00\x00\x00x\x85Rs."
+
+
+class Runs:
+    """A value that runs a program when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("echo hello",)
 
 
 @functools.cache
@@ -112,6 +127,18 @@ def test_a_pickle_has_the_names_of_its_classes_and_its_verdict(capsys: pytest.Ca
     assert "modelCard" not in first
     assert facts(second)["rustload:scan:verdict"] == ["would execute"]
     assert "posix.system" in facts(second)["rustload:global"]
+
+
+def test_the_files_of_a_distributed_checkpoint_are_listed_hashed_and_scanned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dcp.save({"w": torch.ones(3), "value": Runs()}, checkpoint_id="saved", no_dist=True)
+    for path in ("saved", "saved/.metadata", Path("saved").absolute()):
+        (model,) = bom(capsys, path, "--hashes")["components"]
+        assert {file["name"]: file["hashes"][0]["content"] for file in model["components"]} == {
+            file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in Path("saved").iterdir()
+        }
+        assert facts(model)["rustload:scan:verdict"] == [rustload.scan("saved").verdict] == ["would execute"]
 
 
 def test_the_model_card_has_only_what_the_metadata_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import child
+from torch.distributed import checkpoint as dcp
 
 import rustload
 from rustload._common import tree
@@ -358,6 +359,24 @@ def test_findings_of_a_scan(tmp_path):
     finding = data["scan"]["files"][0]["findings"]["items"][0]
     assert "system('echo </script>')" in finding["what"]
     assert view(tmp_path / "evil.pt", tmp_path, scan=False).data["scan"] is None
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*torch.distributed")
+def test_the_files_that_a_distributed_checkpoint_names_are_scanned_and_not_replaced(tmp_path):
+    dcp.save({"w": torch.ones(3), "value": Opened()}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    for source in (tmp_path / "saved", rustload.open(tmp_path / "saved")):
+        scan = view(source, tmp_path).data["scan"]
+        assert scan["verdict"] == rustload.scan(tmp_path / "saved").verdict == "would execute"
+        assert [file["name"] for file in scan["files"]] == [".metadata", "__0_0.distcp"]
+    with pytest.raises(ValueError, match="is a file of the checkpoint"):
+        rustload.view(tmp_path / "saved", tmp_path / "saved" / "__0_0.distcp", overwrite=True)
+
+
+class Opened:
+    """A value that opens a file when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("/dev/null",)
 
 
 def test_only_files_of_view_are_replaced(save, tmp_path):

@@ -12,6 +12,7 @@ from rustload._cli.report_error import report_error
 from rustload._common.terminal import print_json
 from rustload._describe.bom import FileEntry, Model, bom
 from rustload._describe.describe import describe
+from rustload._describe.files import all_files
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError, _make
 
@@ -49,11 +50,11 @@ def _model(given: str, *, hashes: bool) -> Model:
         path = given
     with rustload.open(given) as checkpoint:
         described = describe(checkpoint, path)
-        files = checkpoint.files
         if is_url(given):
             report = rustload.scan(given)
-            entries = [FileEntry(name_of(file), None, None) for file in files or [path]]
+            entries = [FileEntry(name_of(file), None, None) for file in checkpoint.files or [path]]
         else:
+            files = all_files(checkpoint)
             report = rustload.scan(files)
             entries = [_entry(file, hashes=hashes) for file in files]
     return Model(described, entries, report.verdict, report.complete)

@@ -13,6 +13,7 @@ from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.terminal import Page
 from rustload._describe.describe import describe
+from rustload._describe.files import all_files
 from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
 from rustload._scan.scan import scan as scan_source
@@ -78,7 +79,7 @@ def view(
         path = _path_of(source, checkpoint)
         target = Path(os.fsdecode(output)) if output is not None else _default(path, svg=svg)
         # Before the work, and again when the file is written.
-        is_ours = _check_target(target, checkpoint.files, overwrite=overwrite)
+        is_ours = _check_target(target, all_files(checkpoint), overwrite=overwrite)
         described = describe(checkpoint, path)
         if svg:
             content = svg_image(described)
@@ -158,7 +159,7 @@ def _exists(target: Path, note: str) -> BaseException:
 def _scan(source: Any, checkpoint: Checkpoint) -> ScanReport | str | None:
     """The report on the files of a checkpoint; a text if they cannot be scanned, None for one that has no files to scan."""
     is_object = hasattr(source, "read_ranges")
-    given = (not is_object and checkpoint.files) or (None if isinstance(source, Checkpoint) else source)
+    given = (not is_object and all_files(checkpoint)) or (None if isinstance(source, Checkpoint) else source)
     if given is None or is_url(given) or (isinstance(given, list) and any(map(is_url, given))):
         return None
     try:
