@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support import assert_same_bits
 from test_dtensor import Counted, as_rank, module_of, select, tensor_parallel, values
 from torch.distributed import checkpoint as dcp
@@ -384,6 +384,42 @@ def test_one_process_writes_the_files_of_save(max_shard_size, tmp_path):
     dcp.save(MODEL, storage_writer=Writer(tmp_path / "again", max_shard_size=max_shard_size))
     assert contents(tmp_path / "again") == contents(tmp_path / "ours")
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
+
+
+def test_pairs_of_float4_are_counted_as_in_the_file_of_save(tmp_path):
+    tensor = torch.arange(32, dtype=torch.uint8).reshape(4, 8).view(torch.float4_e2m1fn_x2)
+    dcp.save({"w": tensor}, storage_writer=Writer(tmp_path / "ours"))
+    rustload.save({"w": tensor}, tmp_path / "save")
+    assert contents(tmp_path / "ours") == contents(tmp_path / "save")
+    loaded = load_file(tmp_path / "ours" / "model.safetensors")["w"]
+    assert_same_bits(loaded.view(torch.uint8), tensor.view(torch.uint8))
+    with pytest.raises(CheckpointException, match="has no form in a safetensors file"):
+        dcp.save({"w": tensor[0, 0]}, storage_writer=Writer(tmp_path / "half a byte"))
+
+
+@pytest.mark.parametrize("target", ["link", "empty", "."])
+def test_a_folder_that_exists_stays_the_same_folder(target, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir(mode=0o711)
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty" if target == "." else tmp_path)
+    before = (tmp_path / "empty").stat()
+    dcp.save({"w": torch.ones(2)}, storage_writer=Writer(target))
+    after = (tmp_path / "empty").stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert [one.name for one in Path(target).iterdir()] == ["model.safetensors"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["empty", "link"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_targets_names_and_texts_that_cannot_be_are_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(CheckpointException, match="Not a directory"):
+        dcp.save({"w": torch.ones(2)}, storage_writer=Writer(tmp_path / "file"))
+    with pytest.raises(ValueError, match="is no name of a file"):
+        Writer(tmp_path / "saved", name="../model")
+    with pytest.raises(TypeError, match="metadata= is texts by texts"):
+        Writer(tmp_path / "saved", metadata={"step": 1})  # type: ignore[dict-item]
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

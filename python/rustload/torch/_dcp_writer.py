@@ -8,6 +8,7 @@ and gives an error of one rank to all.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import math
 import os
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from rustload._common.sizes import parse_bytes
+from rustload._save.job import check_name, header_texts
 from rustload.errors import _make
 from rustload.torch._shard_files import Location, TensorSpec, is_of_checkpoint, plan_folder
 
@@ -80,18 +82,27 @@ class Writer(StorageWriter):
             name: The name of the files without `.safetensors`.
             overwrite: Whether files of this name in the folder are replaced; other files are kept.
             fsync: Whether to wait until the data is on the disk.
+
+        Raises:
+            TypeError: The metadata has other values than texts.
+            ValueError: `name` is no name of a file, or `max_shard_size` is no size.
         """
         self._path = Path(path)
-        self._texts = {"format": "pt"} if metadata is None else dict(metadata)
+        self._texts = header_texts(metadata)
         self._max_shard_size = parse_bytes(max_shard_size, "max_shard_size")
-        self._name = name.removesuffix(".safetensors")
+        self._name = check_name(name)
         self._overwrite = bool(overwrite)
         self._fsync = bool(fsync)
         self._layout: FolderLayout | None = None
 
     @property
+    def _target(self) -> Path:
+        """The folder without links, which cannot be replaced by a folder."""
+        return Path(os.path.realpath(self._path))
+
+    @property
     def _staged(self) -> Path:
-        return self._path.with_name(f".{self._path.name}.partial")
+        return self._target.with_name(f".{self._target.name}.partial")
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins another save, to `checkpoint_id` if it is given."""
@@ -104,7 +115,10 @@ class Writer(StorageWriter):
 
         Raises:
             FileExistsError: The folder has files of this checkpoint, and they are not to be replaced.
+            NotADirectoryError: The path is that of a file.
         """
+        if is_coordinator and self._path.exists() and not self._path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(self._path))
         if is_coordinator and not self._overwrite:
             there = [file for file in _files(self._path) if is_of_checkpoint(file, self._name)]
             if there:
@@ -229,22 +243,23 @@ class Writer(StorageWriter):
         self._layout = None
 
     def _publish(self, staged: Path, names: Sequence[str]) -> None:
-        """Moves the files to the target: in one step if it does not exist or is empty, one by one otherwise."""
+        """Moves the files to the target: in one step if it does not exist, one by one otherwise."""
         if self._fsync:
             _sync_folder(staged)
-        old = [file for file in _files(self._path) if is_of_checkpoint(file, self._name)]
-        if not self._path.exists() or not any(self._path.iterdir()):
-            staged.rename(self._path)
-        else:
+        target = self._target
+        if target.exists():
+            old = [file for file in _files(target) if is_of_checkpoint(file, self._name)]
             for name in names:
-                (staged / name).replace(self._path / name)
+                (staged / name).replace(target / name)
             for name in old:
                 if name not in names:
-                    (self._path / name).unlink()
+                    (target / name).unlink()
             staged.rmdir()
+        else:
+            staged.rename(target)
         if self._fsync:
-            _sync_folder(self._path)
-            _sync_folder(self._path.absolute().parent)
+            _sync_folder(target)
+            _sync_folder(target.parent)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -94,7 +94,7 @@ def plan_folder(
     sizes, codes = {}, {}
     for name, (dtype, shape) in tensors.items():
         itemsize, code = known.get(dtype, (0, None))
-        if code is None:
+        if code is None or (code == "F4" and not shape):
             raise _make(
                 "Unsupported", "NotSafetensors", f"{dtype} has no form in a safetensors file: {name!r}"
             )
@@ -118,6 +118,8 @@ def plan_folder(
         for name in names:
             end = position + sizes[name]
             sizes_of = list(tensors[name].shape)
+            if codes[name] == "F4":  # the header counts elements, torch counts pairs
+                sizes_of[-1] *= 2
             header[name] = {"dtype": codes[name], "shape": sizes_of, "data_offsets": [position, end]}
             position = end
         head = _head(header)
