@@ -667,6 +667,7 @@ def test_a_push_under_way_does_not_mix_commits(
     assert {file.rpartition("/")[0] for file in files} == {f"hf://org/model@{first}"}
 
 
+@pytest.mark.usefixtures("memory")
 def test_offline_only_the_cache_is_read(
     tmp_path: Path, sharded: Path, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -691,6 +692,9 @@ def test_offline_only_the_cache_is_read(
         assert_equal(checkpoint.materialize(), tensors)
         assert checkpoint.files == [str(snapshot / name) for name in SHARDS]
     assert rustload.scan("hf://org/model").verdict == "inert"
+    with pytest.raises(ValueError, match="is read from the local cache") as mixed:
+        rustload.open([f"hf://org/model/{SHARDS[0]}", f"memory://bucket/model/{SHARDS[1]}"])
+    assert mixed.value.code == "RemoteScheme"  # type: ignore[attr-defined]
     for url in (
         "hf://org/other",
         "hf://org/model@dev",

@@ -96,6 +96,9 @@ def _shards(
     if all(isinstance(one, str) for one in sources):  # in the local cache
         return sources
     for url, source in zip(given, sources, strict=True):
+        if isinstance(source, str):
+            text = f"{name_of(url)} is read from the local cache (HF_HUB_OFFLINE), and other shards are not"
+            raise _make("Value", "RemoteScheme", text, "give all as URLs of the Hub, or all as paths")
         if isinstance(source, ObjectFolder):
             text = f"{name_of(url)} is a folder or an index, which a list of shards cannot have"
             raise _make("Unsupported", "RemoteFolder", text)
