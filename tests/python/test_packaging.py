@@ -60,6 +60,14 @@ def test_workflows_have_no_permissions_by_default_and_no_secrets(path):
     assert "pull_request_target" not in text
 
 
+def test_wheels_are_kept_before_other_packages_run_beside_them():
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    job = text[text.index("\n  linux:") : text.index("\n  macos:")]
+    steps = re.findall(r"name: dist-\$|newcomer\.py|docker run", job)
+    assert steps == ["name: dist-$", "newcomer.py", "docker run", "newcomer.py"]
+    assert all(volume.endswith(":ro") for volume in re.findall(r'--volume "([^"]+)"', text))
+
+
 def test_both_workflows_use_one_version_of_rust():
     versions = {re.search(r'RUST_VERSION: "(.+)"', path.read_text())[1] for path in WORKFLOWS}
     assert len(versions) == 1
