@@ -668,6 +668,25 @@ def test_extra_state_is_passed_to_set_extra_state(save):
         load_into(model, save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict()))
 
 
+@pytest.mark.parametrize(
+    ("key", "strip", "rename"),
+    [
+        ("saved", "module.", None),
+        ("saved.", ["module"], None),
+        (("saved",), None, {"module": ""}),
+        ("saved", None, [(r"^module\.", "")]),
+        ("saved", None, lambda name: name.removeprefix("module.")),
+    ],
+)
+def test_extra_state_is_found_below_a_key_and_under_another_name(save, key, strip, rename):
+    state = torch.nn.Sequential(Counting(2, 2)).state_dict()
+    path = save({"saved": {f"module.{name}": value for name, value in state.items()}})
+    model = torch.nn.Sequential(Counting(2, 2))
+    report = load_into(model, path, key=key, strip=strip, rename=rename)
+    assert model[0].extra == {"count": 3}
+    assert (report.missing, report.unexpected) == ([], [])
+
+
 def test_an_error_while_loading_has_a_note_with_the_tensor(save):
     path = save(allocated().state_dict())
     ckpt = rustload.open(path)

@@ -19,6 +19,7 @@ __all__ = [
     "Key",
     "Rename",
     "Strip",
+    "renamer",
     "resolve_names",
     "select_names",
     "select_tensors",
@@ -152,6 +153,13 @@ def strip_prefix(name: str, prefixes: list[str]) -> str:
         if name.startswith(whole):
             return name[len(whole) :]
     return name
+
+
+def renamer(strip: Strip, rename: Rename) -> Callable[[str], str | None]:
+    """The function from a name below `key` to its new name, as `select_names` applies it; None omits it."""
+    prefixes = [strip] if isinstance(strip, str) else list(strip or ())
+    change = _renamer(rename)
+    return lambda name: change(strip_prefix(name, prefixes))
 
 
 def _renamer(rename: Any) -> Callable[[str], str | None]:

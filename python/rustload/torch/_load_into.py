@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
+from rustload._checkpoint.names import Key, Rename, Strip, renamer, select_tensors
 from rustload._checkpoint.open import opened
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, checked_progress, reporting
@@ -156,7 +156,16 @@ def load_into(
                 check_scaled(custom.tensors)
         slots = slots_of(model)
         check_device_map(model, device_map)
-        plan = make_plan(model, slots, tensors, options, checkpoint=checkpoint, key=key, custom=custom)
+        plan = make_plan(
+            model,
+            slots,
+            tensors,
+            options,
+            checkpoint=checkpoint,
+            key=key,
+            new_name=renamer(strip, rename),
+            custom=custom,
+        )
         # Post hooks may remove names from the lists, so names are checked after the hooks have run.
         only_names_differ = not (plan.mismatched or plan.messages)
         check_after_hooks = only_names_differ and any(

@@ -15,7 +15,7 @@ from rustload.torch._report import PART_OF, Mismatch
 from rustload.torch._shards import is_dtensor, local_of, local_runs, local_tensor, runs_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._checkpoint.names import Key
@@ -126,9 +126,13 @@ def make_plan(
     *,
     checkpoint: Checkpoint,
     key: Key,
+    new_name: Callable[[str], str | None],
     custom: CustomLoading | None = None,
 ) -> Plan:
-    """Matches the model's tensors with the file's, or with the result of the model's custom loading code; reads no tensor."""
+    """Matches the model's tensors with the file's, or with the result of the model's custom loading code; reads no tensor.
+
+    `tensors` have their new names already; `new_name` gives those of other values below `key`.
+    """
     plan = Plan()
     silent: set[str] = set()
     if custom is not None:
@@ -163,7 +167,7 @@ def make_plan(
                 continue
         placed.append((position[names[0]], step))
     plan.steps = [step for _, step in sorted(placed, key=lambda one: one[0])]
-    _extra_states(model, left, checkpoint, key, plan)
+    _extra_states(model, left, checkpoint, key, new_name, plan)
     plan.unexpected = {name: lazy.shape for name, lazy in left.items()}
     return plan
 
@@ -332,19 +336,35 @@ def is_batch_counter(slot: Slot) -> bool:
 
 
 def _extra_states(
-    model: torch.nn.Module, left: dict[str, LazyTensor], checkpoint: Checkpoint, key: Key, plan: Plan
+    model: torch.nn.Module,
+    left: dict[str, LazyTensor],
+    checkpoint: Checkpoint,
+    key: Key,
+    new_name: Callable[[str], str | None],
+    plan: Plan,
 ) -> None:
     """Adds the extra state (`set_extra_state`) of modules to the plan."""
+    others: dict[str | None, Any] | None = None
     for prefix, module in model.named_modules():
         if type(module).set_extra_state is torch.nn.Module.set_extra_state:
             continue
         name = f"{prefix}.{EXTRA}" if prefix else EXTRA
-        tree = checkpoint.objects
-        for part in key if isinstance(key, tuple) else key.split(".") if key else ():
-            tree = tree.get(part) if isinstance(tree, Mapping) else None
         if name in left:
             plan.extra.append((module, left.pop(name).materialize(framework="torch")))
-        elif isinstance(tree, Mapping) and name in tree:
-            plan.extra.append((module, tree[name]))
+            continue
+        if others is None:
+            others = {new_name(old): value for old, value in _saved_states(checkpoint, key)}
+        if name in others:
+            plan.extra.append((module, others[name]))
         else:
             plan.missing[name] = ()
+
+
+def _saved_states(checkpoint: Checkpoint, key: Key) -> Iterator[tuple[str, Any]]:
+    """The extra states below a key of the file, by their names there."""
+    tree = checkpoint.objects
+    for part in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    for name in tree if isinstance(tree, Mapping) else ():
+        if isinstance(name, str) and name.rpartition(".")[2] == EXTRA:
+            yield name, tree[name]
