@@ -129,19 +129,23 @@ def _stamp(path: str) -> tuple[str, int, int, int]:
 
 def _check(before: Stamps, now: list[tuple[str, int, int, int]]) -> None:
     """Raises if files differ from those that were pickled."""
-    differing = (old[0] for old, new in zip(before, now, strict=False) if old[1:] != new[1:])
-    path = next(differing, None if len(before) == len(now) else before[0][0])
-    if path is not None:
-        raise _from_core(
-            kind="Format",
-            code="FileChanged",
-            message=f"{path!r} was changed after the checkpoint was pickled",
-            note="pickle it again, or open it in the process that uses it",
-            errno=None,
-            path=path,
-            member=None,
-            offset=None,
-        )
+    changed = [old[0] for old, new in zip(before, now, strict=False) if old[1:] != new[1:]]
+    if not changed and len(before) == len(now):
+        return
+    if changed:
+        what = f"{changed[0]!r} was changed after the checkpoint was pickled"
+    else:  # an index names others, or the folder has others
+        what = f"the checkpoint has {len(now)} file(s), and had {len(before)} when it was pickled"
+    raise _from_core(
+        kind="Format",
+        code="FileChanged",
+        message=what,
+        note="pickle it again, or open it in the process that uses it",
+        errno=None,
+        path=changed[0] if changed else None,
+        member=None,
+        offset=None,
+    )
 
 
 def opened_core(context: HandleContext) -> _rustload.Checkpoint:
