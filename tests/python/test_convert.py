@@ -765,6 +765,16 @@ def test_a_hostile_source_is_converted_or_refused_as_a_whole(
     assert names(canary) == []
 
 
+@pytest.mark.parametrize("data", [False, True])
+def test_a_fingerprint_takes_a_positive_number_of_threads(tmp_path: Path, data: bool) -> None:
+    rustload.save({"w": torch.ones(3)}, tmp_path / "m.safetensors")
+    ckpt = rustload.open(tmp_path / "m.safetensors")
+    assert ckpt.fingerprint(data=data, threads=3) == ckpt.fingerprint(data=data)
+    for wrong, error in ((0, ValueError), (-1, ValueError), ("2", TypeError)):
+        with pytest.raises(error):
+            ckpt.fingerprint(data=data, threads=wrong)  # type: ignore[arg-type]
+
+
 def test_the_fingerprint_of_the_source_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "m.bin"
     torch.save({"a": torch.randn(30, 40), "b": torch.arange(5)}, path)

@@ -35,7 +35,14 @@ def fingerprint(
         texts: The header's texts, which have the names that a writer has left out because they are tied.
         data: Whether the elements count, and not only names, dtypes and shapes.
         threads: The number of threads; None for one per core.
+
+    Raises:
+        ValueError: `threads` is not positive.
+        TypeError: It is no integer.
     """
+    threads = Request.checked(
+        copy=True, allow_lossy=False, dequantize=False, overflow="nan", threads=threads
+    ).threads
     named = dict(tensors)
     named |= {name: named[kept] for name, kept in texts.items() if kept in named and name not in named}
     digests = _digests(list(named.values()), threads) if data else {}
