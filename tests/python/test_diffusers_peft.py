@@ -243,3 +243,17 @@ def test_an_adapter_that_does_not_fit_is_an_error(adapter):
     assert list(model.peft_config) == ["default"]
     with pytest.raises(ValueError, match="adapter_config"):
         load_adapter(base(), adapter.parent)
+
+
+@pytest.mark.parametrize("path", ["org/adapter", "empty/folder"])
+def test_a_folder_without_an_adapter_is_not_looked_for_on_the_hub(path, tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    from rustload.peft import load_adapter
+
+    asked = []
+    monkeypatch.setattr("peft.config.hf_hub_download", lambda *given, **_options: asked.append(given))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty" / "folder").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"Can't find 'adapter_config\.json' at"):
+        load_adapter(base(), path)
+    assert asked == []
