@@ -344,6 +344,41 @@ def test_the_blocks_of_a_source_that_sleeps_are_read_at_once() -> None:
     assert took < 0.1 * 6 / 2, "its 6 blocks were not read at once"
 
 
+def test_a_resumed_conversion_takes_nothing_of_a_url_with_another_query(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+
+    class StopError(Exception): ...
+
+    def stop(done: int, total: int, _name: str) -> None:
+        if total // 4 <= done < total:
+            raise StopError
+
+    class ByQuery(Server):
+        """Every file has one path, size and version."""
+
+        def answer(self, handler: Any, *, body: bool) -> None:
+            handler.path = "/" + handler.path.partition("?")[2]
+            super().answer(handler, body=body)
+
+    options: dict[str, Any] = {"resume": True, "threads": 1, "memory": "2MiB"}
+    path, target = tmp_path / "m.safetensors", tmp_path / "out.safetensors"
+    files = {}
+    for name, number in (("one", 1.0), ("two", 2.0)):
+        save_file({f"w{n}": torch.full((4 << 20,), number) for n in range(8)}, path)
+        files[name] = path.read_bytes()
+    server = ByQuery(files)
+    try:
+        with pytest.raises(StopError):
+            rustload.convert(
+                rustload.remote.fsspec(f"{server.host}/get?one"), target, progress=stop, **options
+            )
+        assert (tmp_path / ".out.safetensors.resume").is_dir()
+        rustload.convert(rustload.remote.fsspec(f"{server.host}/get?two"), target, **options)
+    finally:
+        server.close()
+    assert {float(tensor.torch()[0]) for tensor in rustload.open(target).values()} == {2.0}
+
+
 def test_diff_and_stats_name_a_url_without_its_secrets(
     memory: Any, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

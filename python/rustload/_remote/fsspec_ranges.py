@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import Any
 
 from rustload._remote.ranges import ObjectRanges, changed, failed, wrong_length
@@ -83,7 +84,8 @@ class FsspecRanges(ObjectRanges):
             raise _make("Io", "RemoteSize", f"{name}: the store does not say how long it is")
         self.size = size
         self._version = _version(info)
-        self.identity = f"{name} {size} {'='.join(self._version)}" if self._version else None
+        # The name lacks the query, which may choose the object, and is kept on the disk by `resume=True`, so it has no secrets.
+        self.identity = f"{name} {size} {'='.join(self._version)} {_digest(path)}" if self._version else None
 
     def _info(self) -> dict[str, Any]:
         return dict(self._fs.info(self._path))
@@ -204,3 +206,8 @@ def _version(info: Any) -> tuple[str, str] | None:
 def _text(version: Any) -> str:
     """The version as text. Some file systems have times as seconds in listings, and as objects elsewhere."""
     return str(version.timestamp()) if hasattr(version, "timestamp") else str(version)
+
+
+def _digest(path: str) -> str:
+    """A digest of the whole path of an object, without user information."""
+    return sha256(re.sub(r"://[^/?#]*@", "://", path).encode("utf-8", "surrogatepass")).hexdigest()
