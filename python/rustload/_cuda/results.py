@@ -228,8 +228,9 @@ class CudaProducer:
         return uploads
 
     def close(self) -> None:
-        """Stops the copies in flight and waits for them."""
+        """Stops the copies in flight and waits for them; frees results that were not taken."""
         self._closed = True
         uploads = self._uploads
         if uploads is not None:
             uploads.close()
+        self._finished.clear()
