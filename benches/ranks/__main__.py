@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
+    Way = Callable[[torch.nn.Module, Path], None]
+
 MIB = 1 << 20
 WIDTH = 2048
 BYTES_BAR, PEAK_BAR = 1.05, 64 * MIB
@@ -56,7 +58,7 @@ def main() -> None:
         print(f"{'ranks':>5} {'way':34} {'seconds':>8}   MiB of the largest rank: share, read, mapped, peak")
         for world in map(int, options.ranks.split(",")):
             for way in (way for way in WAYS if options.ways in way):
-                runs = [launch(folder, way, world, layers) for _ in range(options.rounds)]
+                runs = [launch(folder, WAYS[way], world, layers) for _ in range(options.rounds)]
                 print(row(way, world, runs), flush=True)
                 most = max(one["read"] + one["mapped"] for one in runs[0])
                 curves.setdefault(way, {})[world] = most / MIB
@@ -89,21 +91,37 @@ def build(layers: int) -> torch.nn.Module:
     )
 
 
-def save(folder: Path, layers: int) -> None:
-    """Writes the model in four formats."""
+def save(
+    folder: Path, layers: int, kinds: tuple[str, ...] = ("model.bin", "legacy.bin", "hf", "dcp")
+) -> None:
+    """Writes the model in these formats."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
     state = build(layers).state_dict()
     torch.save(state, folder / "model.bin")
-    torch.save(state, folder / "legacy.bin", _use_new_zipfile_serialization=False)
-    (folder / "hf").mkdir()
-    save_file(state, folder / "hf" / "model.safetensors")
-    save_dcp(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
+    if "legacy.bin" in kinds:
+        torch.save(state, folder / "legacy.bin", _use_new_zipfile_serialization=False)
+    if "hf" in kinds:
+        (folder / "hf").mkdir()
+        save_file(state, folder / "hf" / "model.safetensors")
+    if "dcp" in kinds:
+        save_dcp(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
 
 
-def launch(folder: Path, way: str, world: int, layers: int) -> list[dict[str, Any]]:
-    """Runs one way in `world` forks; returns what each measured."""
+def launch(
+    folder: Path, load: Way, world: int, layers: int, *, shards: int | None = 0, whole: Path | None = None
+) -> list[dict[str, Any]]:
+    """Runs one way in `world` forks; returns what each measured.
+
+    Args:
+        folder: The files to load.
+        load: Loads them into a model on the meta device.
+        world: The number of ranks.
+        layers: The number of layers of the model.
+        shards: The dimension in which the model is sharded: 0 by FSDP2, 1 by tensor parallelism; None for the whole on each rank.
+        whole: The folder to check the values with; None is `folder`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -111,7 +129,10 @@ def launch(folder: Path, way: str, world: int, layers: int) -> list[dict[str, An
     pipes, processes = [], []
     for number in range(world):
         get, put = fork.Pipe(duplex=False)
-        started = fork.Process(target=rank, args=(put, number, world, port, folder, way, layers))
+        model = layers, shards
+        started = fork.Process(
+            target=rank, args=(put, number, world, port, folder, load, model, whole or folder)
+        )
         started.start()
         put.close()
         pipes.append(get)
@@ -119,32 +140,46 @@ def launch(folder: Path, way: str, world: int, layers: int) -> list[dict[str, An
     try:
         return [get.recv() for get in pipes]
     except EOFError:
-        raise SystemExit(f"{way} on {world} ranks failed") from None
+        raise SystemExit(f"a way on {world} ranks failed") from None
     finally:
         for process in processes:
             process.join()
 
 
-def rank(put: Connection, number: int, world: int, port: int, folder: Path, way: str, layers: int) -> None:
+def rank(
+    put: Connection,
+    number: int,
+    world: int,
+    port: int,
+    folder: Path,
+    load: Way,
+    model_of: tuple[int, int | None],
+    whole: Path,
+) -> None:
     """One process: loads, checks the values, sends what it measured."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
+    layers, shards = model_of
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     with torch.device("meta"):
         model = build(layers)
-    fully_shard(model, mesh=mesh)
+    if shards == 0:
+        fully_shard(model, mesh=mesh)
+    elif shards == 1:
+        parallelize_module(model, mesh, {"*": RowwiseParallel()})
     dist.barrier()
     peak = Peak()
     before, start = bytes_read(), time.perf_counter()
-    WAYS[way](model, folder)
+    load(model, folder)
     dist.barrier()
     seconds, read = time.perf_counter() - start, bytes_read() - before
     anonymous, mapped = peak.stop()
-    share = sum(one.to_local().nbytes for one in model.parameters())  # type: ignore[attr-defined]  # DTensors
-    check(model, mesh, folder)
+    share = sum(local(one).nbytes for one in model.parameters())
+    check(model, mesh, shards, whole)
     found = {"seconds": seconds, "read": read, "mapped": mapped, "peak": anonymous, "share": share}
     put.send({**found, "tensors": layers})
     put.close()
@@ -152,18 +187,27 @@ def rank(put: Connection, number: int, world: int, port: int, folder: Path, way:
     dist.destroy_process_group()
 
 
-def check(model: torch.nn.Module, mesh: Any, folder: Path) -> None:
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter."""
+    found: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return found
+
+
+def check(model: torch.nn.Module, mesh: Any, shards: int | None, folder: Path) -> None:
     """Compares the parameters with `distribute_tensor` of the whole ones, and the forward pass with theirs."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     x = expected = torch.ones(1, WIDTH, dtype=torch.bfloat16)
     for name, lazy in rustload.open(folder / "model.bin").items():
         whole = lazy.torch()
-        part: Any = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
-        found: Any = model.get_parameter(name)
-        if not torch.equal(found.to_local(), part.to_local()):
+        part = (
+            whole if shards is None else distribute_tensor(whole, mesh, [Shard(shards)], src_data_rank=None)
+        )
+        if not torch.equal(local(model.get_parameter(name)), local(part)):
             raise SystemExit(f"{name} is wrong")
         expected = torch.nn.functional.linear(expected, whole)
+    if shards == 1:  # sums of parts are rounded otherwise
+        return
     with torch.no_grad():
         if not torch.equal(model(x), expected):
             raise SystemExit("the forward pass is wrong")
@@ -204,14 +248,16 @@ class Peak:
         return self._most[0] - self._start[0], self._most[1] - self._start[1]
 
 
-def _load_into(file: str) -> Callable[[torch.nn.Module, Path], None]:
+def load_into(file: str, **options: Any) -> Way:
+    """Loads a file by `rustload.torch.load_into`."""
+
     def load(model: torch.nn.Module, folder: Path) -> None:
-        rustload.torch.load_into(model, folder / file, copy=True)
+        rustload.torch.load_into(model, folder / file, copy=True, **options)
 
     return load
 
 
-def _reader(make: Callable[[Path], Any]) -> Callable[[torch.nn.Module, Path], None]:
+def _reader(make: Callable[[Path], Any]) -> Way:
     def load(model: torch.nn.Module, folder: Path) -> None:
         from torch.distributed.checkpoint.state_dict_loader import load as load_from
 
@@ -221,7 +267,8 @@ def _reader(make: Callable[[Path], Any]) -> Callable[[torch.nn.Module, Path], No
     return load
 
 
-def _broadcast(model: torch.nn.Module, folder: Path) -> None:
+def broadcast(model: torch.nn.Module, folder: Path) -> None:
+    """Rank 0 maps the file by `torch.load`, and torch sends each rank its part."""
     import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -259,12 +306,12 @@ def _dcp_reader(folder: Path) -> Any:
 
 
 FILES = {".bin": "model.bin", "legacy": "legacy.bin", "safetensors": "hf", "DCP": "dcp"}
-WAYS: dict[str, Callable[[torch.nn.Module, Path], None]] = {
-    **{f"load_into, {kind}": _load_into(file) for kind, file in FILES.items()},
+WAYS: dict[str, Way] = {
+    **{f"load_into, {kind}": load_into(file) for kind, file in FILES.items()},
     **{f"Reader, {kind}": _reader(_rustload_reader(file)) for kind, file in FILES.items()},
     "HuggingFaceStorageReader": _reader(_hf_reader),
     "FileSystemReader, DCP": _reader(_dcp_reader),
-    "rank 0 and broadcast, .bin, mmap": _broadcast,
+    "rank 0 and broadcast, .bin, mmap": broadcast,
     "torch.load on every rank": _every_rank,
 }
 

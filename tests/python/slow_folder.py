@@ -1,8 +1,11 @@
-"""A read-only FUSE file system over one folder, whose reads take some time: `python slow_folder.py FOLDER MOUNTPOINT SECONDS`.
+"""A read-only FUSE file system over one folder, whose reads take some time.
 
-It speaks the kernel's protocol (linux/fuse.h, 7.31) on `/dev/fuse`, for which no library is needed. It runs in a process of its
-own, as a page fault of this process would wait for itself. It writes `ready` once it is mounted. For each line on standard input
-it writes the number of reads since the last one, their bytes, and the most at once. It ends with its input.
+    python slow_folder.py FOLDER MOUNTPOINT SECONDS [RATE]
+
+A read takes SECONDS, and all of them share RATE bytes per second. It speaks the kernel's protocol (linux/fuse.h, 7.31) on
+`/dev/fuse`, for which no library is needed. It runs in a process of its own, as a page fault of this process would wait for
+itself. It writes `ready` once it is mounted. For each line on standard input it writes the number of reads since the last one,
+their bytes, and the most at once. It ends with its input.
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ ASYNC_READ, MAX_PAGES, KEEP_CACHE = 1, 1 << 22, 2
 class SlowFolder:
     """The file system: the files of a folder, and counts of reads."""
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, rate: float) -> None:
         self.files = [path.read_bytes() for path in sorted(folder.iterdir())]
         self.names = [path.name for path in sorted(folder.iterdir())]
-        self.seconds = seconds
+        self.seconds, self.rate = seconds, rate
+        self.free_at = 0.0  # when the link has sent what was asked for before
         self.device = os.open("/dev/fuse", os.O_RDWR)
         self.lock = threading.Lock()
         self.reads = self.nbytes = self.now = self.most = 0
@@ -89,7 +93,10 @@ class SlowFolder:
         with self.lock:
             self.reads, self.nbytes, self.now = self.reads + 1, self.nbytes + len(data), self.now + 1
             self.most = max(self.most, self.now)
-        time.sleep(self.seconds)
+            begin = time.monotonic()
+            self.free_at = max(self.free_at, begin) + len(data) / self.rate
+            wait = self.free_at - begin + self.seconds
+        time.sleep(wait)
         with self.lock:
             self.now -= 1
         return data
@@ -106,9 +113,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def main(folder: str, mountpoint: str, seconds: str) -> None:
+def main(folder: str, mountpoint: str, seconds: str, rate: str = "inf") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    slow = SlowFolder(Path(folder), float(seconds))
+    slow = SlowFolder(Path(folder), float(seconds), float(rate))
     options = f"fd={slow.device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     if libc.mount(b"slow", mountpoint.encode(), b"fuse.slow", MS_RDONLY_NOSUID_NODEV, options.encode()):
         sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")

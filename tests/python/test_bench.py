@@ -206,3 +206,20 @@ def test_each_rank_reads_its_share_in_every_way_of_rustload():
         share, read = map(float, line[-4:-2])
         assert share == 12
         assert share <= read <= 1.05 * share + 1  # the pickles of a legacy file
+
+
+def test_the_ranks_of_a_machine_fetch_a_file_once_from_a_slow_file_system():
+    command = [
+        sys.executable,
+        "-m",
+        "benches.ranks.node",
+        *("--ranks", "2", "--mib", "24", "--rounds", "1", "--ms", "2"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    if "can be mounted" in done.stderr:
+        pytest.skip("no FUSE file system can be mounted")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("rows", "columns", "replicated"))]
+    assert len(lines) == 8
+    for line in lines:
+        assert 24 <= float(line.split()[-1]) <= 26, line  # MiB, with read-ahead

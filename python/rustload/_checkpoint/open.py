@@ -149,17 +149,11 @@ def open(
 
 
 def opened(
-    given: Any,
-    framework: Framework,
-    limits: Limits | None = None,
-    *,
-    io: Literal["auto", "buffered"] = "auto",
+    given: Any, framework: Framework, limits: Limits | None = None
 ) -> tuple[Checkpoint, TensorMapping]:
     """The checkpoint, and the tensors to use of it, for an argument that may be a path, a checkpoint or a selection."""
     if isinstance(given, Selection):
         checkpoint: Checkpoint = given._source  # type: ignore[assignment]  # every selection is of one
         return checkpoint, given
-    checkpoint = (
-        given if isinstance(given, Checkpoint) else open(given, framework=framework, limits=limits, io=io)
-    )
+    checkpoint = given if isinstance(given, Checkpoint) else open(given, framework=framework, limits=limits)
     return checkpoint, checkpoint

@@ -137,7 +137,7 @@ def load_into(
         )
         if not isinstance(model, torch.nn.Module):
             raise _make("Type", "Type", _not_a_module(model))
-        checkpoint, chosen = opened(path, "torch", limits, io="buffered" if shared else "auto")
+        checkpoint, chosen = opened(path, "torch", limits)
         warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
         context = private_context()  # the model owns its parameters: no other view shares this mapping
         tensors = {

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch.distributed as dist
 
+from rustload import _rustload
+from rustload._common.request import Request
 from rustload._common.sizes import format_bytes
 from rustload.errors import _make
 from rustload.torch._hooks import ComputedTensor
@@ -29,7 +31,8 @@ Share: TypeAlias = Literal["node"] | None
 """Who shares reads: the ranks of one machine, or none."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_CHUNK_BYTES = 16 << 20
+# The bytes that are read ahead at once, and those of a part: many ranges of a slow file have to be under way.
+_WINDOW_BYTES, _CHUNK_BYTES = 64 << 20, 4 << 20
 
 Rows: TypeAlias = dict[str, tuple[int, int]]
 """For each tensor of the file, the first index of dimension 0 that is needed, and the one after the last."""
@@ -120,14 +123,26 @@ def warm_up(checkpoint: Checkpoint, needed: Rows) -> str:
     sizes = {name: _row_bytes(checkpoint, name) for _, rows in there for name in rows}
     order = [name for name in checkpoint if name in sizes]
     pieces = share_of([rows for _, rows in there], sizes, order, number)
-    total = 0
+    total, parts = 0, []
     for name, start, stop in pieces:
         lazy = checkpoint[name]
         total += (stop - start) * sizes[name]
         step = max(1, _CHUNK_BYTES // max(1, sizes[name]))
-        for first in range(start, stop, step):
-            part = lazy[first : min(first + step, stop)] if lazy.ndim else lazy
-            part.materialize(framework="dlpack", copy=True)
+        rows = range(start, stop, step) if lazy.ndim else ()
+        parts += [lazy[first : min(first + step, stop)] for first in rows] or [lazy]
+    if parts:
+        stream = _rustload.stream(
+            [part._core for part in parts],
+            [Request(copy=True)],
+            [0] * len(parts),
+            window=_WINDOW_BYTES,
+            threads=None,
+            by_file=True,
+            share_storages=False,
+            results_kept=False,
+        )
+        while stream.next() is not None:
+            pass
     return (
         f"{format_bytes(total)} were read ahead, as a share of what {len(there)} ranks of this machine need"
     )
