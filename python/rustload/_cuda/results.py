@@ -148,8 +148,8 @@ class CudaProducer:
         self._sync, self._results_kept = sync, results_kept
         self._window, self._threads = window, threads
         self._metas = {index for index, core in enumerate(cores) if core.is_meta}
-        # Results of tied tensors that occur again later, by the index of the first.
-        self._reused: dict[int, Any] = {}
+        # Results of tied tensors that occur again later, by the index of the first, each with the tensor that owns its memory.
+        self._reused: dict[int, tuple[Any, Any]] = {}
         self._uploads: UploadQueue | None = None
         self._finished: deque[UploadTask] = deque()
         self._closed = False
@@ -159,6 +159,9 @@ class CudaProducer:
         if self._closed or self._position == len(self.order):
             return []
         try:
+            if self._uploads is not None:
+                # The results that are left of the last batch were made ready for the stream that was current then.
+                self._uploads.follow_current_stream(self._owners())
             found = [self._next()]
             while many and self._finished and self._position < len(self.order):
                 found += self._rest_of_batch() or [self._next()]
@@ -178,20 +181,27 @@ class CudaProducer:
         self._position = position + 1
         index = self.order[position]
         first, has_later_alias = self._ties.get(position, (index, False))
+        owner: Any = None
         if first != index:
-            result = self._reused[first]
+            result, owner = self._reused[first]
         elif index in self._metas:
             result = self._on_meta(index)
         else:
             if not self._finished:
                 uploads = self._uploads or self._start()
                 self._finished.extend(uploads.next_batch())
-            result = self._gpu.to_result(self._finished.popleft().result)
+            task = self._finished.popleft()
+            result, owner = self._gpu.to_result(task.result), task.owner
         if has_later_alias:
-            self._reused[first] = result
+            self._reused[first] = result, owner
         elif first != index:
             del self._reused[first]
         return result
+
+    def _owners(self) -> Iterator[Any]:
+        """The tensors that own the memory of results that are made and not returned yet."""
+        yield from (task.owner for task in self._finished)
+        yield from (owner for _, owner in self._reused.values() if owner is not None)
 
     def _rest_of_batch(self) -> list[Any]:
         """The other tensors of the last batch, if no tensor is tied or meta, so that thousands of them take few steps each."""

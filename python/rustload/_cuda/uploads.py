@@ -9,6 +9,7 @@ GPU unless the caller asks for complete results (`sync`).
 from __future__ import annotations
 
 import atexit
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,8 @@ class UploadQueue:
         # Before the first call of the driver, as some of them would end a capture.
         gpu.follow_current_stream(())
         self._gpu = gpu
+        # The caller's stream that was followed last.
+        self._stream = gpu.current_stream()
         self._cast: Cast = cast
         self._window = window
         self._held_bytes = 0
@@ -141,12 +144,23 @@ class UploadQueue:
         self._returned_bytes = 0
         while True:
             self._gpu.follow_current_stream(self._in_flight(self._cursor))
+            self._stream = self._gpu.current_stream()
             self._submit_ahead(self._cursor)
             if not self._waiting:
                 return []
             if done := self._finish(self._waiting.popleft()):
                 self._returned_bytes = sum([task.nbytes for task in done])
                 return done
+
+    def follow_current_stream(self, owners: Iterable[Any]) -> None:
+        """Makes earlier results ready for the caller's current stream, if it is not the one that they were made ready for.
+
+        Args:
+            owners: The tensors that own the memory of results that the caller has not got yet.
+        """
+        if self._gpu.current_stream() != self._stream:
+            self._gpu.follow_current_stream(itertools.chain(owners, self._in_flight(self._cursor)))
+            self._stream = self._gpu.current_stream()
 
     def close(self) -> None:
         """Cancels the tasks in flight and waits until no copy is left."""

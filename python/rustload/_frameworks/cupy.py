@@ -74,6 +74,10 @@ class _CupyGpu(driver_gpu.DriverGpu):
             self._stream.synchronize()
         self._stream = now
 
+    def synchronize(self) -> None:
+        """Waits for the caller's current stream."""
+        self._stream_now().synchronize()
+
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Any, Buffer]:
         """A new array, and its memory as 1-D `uint8`."""
         array = self.empty(shape, dtype, upload)
@@ -144,4 +148,6 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
         return True
     with out.device:
         out[...] = cupy.asarray(wrap_numpy(core.materialize(request), None))
+        if sync:
+            cupy.cuda.get_current_stream().synchronize()
     return True

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import re
+import sys
 import threading
+import types
 from typing import TYPE_CHECKING, Any
 
 import fakecuda
@@ -18,6 +22,8 @@ from support import assert_same_bits, assert_same_values, patterns
 import rustload
 from rustload._common.request import Request
 from rustload._cuda import uploads
+from rustload._cuda.driver_gpu import DriverGpu
+from rustload._cuda.results import CudaProducer
 from rustload._cuda.slabs import TAKEN_RESULTS
 from rustload._cuda.upload_task import UploadTask
 
@@ -73,6 +79,89 @@ def test_a_stream_follows_the_callers_current_cuda_stream(save: Callable[..., Pa
     finally:
         fakecuda.delay(0)
     assert set(HostGpu.left_streams) == set(streams)
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "float64"}])
+def test_results_that_are_left_of_a_batch_follow_the_callers_stream_too(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """All results are made by one batch, for the stream that was current then."""
+    state = {f"{n}": torch.randn(50, 30 + n) for n in range(12)}
+    state["tied"] = state["0"]
+    ckpt = rustload.open(save(state), framework="torch")
+    held: list[set[int]] = []
+    follow = HostGpu.follow_current_stream
+
+    def record(gpu: HostGpu, tensors: Any) -> None:
+        tensors = list(tensors)
+        held.append({tensor.data_ptr() for tensor in tensors})
+        follow(gpu, tensors)
+
+    monkeypatch.setattr(HostGpu, "follow_current_stream", record)
+    first, second = fakecuda.stream(), fakecuda.stream()
+    HostGpu.current = first
+    busy = torch.zeros(8, dtype=torch.uint8)
+    fakecuda.fill(first, hostgpu.as_gpu_memory(busy), 1, 300_000)
+    with ckpt.stream(device="cuda", sync=False, order="given", **how) as found:
+        _, one = next(found)
+        HostGpu.current = second
+        rest = dict(found)
+        fakecuda.synchronize(second)
+        for name, tensor in rest.items():
+            assert_same_bits(tensor, state[name].to(tensor.dtype))
+    assert len(rest) == 12
+    assert rest["tied"] is one
+    # Once, and the memory of all results is recorded on the second stream: 13 results lie in one slab.
+    assert HostGpu.left_streams == [first]
+    assert one.data_ptr() in held[2]
+    assert held[3:] == [set()] * len(held[3:])
+
+
+def test_results_under_cupy_are_complete_with_sync(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With CuPy's streams, and memory of the driver in place of that of CuPy's pool."""
+    stream = fakecuda.stream()
+    now = types.SimpleNamespace(
+        ptr=stream, is_capturing=lambda: False, synchronize=lambda: fakecuda.synchronize(stream)
+    )
+    fake: Any = types.ModuleType("cupy")
+    fake.cuda = types.SimpleNamespace(get_current_stream=lambda: now)
+    fake.ndarray = object
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.delitem(sys.modules, "rustload._frameworks.cupy", raising=False)
+    cupy = importlib.import_module("rustload._frameworks.cupy")
+    monkeypatch.delitem(sys.modules, "rustload._frameworks.cupy")
+    for name in ("new", "empty", "wrap", "byte_view"):
+        monkeypatch.setattr(cupy._CupyGpu, name, getattr(DriverGpu, name))
+
+    class Device(contextlib.nullcontext[None]):
+        id = 0
+
+    state = {f"{n}": torch.randn(50, 30 + n) for n in range(12)}
+    ckpt = rustload.open(save(state), framework="torch")
+    cores = [lazy._core for lazy in ckpt.values()]
+    busy = torch.zeros(8, dtype=torch.uint8)
+    for kept in (True, False):
+        fakecuda.fill(stream, hostgpu.as_gpu_memory(busy), 1, 100_000)
+        producer = CudaProducer(
+            cores,
+            [Request(copy=True)],
+            [0] * len(cores),
+            cupy._CupyGpu(Device()),
+            on_meta=lambda index: index,
+            by_file=False,
+            cast="auto",
+            sync=True,
+            window=None,
+            threads=None,
+            results_kept=kept,
+        )
+        found = producer.next(many=True)
+        assert [fakecuda.read(buffer) for buffer in found] == [
+            tensor.numpy().tobytes() for tensor in state.values()
+        ]
+        producer.close()
 
 
 @pytest.fixture
