@@ -17,6 +17,7 @@ use super::stream::{exception, pair_requests};
 use super::tensor::Tensor;
 use crate::checkpoint::Upload as Core;
 use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
 use crate::sink::Array;
 use crate::sink::cuda::{self, CallerStream, DeviceMemory};
 use crate::stream::upload::{self as core, Waited};
@@ -40,20 +41,23 @@ pub(crate) fn cuda_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 
 /// An upload session on one GPU.
 #[pyclass(frozen, module = "rustload._rustload")]
-pub(crate) struct Upload(Core);
+pub(crate) struct Upload(
+    /// Until the drop.
+    Option<Core>,
+);
 
 /// Opens an upload session on a GPU.
 #[pyfunction]
 #[pyo3(signature = (device, *, window, threads))]
 pub(crate) fn upload(py: Python<'_>, device: u32, window: u64, threads: Option<usize>) -> PyResult<Upload> {
-    run::detached(py, || Core::new(device, window, threads)).map(Upload)
+    run::detached(py, || Core::new(device, window, threads)).map(|core| Upload(Some(core)))
 }
 
 #[pymethods]
 impl Upload {
     #[getter]
-    fn device(&self) -> u32 {
-        self.0.device().ordinal()
+    fn device(&self) -> PyResult<u32> {
+        Ok(self.core()?.device().ordinal())
     }
 
     #[pyo3(signature = (tensors, requests, request_numbers, into, *, stream))]
@@ -68,7 +72,7 @@ impl Upload {
     ) -> PyResult<u64> {
         let requests = pair_requests(&tensors, requests, request_numbers)?;
         let into = into.iter().map(|buffer| buffer.0.clone()).collect();
-        let submitted = run::detached(py, || Ok(self.0.submit(requests, into, caller_stream(stream))))?;
+        let submitted = run::detached(py, || Ok(self.core()?.submit(requests, into, caller_stream(stream))))?;
         submitted.map_err(|failed| exception(py, failed))
     }
 
@@ -76,7 +80,7 @@ impl Upload {
     fn wait(&self, py: Python<'_>, ticket: u64, stream: Option<u64>, sync: bool) -> PyResult<()> {
         loop {
             let waited = run::detached(py, || {
-                Ok(self.0.wait(ticket, caller_stream(stream), sync, SIGNAL_CHECK_INTERVAL))
+                Ok(self.core()?.wait(ticket, caller_stream(stream), sync, SIGNAL_CHECK_INTERVAL))
             })?;
             match waited.map_err(|failed| exception(py, failed))? {
                 Waited::Done => return Ok(()),
@@ -86,19 +90,33 @@ impl Upload {
     }
 
     fn allocate(&self, py: Python<'_>, nbytes: u64) -> PyResult<Buffer> {
-        let memory = run::detached(py, || DeviceMemory::new(self.0.device(), nbytes))?;
+        let memory = run::detached(py, || DeviceMemory::new(self.core()?.device(), nbytes))?;
         Ok(Buffer(Array::on_gpu(Arc::new(memory))))
     }
 
     fn rate(&self, py: Python<'_>) -> PyResult<f64> {
-        run::detached(py, || self.0.device().h2d_rate())
+        run::detached(py, || self.core()?.device().h2d_rate())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         run::detached(py, || {
-            self.0.close();
+            self.core()?.close();
             Ok(())
         })
+    }
+}
+
+impl Upload {
+    fn core(&self) -> Result<&Core> {
+        self.0.as_ref().ok_or_else(|| Error::new(Code::Closed, "the upload is closed"))
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let Some(core) = self.0.take() {
+            run::drop_detached(core);
+        }
     }
 }
 

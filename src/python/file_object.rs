@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
 use super::folder::FolderObject;
+use super::run;
 use crate::bytes::{Access, RangeRead, ReadFolder, ReadRanges, Source};
 use crate::error::{Code, Error, Result};
 
@@ -102,7 +103,7 @@ impl FileObject {
         }
         let again = || Error::new(Code::Value, "the file object reads from a checkpoint that reads from it");
         loop {
-            let done = Python::attach(|py| {
+            let done = run::callback(|py| {
                 let guard = match self.position.try_lock() {
                     Ok(guard) => guard,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -166,7 +167,7 @@ impl ReadRanges for FileObject {
             });
         }
         let wanted: Vec<(u64, usize)> = ranges.iter().map(|range| (range.offset, range.out.len())).collect();
-        Python::attach(|py| read_ranges(self.object.bind(py), &wanted, ranges))
+        run::callback(|py| read_ranges(self.object.bind(py), &wanted, ranges))
             .map_err(|error| self.failed(error))
     }
 
@@ -180,11 +181,11 @@ impl ReadRanges for FileObject {
 
     fn check_unchanged(&self) -> Result<()> {
         if self.has_check {
-            let checked = Python::attach(|py| self.object.bind(py).call_method0("check_unchanged").map(drop));
+            let checked = run::callback(|py| self.object.bind(py).call_method0("check_unchanged").map(drop));
             return checked.map_err(|error| self.failed(error));
         }
         let len = if self.has_ranges {
-            let size = Python::attach(|py| self.object.bind(py).getattr("size")?.extract::<u64>());
+            let size = run::callback(|py| self.object.bind(py).getattr("size")?.extract::<u64>());
             size.map_err(|error| self.failed(error))?
         } else {
             self.with_object(|file| {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use super::file_object::{FileObject, object_name};
+use super::run;
 use crate::bytes::{ReadFolder, ReadRanges};
 use crate::error::{Code, Error, Result};
 
@@ -27,7 +28,7 @@ impl FolderObject {
 
     /// Runs `call` with the object; an exception is the cause of the error.
     fn with_object<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
-        Python::attach(|py| call(self.0.object.bind(py)))
+        run::callback(|py| call(self.0.object.bind(py)))
             .map_err(|error| Error::io(io::Error::other(error), self.0.path.clone()))
     }
 }

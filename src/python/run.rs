@@ -1,5 +1,7 @@
 //! Runs core work detached from the interpreter. Panics become errors, and Ctrl-C cancels long work.
 
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -14,6 +16,34 @@ const INTERRUPTIBLE_MIN_BYTES: u64 = 32 << 20;
 
 /// How often Python's signal handlers run during long work.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+thread_local! {
+    /// Whether this thread runs Python code that the core called.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls Python code from the core, on any thread: a method of a file object, for example.
+pub(super) fn callback<T>(call: impl FnOnce(Python<'_>) -> T) -> T {
+    let outer = IN_CALLBACK.replace(true);
+    let result = Python::attach(call);
+    IN_CALLBACK.set(outer);
+    result
+}
+
+/// Drops background work, which waits for its threads, detached from the interpreter: they may be waiting for it, to call Python code.
+///
+/// Inside a callback, from which the garbage collector may drop the work, another thread drops it: its threads may wait for the
+/// calling one, or be it.
+pub(super) fn drop_detached<T: Send + 'static>(work: T) {
+    if IN_CALLBACK.get() {
+        // Leaked if the system refuses a thread.
+        let work = ManuallyDrop::new(work);
+        let _ = thread::Builder::new().spawn(move || drop(ManuallyDrop::into_inner(work)));
+    } else {
+        // While the interpreter shuts down, the work is dropped without detaching.
+        let _ = Python::try_attach(|py| py.detach(|| drop(work)));
+    }
+}
 
 /// Runs `work` detached from the interpreter. A panic becomes an `InternalError`.
 pub(super) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {

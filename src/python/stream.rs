@@ -23,7 +23,8 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// A stream of tensors that are materialized ahead of the consumer.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Stream {
-    core: Mutex<Core>,
+    /// Until the drop.
+    core: Option<Mutex<Core>>,
     stop: StopHandle,
 }
 
@@ -43,7 +44,7 @@ pub(crate) fn stream(
 ) -> PyResult<Stream> {
     let requests = pair_requests(&tensors, requests, request_numbers)?;
     let core = Core::new(requests, StreamOptions { window, threads, by_file, share_storages, results_kept });
-    Ok(Stream { stop: core.stop_handle(), core: Mutex::new(core) })
+    Ok(Stream { stop: core.stop_handle(), core: Some(Mutex::new(core)) })
 }
 
 /// Pairs each tensor with its request, `requests[request_numbers[i]]`. Fails if a number is out of bounds.
@@ -132,12 +133,20 @@ impl Stream {
 impl Stream {
     /// Locks the stream without waiting. Fails while another thread uses it.
     fn try_lock(&self) -> Result<MutexGuard<'_, Core>> {
-        match self.core.try_lock() {
-            Ok(core) => Ok(core),
-            Err(TryLockError::Poisoned(core)) => Ok(core.into_inner()),
-            Err(TryLockError::WouldBlock) => {
+        match self.core.as_ref().map(Mutex::try_lock) {
+            Some(Ok(core)) => Ok(core),
+            Some(Err(TryLockError::Poisoned(core))) => Ok(core.into_inner()),
+            Some(Err(TryLockError::WouldBlock)) | None => {
                 Err(Error::new(Code::Value, "the stream is in use by another thread"))
             }
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(core) = self.core.take() {
+            run::drop_detached(core);
         }
     }
 }

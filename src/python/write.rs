@@ -45,7 +45,7 @@ impl ValuesArg<'_> {
 
 /// Calls a function that returns a DLPack capsule of bytes.
 fn call(make: &Py<PyAny>) -> Result<Bytes> {
-    let foreign = Python::attach(|py| capsule::import(&make.bind(py).call0()?)).map_err(raised)?;
+    let foreign = run::callback(|py| capsule::import(&make.bind(py).call0()?)).map_err(raised)?;
     Ok(Arc::new(foreign.into_bytes()?))
 }
 
@@ -230,7 +230,7 @@ struct WritableObject(Py<PyAny>);
 
 impl io::Write for WritableObject {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Python::attach(|py| {
+        run::callback(|py| {
             let written = self.0.bind(py).call_method1("write", (PyBytes::new(py, bytes),))?;
             // A raw stream may take fewer bytes; other objects may return nothing.
             Ok(written.extract::<usize>().unwrap_or(bytes.len()).min(bytes.len()))

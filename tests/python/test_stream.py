@@ -737,3 +737,49 @@ def test_meta_tensors_are_streamed_as_meta_tensors(save):
         assert found["m"].shape == (3, 2)
         assert found["m"].dtype == found["a"].dtype
         assert float(found["a"].sum()) == 4
+
+
+@pytest.mark.parametrize("by_collector", [False, True])
+def test_a_dropped_stream_lets_its_threads_call_python(save, by_collector):
+    """The drop waits for threads that are inside a source of Python's. The garbage collector may also run on such a thread."""
+    path = save({f"w{number}": torch.randn(200, 300) for number in range(40)})
+    out = child(
+        """
+        import faulthandler, gc, sys, time
+        from pathlib import Path
+        import rustload
+
+        faulthandler.dump_traceback_later(30, exit=True)
+        whole = Path(sys.argv[1]).read_bytes()
+
+        class Source(rustload.Ranges):
+            size, name = len(whole), "memory"
+            reading, collects = 0, False
+
+            def read_ranges(self, ranges):
+                self.reading += 1
+                time.sleep(0.1)
+                if self.collects:
+                    gc.collect()
+                return [memoryview(whole)[start : start + length] for start, length in ranges]
+
+        source = Source()
+        found = rustload.open(source).stream(memory="1MiB", copy=True, threads=1)
+        next(found)
+        before = source.reading
+        next(found), next(found), next(found)
+        while source.reading == before:
+            time.sleep(0.001)
+        gc.disable()
+        source.collects = sys.argv[2] == "True"
+        kept = [found]
+        if source.collects:
+            kept.append(kept)
+        del found, kept
+        time.sleep(0.5)
+        print("dropped")
+        """,
+        path,
+        by_collector,
+    ).stdout
+    assert out == "dropped\n"

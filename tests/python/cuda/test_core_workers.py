@@ -239,3 +239,62 @@ def test_the_host_waits_for_events_by_queries(on_fake: Run, save: Callable[..., 
         RUSTLOAD_RING="65536x6",
         FAKECUDA_DELAY=2000,
     )
+
+
+SOURCE = (
+    START
+    + """
+    import faulthandler, gc
+    faulthandler.dump_traceback_later(30, exit=True)
+    whole = Path(sys.argv[1]).read_bytes()
+
+    class Source(rustload.Ranges):
+        size, name = len(whole), "memory"
+        reading, collects = 0, False
+
+        def read_ranges(self, ranges):
+            self.reading += 1
+            time.sleep(0.1)
+            if self.collects:
+                gc.collect()
+            return [memoryview(whole)[start : start + length] for start, length in ranges]
+
+    def wait_for_reads(source):
+        before = source.reading
+        while source.reading == before:
+            time.sleep(0.001)
+"""
+)
+
+
+def test_a_dropped_upload_lets_its_threads_call_python(on_fake: Run, save: Callable[..., Path]) -> None:
+    """The drop waits for threads that are inside a source of Python's, and they need the interpreter to get on."""
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+    on_fake(
+        SOURCE
+        + """
+    for collects in (False, True):
+        source = Source()
+        tensors = list(rustload.open(source).values())
+        upload = _rustload.upload(0, window=1 << 28, threads=2)
+        into = [upload.allocate(tensor.nbytes) for tensor in tensors]
+        fakecuda.submit(upload, tensors, Request(), into)
+        wait_for_reads(source)
+        # The garbage collector may also run on such a thread, and drop there what the thread works for.
+        gc.disable()
+        source.collects = collects
+        cycle = [upload]
+        if collects:
+            cycle.append(cycle)
+        del upload, cycle, into
+        for _ in range(200):
+            if not fakecuda.count("memory"):
+                break
+            time.sleep(0.05)
+        assert fakecuda.count("memory") == fakecuda.count("stray") == 0
+        gc.enable()
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DELAY=300,
+    )
