@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{f32s, st};
 use rustload::cuda::GpuMemory;
@@ -150,6 +150,27 @@ fn an_error_names_its_tensor_and_ends_only_its_ticket() {
         assert_eq!((wrong.name.as_str(), wrong.error.code()), ("small", Code::Value));
         upload.close();
         assert_eq!(submit(vec![request("small", None)], &[60]).unwrap_err().error.code(), Code::Closed);
+    });
+}
+
+#[test]
+fn a_thread_that_waits_learns_that_another_one_closed_the_upload() {
+    let environment = [("RUSTLOAD_RING", "4096x3"), ("FAKECUDA_DELAY", "100000")];
+    on_fake("a_thread_that_waits_learns_that_another_one_closed_the_upload", &environment, || {
+        let matrix = checkpoint().tensor("matrix").unwrap();
+        let upload = Upload::new(0, 64 << 20, Some(2)).unwrap();
+        let into = destinations(upload.device(), &[600 * 700 * 4]).into_iter().map(|(array, _)| array);
+        let ticket = upload.submit(vec![(matrix, Request::new())], into.collect(), None).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let start = Instant::now();
+                let code = upload.wait(ticket, None, true, Duration::from_secs(20)).unwrap_err().error.code();
+                (code, start.elapsed() < Duration::from_secs(10))
+            });
+            std::thread::sleep(Duration::from_millis(200));
+            upload.close();
+            assert_eq!(waiting.join().unwrap(), (Code::Value, true));
+        });
     });
 }
 

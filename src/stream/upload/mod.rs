@@ -187,9 +187,14 @@ impl Session {
                 state.workers += 1;
                 drop(state);
                 let is_started = self.start_worker().is_ok();
+                if !is_started {
+                    // The system refuses a thread, so the caller is the worker.
+                    shared.run_worker(shared.running.enter());
+                    shared.running.leave();
+                }
                 state = shared.lock();
                 if !is_started {
-                    state.workers = state.workers.saturating_sub(1); // tried again after the next wait
+                    continue; // the ticket may have ended, without a notification that this thread could wait for
                 }
             }
             let remaining = remaining.min(WAIT_MAX);
@@ -245,6 +250,8 @@ impl Session {
             let jobs = std::mem::take(&mut state.jobs);
             (std::mem::take(&mut state.tickets), std::mem::take(&mut state.unawaited_destinations), jobs)
         };
+        // Whoever waits for one of these tickets learns that it is lost.
+        shared.progress.notify_all();
         if tickets.is_empty() && destinations.is_empty() {
             return;
         }

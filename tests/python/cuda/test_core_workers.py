@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 from support import patterns
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
     from pathlib import Path
 
@@ -297,4 +297,45 @@ def test_a_dropped_upload_lets_its_threads_call_python(on_fake: Run, save: Calla
         path,
         RUSTLOAD_RING="65536x6",
         FAKECUDA_DELAY=300,
+    )
+
+
+def test_work_that_is_left_without_a_thread_is_done_by_the_thread_that_waits(
+    on_fake: Run, save: Callable[..., Path], tmp_path: Path
+) -> None:
+    """If the threads were ended with work left, and the system refuses new ones."""
+    source, library = tmp_path / "refuse.c", tmp_path / "refuse.so"
+    source.write_text("""
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <errno.h>
+        #include <pthread.h>
+        int refuse = 0;
+        int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *with) {
+            int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+            return refuse ? EAGAIN : create(thread, how, run, with);
+        }
+    """)
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(30)})
+    on_fake(
+        START
+        + """
+    import ctypes, faulthandler
+    faulthandler.dump_traceback_later(30, exit=True)
+    upload = _rustload.upload(0, window=1 << 28, threads=2)
+    ticket, into = fakecuda.submit(upload, tensors, Request(), slab=False)
+    _rustload.end_upload_workers()
+    ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[2]), "refuse").value = 1
+    upload.wait(ticket, stream=None, sync=True)
+    assert not threads()
+    assert [fakecuda.read(buffer) for buffer in into] == expected
+    upload.close()
+    """,
+        path,
+        library,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DELAY=3000,
+        LD_PRELOAD=library,
     )
