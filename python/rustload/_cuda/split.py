@@ -29,7 +29,8 @@ _CPU_CAST_MIN_BYTES = 4 << 20
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _FP8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 _SIGNED = ("int8", "int16", "int32", "int64")
-# Casts with bit-equal results on the GPU and the CPU, source to results: exact ones, and those that round to nearest even.
+# Casts with bit-equal results on the GPU and the CPU, NaN payloads aside, source to results: exact ones, and those that round to
+# nearest even.
 _GPU_CASTS = {
     **dict.fromkeys((*_FLOATS, *_FP8), _FLOATS),
     **{name: _FLOATS.union(_SIGNED[number + 1 :]) for number, name in enumerate(_SIGNED)},
