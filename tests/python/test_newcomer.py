@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import copy
 import errno
+import importlib
 import io
 import pickle
 import tarfile
@@ -408,6 +409,33 @@ def test_the_error_for_a_pattern_of_paths_advises_glob():
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("model-*.bin")
     assert "glob.glob" in notes(caught.value)
+
+
+def transposed(use, path, target, rule):
+    """What loads or writes a checkpoint by a rule for its transposes."""
+    if use == "materialize":
+        rustload.open(path).materialize(transpose=rule)
+    elif use == "save":
+        rustload.save(rustload.open(path), target, transpose=rule)
+    elif use == "jax":
+        pytest.importorskip("jax")
+        importlib.import_module("rustload.jax").load(path, transpose=rule)
+    else:
+        model = torch.nn.Linear(2, 3, bias=False)
+        model.norm = torch.nn.LayerNorm(3, bias=False)
+        rustload.torch.load_into(model, path, transpose=rule)
+
+
+@pytest.mark.parametrize("use", ["materialize", "save", "jax", "load_into"])
+def test_the_error_for_the_transpose_of_a_vector_says_what_to_select(save, tmp_path, use):
+    path = save({"weight": torch.ones(2, 3), "norm.weight": torch.ones(3)})
+    target = tmp_path / "out.safetensors"
+    with pytest.raises(
+        ValueError, match=r"2 dimensions or more, the tensor has 1 \(norm\.weight\)"
+    ) as caught:
+        transposed(use, path, target, {"*weight": True})
+    assert "lambda t: t.ndim == 2" in notes(caught.value)
+    transposed(use, path, target, lambda t: t.ndim == 2)
 
 
 def test_the_error_for_a_mistyped_command_suggests_one(capsys):

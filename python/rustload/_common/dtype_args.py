@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rustload import _rustload
@@ -23,6 +23,10 @@ class TensorInfo(Protocol):
     @property
     def dtype(self) -> str:
         """Its dtype, as torch spells it."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its shape."""
 
 
 T = TypeVar("T")

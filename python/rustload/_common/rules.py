@@ -85,8 +85,21 @@ class Rules:
         return self._dtype(tensor)
 
     def transpose(self, tensor: TensorInfo) -> bool | list[int] | None:
-        """True to swap the last two dimensions, a permutation, or None."""
-        return self._transpose(tensor) or None
+        """True to swap the last two dimensions, a permutation, or None.
+
+        Raises:
+            ValueError: The rule swaps two dimensions of a tensor that has fewer.
+        """
+        dims = self._transpose(tensor) or None
+        if dims is True and len(tensor.shape) < 2:
+            raise _make(
+                "Value",
+                "Value",
+                f"transpose needs 2 dimensions or more, the tensor has {len(tensor.shape)} ({tensor.name})",
+                "a pattern such as '*.weight' matches vectors too, as those of norms: use one that matches "
+                "matrices only; in Python also a callable, such as lambda t: t.ndim == 2",
+            )
+        return dims
 
 
 def _dtype(value: Any) -> str | None:

@@ -278,10 +278,6 @@ def apply_transpose(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:
     if not order:
         return lazy, False
     if order is True:
-        if lazy.ndim < 2:
-            raise _make(
-                "Value", "Value", f"transpose=True for {lazy.name!r}, which has {lazy.ndim} dimension(s)"
-            )
         order = [*range(lazy.ndim - 2), lazy.ndim - 1, lazy.ndim - 2]
     return lazy.permute(order), True  # type: ignore[arg-type]  # a list works like a tuple
 
