@@ -443,3 +443,35 @@ def test_the_error_for_a_mistyped_command_suggests_one(capsys):
         main(["infoo", "model.pt"])
     assert caught.value.code == 2
     assert "did you mean: rustload info\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["info", "--filter", "xyz"], "--filter names 'xyz', and no tensor has that name"),
+        (["stats", "--select", "xyz"], "--select names 'xyz', and no tensor has that name"),
+        (["diff", "--select", "xyz"], "--select 'xyz' matches no name of either checkpoint"),
+    ],
+)
+def test_the_error_for_a_name_on_the_command_line_names_its_option(simple, capsys, command, text):
+    second = [str(simple)] if command[0] == "diff" else []
+    assert main([*command, str(simple), *second]) == 3
+    assert capsys.readouterr().err == f"rustload: error: {text}\n  note: rustload info lists the names\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["info", "--filter", "xyz*"], "no name matches 'xyz*'"),
+        (["stats", "--select", "xyz*"], "no name matches 'xyz*'"),
+        (["diff", "--strip", "xyz."], "--strip ['xyz.'] takes nothing off"),
+        (["convert", "--dtype", "xyz*=float16"], "--dtype has the pattern 'xyz*', which matches no name"),
+    ],
+)
+def test_a_warning_of_the_command_line_is_one_line(save, tmp_path, capsys, command, text):
+    path = str(save({"weight": torch.ones(2)}))
+    second = {"diff": [path], "convert": [str(tmp_path / "out.safetensors")]}.get(command[0], [])
+    assert main([*command, path, *second]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rustload: warning: ")
+    assert text in line

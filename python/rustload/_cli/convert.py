@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import rustload
+from rustload._cli.as_options import as_options
 from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
 from rustload._cli.report_error import report_error
+from rustload._cli.report_warnings import report_warnings
 from rustload._common.patterns import matches
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._common.terminal import Page, print_json
@@ -23,13 +22,6 @@ __all__ = ["run"]
 
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
-
-_FLAGS = re.compile(r"\b(overwrite|allow_lossy|dequantize|copy_others|verify|resume)=True")
-_RENAME = re.compile(r"\brename=\{('[^']*'|\"[^\"]*\"): None\}")
-_DTYPE = re.compile(r"\bdtype=\{('[^']*'|\"[^\"]*\"): '(\w+)'\}")
-_VALUES = re.compile(
-    r"\b(select|key|strip|rename|dtype|transpose|ties|keep|discard|fingerprint|max_shard_size|metadata|objects|copy_others|name)="
-)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,14 +51,12 @@ def run(args: argparse.Namespace) -> int:
     }
     document: dict[str, Any] = {"schema": SCHEMA, "rustload": rustload.__version__}
     code = 0
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", rustload.RustloadWarning)
+    with report_warnings(as_options):
         try:
             report = rustload.convert(args.src, args.dst, **options)
         except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
             code = VERIFY_FAILED if getattr(error, "code", None) == "VerifyFailed" else READ_FAILED
-            document["error"] = report_error(error, _as_options)
-    _print_warnings(caught)
+            document["error"] = report_error(error, as_options)
     if args.json:
         if not code:
             document["report"] = report._asdict()
@@ -92,25 +82,3 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
         return found or (plain[-1] if tensor.dtype in DEFAULT_CAST_DTYPES else None)
 
     return choose
-
-
-def _print_warnings(caught: list[warnings.WarningMessage]) -> None:
-    page = Page(sys.stderr, "never")
-    for warning in caught:
-        page.line(f"rustload: warning: {page.safe(_as_options(str(warning.message)))}")
-    page.flush()
-
-
-def _as_options(text: str) -> str:
-    """A message about arguments of `rustload.convert`, with the options of the command in their place."""
-    text = _RENAME.sub(lambda found: f"--rename {shlex.quote(found[1][1:-1] + '=')}", text)
-    text = _DTYPE.sub(lambda found: f"--dtype {shlex.quote(f'{found[1][1:-1]}={found[2]}')}", text)
-    text = _FLAGS.sub(lambda found: _option(found[1]), text)
-    text = _VALUES.sub(lambda found: _option(found[1]) + " ", text)
-    text = re.sub(r"\bdst=", "DST", text)
-    text = re.sub(r"\bsrc=", "SRC", text)
-    return re.sub(r" +", " ", text).replace(" ,", ",").strip()
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import rustload
+from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report_error import report_error
+from rustload._cli.report_warnings import report_warnings
 from rustload._common.terminal import Page, print_json
 from rustload._describe.describe import describe
 from rustload._describe.text import View, show
@@ -16,9 +18,7 @@ from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rustload import Checkpoint, LazyTensor
+    from collections.abc import Sequence
 
 __all__ = ["View", "run"]
 
@@ -38,16 +38,18 @@ def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
     found: list[dict[str, Any]] = []
     code = 0
     page = Page(sys.stdout, color)
+    as_filter = functools.partial(select_as_option, option="--filter")
     for position, given in enumerate(paths):
         # The URL as it was given may have secrets.
         path = name_of(given) if is_url(given) else given
         try:
             with rustload.open(given) as checkpoint:
-                chosen = None if view.pattern is None else _selected(checkpoint, path, view.pattern)
+                with report_warnings(path=path):
+                    chosen = None if view.pattern is None else checkpoint.select(view.pattern)
                 report = describe(checkpoint, path, chosen, view.pattern)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
-            report = {"path": path, "error": report_error(error)}
+            report = {"path": path, "error": report_error(error, as_filter)}
         if json:
             found.append(report)
         elif "error" not in report:
@@ -58,15 +60,3 @@ def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
     if json:
         print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": found})
     return code
-
-
-def _selected(checkpoint: Checkpoint, path: str, pattern: str) -> Mapping[str, LazyTensor]:
-    """The tensors that match; a pattern without a match is reported on stderr."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        chosen = checkpoint.select(pattern)
-    page = Page(sys.stderr, "never")
-    for warning in caught:
-        page.line(f"rustload: warning: {page.safe(path)}: {page.safe(str(warning.message))}")
-    page.flush()
-    return chosen

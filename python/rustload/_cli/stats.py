@@ -8,8 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
+from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report_error import report_error
+from rustload._cli.report_warnings import report_warnings
 from rustload._common.columns import columns_of
 from rustload._common.table import ROW_INDENT, TableRow, show_table
 from rustload._common.terminal import Page, count, print_json
@@ -44,14 +46,15 @@ def run(args: argparse.Namespace) -> int:
         document: dict[str, Any] = {"path": path}
         try:
             with rustload.open(given) as checkpoint:
-                chosen = checkpoint.select(args.select) if args.select else checkpoint
+                with report_warnings(path=path):
+                    chosen = checkpoint.select(args.select) if args.select else checkpoint
                 found = chosen.stats(sample=args.sample, bins=args.bins, dequantize=args.dequantize)
                 rows = [
                     (name, str(chosen[name].dtype), list(chosen[name].shape), found[name]) for name in found
                 ]
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
-            documents.append(document | {"error": report_error(error)})
+            documents.append(document | {"error": report_error(error, select_as_option)})
             continue
         faults = {name: _faults_of(found[name], args.fail_on) for name in found}
         failed += sum(map(bool, faults.values()))
