@@ -86,7 +86,7 @@ macro_rules! codes {
 
 codes! {
     Io: Io, "The operating system refused to read or map the file.",
-        "Check the path, its permissions and the disk; the error number says which.";
+        "Check the path, its permissions and the disk.";
     NotRegularFile: Format, "The path is a device, a pipe or another thing that is not a regular file.",
         "Copy the data into a regular file first.";
     FileChanged: Format, "The file was cut or changed after it was opened.",

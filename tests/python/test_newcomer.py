@@ -475,3 +475,10 @@ def test_a_warning_of_the_command_line_is_one_line(save, tmp_path, capsys, comma
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("rustload: warning: ")
     assert text in line
+
+
+def test_the_advice_for_a_failed_read_does_not_speak_of_a_number_that_is_not_shown(simple, capsys):
+    assert main(["info", str(simple / "weight")]) == 3
+    error, note = capsys.readouterr().err.splitlines()
+    assert error.endswith("weight: not a directory")
+    assert note == "  note: Check the path, its permissions and the disk."
