@@ -167,6 +167,14 @@ class TestGate:
         (tmp_path / "evil.pkl").write_bytes(EVIL)
         assert run(capsys, "--fail-on", "would-execute", tmp_path / "evil.pkl")[0] == 1
 
+    def test_a_skipped_file_is_not_said_to_pass(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "empty.bin").touch()
+        code, out, _ = run(capsys, tmp_path / "empty.bin")
+        assert code == 3
+        assert out.startswith(f"{tmp_path / 'empty.bin'}: skipped\n")
+
     def test_unknown_files_pass_where_only_execution_fails(
         self, file: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

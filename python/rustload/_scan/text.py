@@ -58,7 +58,7 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
 def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     word = file["status"] if file["status"] != "scanned" else file["verdict"]
     remarks = "" if file["coverage"]["complete"] or file["status"] != "scanned" else ", not complete"
-    if file["verdict"] != "inert" and file["passes"]:
+    if file["status"] == "scanned" and file["verdict"] != "inert" and file["passes"]:
         remarks += ", passes the policy"
     name = page.safe(file["path"]) if file["path"] else "bytes"
     page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(remarks)}")
