@@ -149,6 +149,14 @@ def test_nan_zeros_and_infinities(save: Callable[..., Path]) -> None:
     assert report.close[0].different == 1
 
 
+def test_differences_from_zeros_have_no_relative_one(save: Callable[..., Path]) -> None:
+    one = save({"x": torch.tensor([0.0, 2.0]), "y": torch.tensor([0.0, 2.0])}, "a.bin")
+    two = save({"x": torch.tensor([0.0, 0.0]), "y": torch.tensor([1.0, 2.0])}, "b.bin")
+    text = str(rustload.diff(one, two, data=True))
+    assert "x  1 of 2 elements differ, first at [1], max abs 2\n" in text
+    assert "y  1 of 2 elements differ, first at [0], max abs 1, max rel 1\n" in text
+
+
 def test_a_converted_file_is_the_same_after_a_cast(save: Callable[..., Path], tmp_path: Path) -> None:
     torch.manual_seed(3)
     path = save({"module.w": torch.randn(200, 300), "module.n": torch.arange(4)})

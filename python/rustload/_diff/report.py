@@ -37,7 +37,8 @@ class TensorDiff(NamedTuple):
         first: The index of the first element that is not close; of the first whose bytes differ if all are close; else None.
         nan: The elements that are NaN in one checkpoint only.
         max_absolute: The largest absolute difference of two numbers.
-        max_relative: The largest difference in proportion to the magnitude of the number in the second checkpoint.
+        max_relative: The largest difference in proportion to the magnitude of the number in the second checkpoint, where that
+            is not zero.
     """
 
     name: str
@@ -183,7 +184,10 @@ def _what(one: TensorDiff) -> str:
     if one.first is not None:
         parts.append(f"first at {list(one.first)}")
     parts.append(f"max abs {one.max_absolute:.4g}")
-    parts.append(f"max rel {one.max_relative:.4g}")
+    if (
+        one.max_relative or not one.max_absolute
+    ):  # otherwise no number in the second checkpoint is one to compare with
+        parts.append(f"max rel {one.max_relative:.4g}")
     if one.nan:
         parts.append(f"{one.nan:,} NaN in one only")
     return ", ".join(parts)
