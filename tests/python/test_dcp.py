@@ -357,3 +357,12 @@ def test_files_that_torch_consolidates_open_at_any_offset(tmp_path: Path) -> Non
     ckpt = rustload.open(tmp_path)
     assert ckpt["w"].materialize(framework="numpy").tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert ckpt["x"].materialize().tolist() == [6.0]
+
+
+@pytest.mark.parametrize("name", ["", ".metadata"])
+def test_torch_load_points_to_a_dict_of_the_tensors(name: str, saved: Path) -> None:
+    with pytest.raises(RuntimeError, match="this is a distributed checkpoint") as caught:
+        rustload.torch.load(saved / "one" / name)
+    assert "rustload.torch.state_dict(path)" in caught.value.__notes__[0]
+    state = rustload.torch.state_dict(saved / "one" / name)
+    assert set(state) == set(rustload.open(saved / "one"))

@@ -183,6 +183,8 @@ def _load_pickled(
         raise _load_errors.tar()
     if core.format == "pickle" and (strict or _STORAGE not in core.globals_of(0)):
         raise _load_errors.no_magic()
+    if core.format == "torch-dcp":
+        raise _load_errors.is_distributed()
     if core.is_torchscript:
         raise _load_errors.is_torchscript()
     if mmap and not _files.are_paths(f):

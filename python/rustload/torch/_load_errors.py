@@ -6,7 +6,16 @@ from typing import NoReturn
 
 from rustload.errors import _make
 
-__all__ = ["is_torchscript", "no_archive", "no_magic", "no_path", "refuse_class", "refuse_global", "tar"]
+__all__ = [
+    "is_distributed",
+    "is_torchscript",
+    "no_archive",
+    "no_magic",
+    "no_path",
+    "refuse_class",
+    "refuse_global",
+    "tar",
+]
 
 _KEEP = (
     "unknown='keep' opens the file with such values as inert data; nothing that it names is imported or called, "
@@ -69,6 +78,16 @@ def no_archive(f: object) -> RuntimeError:
         "please torch.save your checkpoint with this option in order to use mmap."
     )
     error.add_note("rustload.open gives lazy views of such a file too")
+    return error
+
+
+def is_distributed() -> RuntimeError:
+    """The error for a folder of `torch.distributed.checkpoint`."""
+    error = RuntimeError("this is a distributed checkpoint, which torch.save did not write")
+    error.add_note(
+        f"{_OPEN}, and rustload.torch.state_dict(path) is a dict of its tensors; "
+        "rustload.open(path).objects also has its other values"
+    )
     return error
 
 
