@@ -82,6 +82,12 @@ class TensorMapping(Mapping[str, LazyTensor]):
                 emits a `RustloadWarning`.
         """
         self._check_open()
+        given: Any = pattern
+        if isinstance(given, bytes) or not isinstance(given, Iterable):
+            advice = (
+                "choose by names: ckpt.select([name for name in ckpt if ...])" if callable(given) else None
+            )
+            raise _make("Type", "Type", f"a pattern is a str, not {given!r}", advice)
         patterns = [pattern] if isinstance(pattern, str) else list(pattern)
         found: dict[str, str] = {}
         for one in patterns:
