@@ -787,3 +787,11 @@ def test_the_fingerprint_of_the_source_is_recorded(tmp_path: Path) -> None:
         assert ckpt.fingerprint(data=fingerprint == "data") == expected
     with pytest.raises(ValueError, match="fingerprint="):
         rustload.convert(path, tmp_path / "c.safetensors", fingerprint="all")  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_without_tensors_is_a_warning(tmp_path):
+    torch.save({"epoch": 3}, tmp_path / "numbers.pt")
+    with pytest.warns(rustload.RustloadWarning, match="has no tensors"):
+        report = rustload.convert(tmp_path / "numbers.pt", tmp_path / "out.safetensors")
+    assert report.tensors == 0
+    assert list(rustload.open(tmp_path / "out.safetensors")) == []

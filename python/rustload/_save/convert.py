@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rustload import _rustload
 from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
 from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.patterns import warn_user
 from rustload._common.request import Request
 from rustload._common.rules import Rules
 from rustload._save.advice import advising
@@ -182,6 +183,8 @@ def convert(
         selection.check([part.names for part in parts])
         # Where only some checkpoints have the tensors, the others are not written.
         written = [part for part in parts if part.tensors] or parts[:1]
+        if not any(part.names for part in parts):
+            warn_user("the checkpoint has no tensors, so the result has none")
         warn_of_unused_rules([part.tensors for part in written], dtype=dtype, transpose=transpose)
         document = _document(parts) if objects is not None else None
         # A single file has the tensors of all.
