@@ -51,7 +51,7 @@ def main() -> None:
         save(whole, layers, kinds=("model.bin",))
         ideal = (whole / "model.bin").stat().st_size / (options.rate * 1e6)
         print(f"the file in {ideal:.2f} s at the rate of the link")
-        print(f"{'model':12}{'ranks':>6}  {'way':36}{'seconds':>9}{'MiB fetched':>13}")
+        print(f"{'model':12}{'ranks':>6}  {'way':38}{'seconds':>9}{'MiB fetched':>13}")
         for world in map(int, options.ranks.split(",")):
             for model, (shards, ways) in MODELS.items():
                 runs: dict[str, list[tuple[float, float]]] = {}
@@ -63,7 +63,7 @@ def main() -> None:
                             runs.setdefault(way, []).append((seconds, fetched() / MIB))
                 for way, times in runs.items():
                     seconds, mib = (statistics.median(column) for column in zip(*times, strict=True))
-                    print(f"{model:12}{world:6}  {way:36}{seconds:9.2f}{mib:13.0f}", flush=True)
+                    print(f"{model:12}{world:6}  {way:38}{seconds:9.2f}{mib:13.0f}", flush=True)
 
 
 @contextlib.contextmanager
