@@ -585,3 +585,18 @@ def test_reprs_and_messages_abbreviate_long_names(length):
     with pytest.warns(rustload.RustloadWarning) as warned:
         assert ckpt.select("q" * length + "*") == {}
     assert len(str(warned[0].message)) <= 1010
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "note"),
+    [
+        (torch.float16, TypeError, "pass a dtype as dtype="),
+        ("bfloat16", rustload.DeviceError, "pass a dtype as dtype='bfloat16'"),
+        (3.5, TypeError, None),
+    ],
+)
+def test_a_dtype_in_the_place_of_the_device_is_an_error_with_advice(device, kind, note, tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    with pytest.raises(kind, match="device") as caught:
+        rustload.open(tmp_path / "m.pt", framework="torch")["w"].materialize(device)
+    assert getattr(caught.value, "__notes__", [None]) == [note]

@@ -67,7 +67,7 @@ class Rules:
                 "Value",
                 "Value",
                 f"transpose={transpose!r} for all tensors at once is not allowed: a rule has to select the tensors to transpose",
-                "use glob patterns, such as transpose={'*.weight': True} ({'*': True} selects all), or a callable",
+                "use glob patterns, such as transpose={'*_proj.weight': True}, or a callable",
             )
         self._transpose = _rule(transpose, transpose_arg)
         self.depends_on_dtype_only = self._is_plain_dtype and transpose in (None, False)

@@ -37,13 +37,20 @@ def check_device(device: Any) -> torch.device | None:
 
     Raises:
         DeviceError: torch does not have the device.
+        TypeError: It is no device, but a dtype, for example.
     """
     if device is None:
         return None
     try:
         found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except TypeError:
+        note = "pass a dtype as dtype=" if isinstance(device, torch.dtype) else None
+        text = f"device= is a device such as 'cpu' or 'cuda:0', not {device!r}"
+        raise _make("Type", "Type", text, note) from None
     except RuntimeError as error:
-        raise _make("Device", "Device", f"torch knows no device {device!r}") from error
+        is_dtype = isinstance(getattr(torch, str(device), None), torch.dtype)
+        note = f"pass a dtype as dtype={device!r}" if is_dtype else None
+        raise _make("Device", "Device", f"torch knows no device {device!r}", note) from error
     if found.type == "cpu":
         return None
     return torch_gpu.checked(found) if found.type == "cuda" else _checked(found)
