@@ -109,7 +109,7 @@ where
             options.cancel.check()?;
             let metadata = |folder: &Path| Source::open(&folder.join(distributed::METADATA));
             let items = folders.items(&path, metadata, &options)?;
-            let file = file::scan_file(Source::open(&path), &path, named, items.as_deref(), &options)?;
+            let file = file::scan_file(walk::open(&path), &path, named, items.as_deref(), &options)?;
             options.limits.report_bytes = options.limits.report_bytes.saturating_sub(file.bytes());
             report.files.push(file);
         }

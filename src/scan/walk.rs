@@ -2,10 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
 
 /// The maximum number of files below one path.
 const MAX_FILES: usize = 1_000_000;
+
+/// Opens a file of [`files`]. Fails with the error of listing it for a directory that cannot be listed.
+pub(super) fn open(path: &Path) -> Result<Source> {
+    let listed = if path.is_dir() { std::fs::read_dir(path).map(drop) } else { Ok(()) };
+    listed.map_err(|error| Error::io(error, path.to_owned())).and_then(|()| Source::open(path))
+}
 
 /// Each file below `path`, and whether it is `path` itself; without the files and directories of the names in `exclude`. Fails where
 /// `path` cannot be read.
@@ -20,7 +27,7 @@ pub(super) fn files(path: &Path, exclude: &[String]) -> Result<Vec<(PathBuf, boo
         let entries = match std::fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(error) if directory == path => return Err(io(error, path)),
-            // A directory that cannot be listed is reported as an unreadable file.
+            // Reported as an unreadable file, with the error of `open`.
             Err(_) => {
                 files.push((directory, false));
                 continue;

@@ -17,11 +17,13 @@ import pickle
 import signal
 import struct
 import tarfile
+import tempfile
 import threading
 import time
 import warnings
 import zipfile
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -34,7 +36,6 @@ import rustload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 CALL = b"cposix\nsystem\n(S'x'\ntR"
 UNKNOWN = b"csomelib.models\nNet\n)\x81"
@@ -563,6 +564,24 @@ class TestSources:
                 "skipped",
                 {"UnknownFormat"},
             )
+
+    def test_a_subfolder_that_cannot_be_listed_is_unreadable_with_the_reason(self) -> None:
+        user = os.geteuid()
+        with tempfile.TemporaryDirectory() as made:
+            inside = Path(made, "inside")
+            inside.mkdir()
+            Path(made).chmod(0o755)
+            inside.chmod(0o000)
+            if user == 0:
+                os.seteuid(65534)  # root may list anything
+            try:
+                report = rustload.scan(made)
+            finally:
+                os.seteuid(user)
+                inside.chmod(0o700)
+        assert [(file.status, file.path) for file in report.files] == [("unreadable", str(inside))]
+        assert codes(report) == {"Io"}
+        assert "ermission denied" in str(report)
 
     def test_unreadable_sources(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
