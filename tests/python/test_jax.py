@@ -220,7 +220,9 @@ def cupy(monkeypatch):
     fake = types.ModuleType("cupy")
     fake.ndarray, fake.asarray = FakeArray, asarray
     runtime = types.SimpleNamespace(getDeviceCount=lambda: 2)
-    fake.cuda = types.SimpleNamespace(Device=FakeDevice, runtime=runtime)
+    fake.waited_on = []  # the devices whose stream was waited for
+    stream = types.SimpleNamespace(synchronize=lambda: fake.waited_on.append(FakeDevice.current))
+    fake.cuda = types.SimpleNamespace(Device=FakeDevice, runtime=runtime, get_current_stream=lambda: stream)
     FakeArray.__module__ = "cupy"
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.delitem(sys.modules, "rustload._frameworks.cupy", raising=False)
@@ -245,10 +247,12 @@ def test_cupy_arrays_are_on_the_requested_device(simple):
         lazy.materialize(dtype="float8_e5m2")
 
 
-@pytest.mark.usefixtures("cupy")
-def test_out_fills_a_cupy_array(simple):
+def test_out_fills_a_cupy_array(simple, cupy):
     out = FakeArray(np.zeros((4, 6), np.float64), FakeDevice(1))
+    assert rustload.open(simple)["w"].materialize(out=out, sync=False) is out
+    assert cupy.waited_on == []
     assert rustload.open(simple)["w"].materialize(out=out) is out
+    assert cupy.waited_on == [1]
     np.testing.assert_array_equal(out.array, np.arange(24.0).reshape(4, 6))
     with pytest.raises(ValueError, match="shape"):
         rustload.open(simple)["w"].materialize(out=FakeArray(np.zeros(3), FakeDevice()))
