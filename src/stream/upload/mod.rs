@@ -250,7 +250,7 @@ impl Session {
             let jobs = std::mem::take(&mut state.jobs);
             (std::mem::take(&mut state.tickets), std::mem::take(&mut state.unawaited_destinations), jobs)
         };
-        // Whoever waits for one of these tickets learns that it is lost.
+        // A thread that waits for one of these tickets gets an error.
         shared.progress.notify_all();
         if tickets.is_empty() && destinations.is_empty() {
             return;
