@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from typing import TYPE_CHECKING
 
 from attacks import pickles as asm
 from attacks.streams import block, legacy
 
-from fuzz.oracle import ROOT
+from fuzz.oracle import table
 
 if TYPE_CHECKING:
     import random
@@ -62,18 +61,6 @@ ATTRIBUTES = (
 )  # fmt: skip
 """Attributes of the known classes."""
 
-
-def _known_classes() -> list[tuple[str, str]]:
-    """The form and the name of each row of the scan's table of classes."""
-    rows = []
-    for line in (ROOT / "src" / "scan" / "known_classes.txt").read_text().splitlines():
-        if line and not line.startswith("#"):
-            form, _, module, names = re.split(" {2,}", line)
-            rows += [(form, f"{module}.{name}") for name in names.split()]
-    return rows
-
-
-KNOWN_CLASSES = _known_classes()
 
 STORAGE = legacy(asm.pickle(asm.legacy_storage()))
 """A storage as torch writes it into pickles that are not its own."""
@@ -132,6 +119,9 @@ class Program:
         count = self.rng.randrange(5)
         items = b"".join(self.value(depth) for _ in range(count))
         return items + b"\x85\x86\x87"[count - 1 : count] if 0 < count < 4 else b"(" + items + b"t"
+
+    def pair(self, depth: int) -> bytes:
+        return asm.many(self.text(0), self.number(0))
 
     def list(self, depth: int) -> bytes:
         return asm.listed(*(self.value(depth) for _ in range(self.rng.randrange(4))))
@@ -227,57 +217,141 @@ class Program:
                 return asm.call("torch.Size", asm.ints(2, 3))
 
     def object(self, depth: int) -> bytes:
-        """An object of a known class, mostly made as its writer makes it, with a state, items or appended values."""
+        """A call of any name of the table in one of its forms, mostly, with a state, items or appended values."""
+        return self.row(self.rng.choice(table.ROWS), depth)
+
+    def row(self, row: table.Row, depth: int) -> bytes:
+        """The same for a row."""
         rng = self.rng
-        form, dotted = rng.choice(KNOWN_CLASSES)
-        match form if rng.random() < 0.9 else "":
-            case "new":
-                made = rng.choice(
-                    (
-                        asm.name(dotted) + b")\x81",
-                        asm.call(
-                            "copyreg._reconstructor", asm.name(dotted), asm.name("builtins.object"), asm.NONE
-                        ),
-                    )
-                )
-            case "call":
-                made = asm.call(dotted)
-            case "text" | "texts" | "address":
-                made = asm.call(dotted, asm.text(rng.choice(("1", "a", "/a/b", "127.0.0.1", "nan", "1e5"))))
-            case "new(text)":
-                made = asm.name(dotted) + asm.text("a") + b"\x85\x81"
-            case "ratio":
-                made = asm.call(dotted, asm.text("1/2"))
-            case "numbers":
-                made = asm.call(dotted, self.number(0), self.number(0))
-            case "clock":
-                made = asm.call(
-                    dotted, asm.latin1(bytes.fromhex("07e80102030405000000")[: rng.choice((4, 6, 10))])
-                )
-            case "timezone":
-                made = asm.call(dotted, asm.call("datetime.timedelta", asm.integer(0)))
-            case "member":
-                made = asm.call(dotted, rng.choice((self.text, self.number, self.constant))(0))
-            case "buffer":
-                made = asm.call(
-                    dotted, asm.name("array.array"), asm.text("b"), asm.integer(1), asm.latin1(b"ab")
-                )
-            case "identity":
-                made = asm.call(dotted, self.value(depth))
-            case "name":
-                made = asm.name(dotted)
-            case _:
-                made = asm.name(dotted) + self.tuple(depth) + rng.choice((b"R", b"\x81"))
-        if rng.random() < 0.7:
-            names = rng.choices(ATTRIBUTES if rng.random() < 0.7 else HIDING, k=rng.randrange(1, 4))
-            attributes = asm.mapped(*((asm.text(name), self.value(depth)) for name in names))
+        if row.calls and rng.random() < 0.95:
+            is_new, args = rng.choice(row.calls)
+            made = asm.name(row.dotted) + self.schema(args, depth)
             made += (
-                rng.choice((attributes, attributes, asm.many(asm.NONE, attributes), self.value(depth))) + b"b"
+                rng.choice((b"\x81", b"}\x92", b"R")) if rng.random() < 0.05 else b"\x81" if is_new else b"R"
             )
-        for _ in range(rng.randrange(3)):
+        elif row.calls:
+            made = asm.name(row.dotted) + self.tuple(depth) + rng.choice((b"R", b"\x81"))
+        else:
+            made = asm.name(row.dotted)
+        if rng.random() < 0.15:
+            made += asm.put(self.memo)
+            self.memo += 1
+        while rng.random() < (0.75 if row.state and made.endswith((b"\x81", b"R")) else 0.1):
+            made += (self.state(row, depth) if row.state else self.dict(depth)) + b"b"
+            if rng.random() < 0.8:
+                break
+        while rng.random() < 0.2:
             first, second = self.value(depth), self.value(depth)
             made += rng.choice((first + second + b"s", first + b"a", b"(" + first + second + b"e"))
         return rng.choice((made, made, b"}" + made + asm.NONE + b"s", b"\x8f(" + made + b"\x90"))
+
+    def state(self, row: table.Row, depth: int) -> bytes:
+        """A state of the schema of a row, or nearly."""
+        rng = self.rng
+        if row.state is None or rng.random() < 0.05:
+            names = rng.choices(ATTRIBUTES if rng.random() < 0.7 else HIDING, k=rng.randrange(1, 4))
+            return asm.mapped(*((asm.text(name), self.value(depth)) for name in names))
+        return self.schema(row.state, depth)
+
+    def schema(self, node: table.Node, depth: int) -> bytes:
+        """A value of a schema; seldom another one in the place of a part of it."""
+        rng, parts = self.rng, node.parts
+        if rng.random() < 0.015:
+            return rng.choice((self.value, self.fetched, self.object))(depth - 1)
+        match node.tag:
+            case "union":
+                return self.schema(rng.choice(parts), depth)
+            case "list" | "tuple":
+                wanted = parts * rng.randrange(3) if node.text == "*" else parts
+                items = [self.schema(part, depth - 1) for part in wanted]
+                return asm.listed(*items) if node.tag == "list" else asm.many(*items)
+            case "set":
+                return (
+                    b"\x8f("
+                    + b"".join(self.schema(parts[0], depth - 1) for _ in range(rng.randrange(3)))
+                    + b"\x90"
+                )
+            case "dict":
+                pairs = [
+                    (self.schema(parts[0], depth - 1), self.schema(parts[1], depth - 1))
+                    for _ in range(rng.randrange(3))
+                ]
+                return asm.ordered(*pairs) if rng.random() < 0.2 else asm.mapped(*pairs)
+            case "record":
+                fields = []
+                for name, part in zip(node.names, parts, strict=True):
+                    if name == "*":
+                        others = rng.choices(ATTRIBUTES, k=rng.randrange(3))
+                        fields += [(asm.text(other), self.schema(part, depth - 1)) for other in others]
+                    elif not name.endswith("?") or rng.random() < 0.5:
+                        fields.append((asm.text(name.rstrip("?")), self.schema(part, depth - 1)))
+                rng.shuffle(fields)
+                return asm.mapped(*fields)
+            case "kind":
+                return self.kind(node.text, depth)
+            case "literal":
+                return asm.text(node.text)
+            case "named":
+                return asm.name(node.text)
+        return self.word(node.tag, depth)
+
+    def kind(self, kind: str, depth: int) -> bytes:
+        """A value of a kind."""
+        if kind == "storage" and self.rng.random() < 0.8:
+            return asm.storage()
+        if kind == "tensor" and (depth <= 0 or self.rng.random() < 0.5):
+            return asm.tensor()
+        if kind == "numpy_dtype" and self.rng.random() < 0.8:
+            return asm.numpy_dtype(self.rng.choice(("f4", "i8", "b1")))
+        if kind == "storage":
+            return asm.call("torch.storage._load_from_bytes", asm.binary(STORAGE))
+        if depth <= -6:
+            return asm.NONE
+        return self.row(self.rng.choice(table.KINDS[kind]), depth - 1)
+
+    def word(self, word: str, depth: int) -> bytes:
+        """A value of a builtin type, or one that the callee only stores."""
+        rng = self.rng
+        match word:
+            case "any" | "data":
+                return self.value(depth - 1)
+            case "plain":
+                return rng.choice((self.text, self.number, self.constant, self.constant))(0)
+            case "key":
+                return rng.choice((self.text, self.number, self.pair))(0)
+            case "none" | "empty":
+                return asm.NONE if word == "none" else rng.choice((asm.ordered(), b"}"))
+            case "bool":
+                return rng.choice((b"\x88", b"\x89"))
+            case "int":
+                return self.number(0)
+            case "num" | "float":
+                return asm.number(rng.choice((0.5, 1.0)))
+            case "digits":
+                return asm.text(rng.choice(("0", "1")))
+            case "str" | "text" | "name":
+                return asm.text(
+                    rng.choice(
+                        ("a", "1", "cpu", "f4", "C", "d", "1/2", "127.0.0.1", "torch.sparse_coo", *ATTRIBUTES)
+                    )
+                )
+            case "bytes":
+                return asm.latin1(
+                    rng.choice(
+                        (b"b", asm.SIX, bytes.fromhex("07e80102030405000000")[: rng.choice((4, 6, 10))])
+                    )
+                )
+            case "bytearray":
+                return asm.call("builtins.bytearray", asm.latin1(asm.SIX))
+            case "code":
+                return asm.text(rng.choice(("f4", "<i8", "U3", "S2")))
+            case "arguments":
+                return asm.many(
+                    asm.storage(), asm.integer(0), asm.ints(6), asm.ints(1), b"\x89", asm.ordered()
+                )
+            case "global":
+                return self.named(depth) if rng.random() < 0.5 else asm.name(rng.choice(table.ROWS).dotted)
+        raise ValueError(word)
 
     def built(self, depth: int) -> bytes:
         """An object with BUILDs, whose states may hide attributes; a reader may call what it finds in place of its own."""
@@ -305,13 +379,27 @@ class Program:
             )
         )
 
-    def persistent(self, depth: int) -> bytes:
-        kind = self.rng.choice(
-            ("torch.FloatStorage", "torch.storage.UntypedStorage", "collections.OrderedDict")
+    def twins(self, depth: int) -> bytes:
+        """Two keys that may be equal, and a state that may change one of them later."""
+        rng = self.rng
+        row = rng.choice(
+            [row for row in table.ROWS if row.calls and ("k" in row.flags or rng.random() < 0.1)]
         )
-        items = (asm.text("storage"), asm.name(kind), asm.text("0"), asm.text("cpu"), asm.integer(6))
+        first, number = self.row(row, depth), self.memo
+        self.memo += 1
+        made = first + asm.put(number) + b"0}" + asm.get(number) + asm.NONE + b"s"
+        if rng.random() < 0.5:
+            made += asm.get(number) + self.state(row, depth) + b"b0"
+        return made + rng.choice((asm.get(number), self.row(row, depth))) + asm.NONE + b"s"
+
+    def persistent(self, depth: int) -> bytes:
+        """A persistent id, whose parts may be anything; a reader formats and compares them."""
+        form = table.TYPES[self.rng.choice(("archive_id", "legacy_id"))]
+        items = [self.schema(part, depth) for part in form.parts]
         if self.rng.random() < 0.3:
-            items = (asm.text("module"), self.named(depth), self.value(depth), self.value(depth))
+            items = [asm.text("module"), self.named(depth), self.value(depth), self.value(depth)]
+        elif self.rng.random() < 0.2:
+            items[self.rng.randrange(len(items))] = self.value(depth)
         return asm.persistent(*items)
 
 
@@ -320,7 +408,7 @@ LEAVES: tuple[Callable[[Program, int], bytes], ...] = (
 )  # fmt: skip
 KINDS = (
     *LEAVES, Program.tuple, Program.list, Program.dict, Program.call, Program.known, Program.known, Program.built,
-    Program.built, Program.object,
+    Program.built, Program.object, Program.object, Program.object, Program.twins,
     Program.filled, Program.persistent,
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ __all__ = [
     "Joined",
     "Mappings",
     "Stream",
+    "TORCH_GLOBALS",
     "Tensor",
     "Upload",
     "Writer",
@@ -72,6 +73,9 @@ LIMITS: Final[list[tuple[str, int, str]]]
 
 CODES: Final[list[tuple[str, str, str, str]]]
 """Every error code: its spelling, who must act, what it means, and what to try next (may be empty)."""
+
+TORCH_GLOBALS: Final[list[tuple[str, str]]]
+"""Module and name of every global that `torch.load(weights_only=True)` allows."""
 
 @final
 class Buffer:

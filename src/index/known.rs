@@ -1,5 +1,6 @@
-//! The table of known globals. A known global is never called: the entry says how to interpret a call of it.
+//! What the loader makes of the table of globals (`globals.txt`). A known global is never called: the entry says how to interpret a call of it.
 
+use super::globals::{self, Row};
 use crate::dtype::DType;
 
 /// A known global.
@@ -97,137 +98,82 @@ pub(super) enum Rebuild {
     FromDevice,
 }
 
-/// The known global `module.name`; `None` where it is unknown.
+/// The known global `module.name`; `None` where the loader gives it no meaning.
 pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
-    Some(match (module, name) {
-        ("torch._utils", _) => Known::Rebuild(match name {
-            "_rebuild_tensor" => Rebuild::Tensor,
-            "_rebuild_tensor_v2" => Rebuild::TensorV2,
-            "_rebuild_tensor_v3" => Rebuild::TensorV3,
-            "_rebuild_parameter" => Rebuild::Parameter,
-            "_rebuild_parameter_with_state" => Rebuild::ParameterWithState,
-            "_rebuild_qtensor" => Rebuild::Quantized,
-            "_rebuild_sparse_tensor" => Rebuild::Sparse,
-            "_rebuild_wrapper_subclass" => Rebuild::WrapperSubclass,
-            "_rebuild_meta_tensor_no_storage" => Rebuild::Meta,
-            "_rebuild_device_tensor_from_numpy"
-            | "_rebuild_device_tensor_from_cpu_tensor"
-            | "_rebuild_xla_tensor" => Rebuild::FromDevice,
+    let Row { kind, how, calls, .. } = *globals::row(module, name)?;
+    Some(match kind {
+        "tensor" => match how {
+            "parameter_class" => Known::TensorClass(TensorClass::Parameter),
+            "variable_class" => Known::TensorClass(TensorClass::Variable),
+            "class" => Known::TensorClass(TensorClass::Plain),
+            "v1" => Known::Rebuild(Rebuild::Tensor),
+            "v2" => Known::Rebuild(Rebuild::TensorV2),
+            "v3" => Known::Rebuild(Rebuild::TensorV3),
+            "parameter" => Known::Rebuild(Rebuild::Parameter),
+            "parameter_with_state" => Known::Rebuild(Rebuild::ParameterWithState),
+            "quantized" => Known::Rebuild(Rebuild::Quantized),
+            "sparse" => Known::Rebuild(Rebuild::Sparse),
+            "wrapper" => Known::Rebuild(Rebuild::WrapperSubclass),
+            "meta" => Known::Rebuild(Rebuild::Meta),
+            "from_device" => Known::Rebuild(Rebuild::FromDevice),
+            "from_type" => Known::Rebuild(Rebuild::FromType),
             _ => return None,
-        }),
-        ("torch._tensor" | "torch.tensor", "_rebuild_from_type_v2" | "_rebuild_from_type") => {
-            Known::Rebuild(Rebuild::FromType)
-        }
-        ("torch.storage", "UntypedStorage") => Known::Storage(None),
-        ("torch.storage", "TypedStorage") => Known::Label,
-        ("torch.storage", "_load_from_bytes") => Known::LoadFromBytes,
-        ("torch" | "torch.cuda" | "torch.sparse" | "torch.cuda.sparse", _) => {
-            return lookup_torch(module, name);
-        }
-        ("torch.serialization", "_get_layout") => Known::Record,
-        ("torch.nn.parameter", "Parameter") => Known::TensorClass(TensorClass::Parameter),
-        ("torch.autograd.variable", "Variable") => Known::TensorClass(TensorClass::Variable),
-        ("collections", "OrderedDict") => Known::OrderedDict,
-        ("collections", "Counter") => Known::Counter,
-        ("collections", "defaultdict") => Known::DefaultDict,
-        ("collections", "deque") => Known::Deque,
-        ("builtins", "dict") => Known::Dict,
-        ("builtins", "list") => Known::List,
-        ("builtins", "tuple") => Known::Tuple,
-        ("builtins", "set") => Known::Set,
-        ("builtins", "frozenset") => Known::FrozenSet,
-        ("builtins", "bytearray") => Known::ByteArray,
-        ("builtins", "bytes") => Known::Bytes,
-        ("builtins", "complex") => Known::Complex,
-        ("builtins", "slice" | "range" | "xrange") => Known::Record,
-        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "object") => Known::Label,
-        ("_codecs", "encode") => Known::Encode,
-        ("numpy", "dtype") => Known::NumpyDtype,
-        ("numpy", "ndarray") => Known::Label,
-        ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => Known::NumpyReconstruct,
-        ("numpy.core.multiarray" | "numpy._core.multiarray", "scalar") => Known::NumpyScalar,
-        ("numpy.core.numeric" | "numpy._core.numeric", "_frombuffer") => Known::NumpyFromBuffer,
+        },
+        "loaded" => Known::LoadFromBytes,
+        "storage_class" => Known::Storage(storage_dtype(name)?),
+        "dtype" => DType::ALL
+            .iter()
+            .find(|dtype| dtype.name() == name)
+            .map_or(Known::Label, |&dtype| Known::Dtype(dtype)),
+        "ordered_dict" => Known::OrderedDict,
+        "counter" => Known::Counter,
+        "default_dict" => Known::DefaultDict,
+        "dict" => Known::Dict,
+        "list" => Known::List,
+        "deque" => Known::Deque,
+        "set" => Known::Set,
+        "frozenset" => Known::FrozenSet,
+        "tuple" => Known::Tuple,
+        "bytearray" => Known::ByteArray,
+        "bytes" if how == "encode" => Known::Encode,
+        "bytes" => Known::Bytes,
+        "complex" => Known::Complex,
+        "size" => Known::Size,
+        "device" => Known::Device,
+        "layout" if calls == "-" => Known::Label,
+        "record" | "layout" => Known::Record,
+        "label" | "qscheme" => Known::Label,
+        "numpy_dtype" => Known::NumpyDtype,
+        "ndarray" if how == "frombuffer" => Known::NumpyFromBuffer,
+        "ndarray" => Known::NumpyReconstruct,
+        "numpy_scalar" => Known::NumpyScalar,
         _ => return None,
     })
 }
 
-fn lookup_torch(module: &str, name: &str) -> Option<Known> {
-    if let Some(stem) = name.strip_suffix("Storage").filter(|_| matches!(module, "torch" | "torch.cuda")) {
-        return Some(Known::Storage(Some(match stem {
-            "Double" => DType::F64,
-            "Float" => DType::F32,
-            "Half" => DType::F16,
-            "BFloat16" => DType::BF16,
-            "Long" => DType::I64,
-            "Int" => DType::I32,
-            "Short" => DType::I16,
-            "Char" => DType::I8,
-            "Byte" => DType::U8,
-            "Bool" => DType::Bool,
-            "ComplexFloat" => DType::C64,
-            "ComplexDouble" => DType::C128,
-            // The integers without their scales; packed ones as bytes.
-            "QInt8" => DType::I8,
-            "QInt32" => DType::I32,
-            "QUInt8" | "QUInt4x2" | "QUInt2x4" => DType::U8,
-            "Untyped" => return Some(Known::Storage(None)),
-            _ => return None,
-        })));
-    }
-    if let Some(
-        "Double" | "Float" | "Half" | "BFloat16" | "Long" | "Int" | "Short" | "Char" | "Byte" | "Bool",
-    ) = name.strip_suffix("Tensor")
-    {
-        return Some(Known::TensorClass(TensorClass::Plain));
-    }
-    if module != "torch" {
-        return None;
-    }
-    match name {
-        "Size" => Some(Known::Size),
-        "device" => Some(Known::Device),
-        _ if LABELS.contains(&name) => Some(Known::Label),
-        _ => DType::ALL.iter().copied().find(|dtype| dtype.name() == name).map(Known::Dtype),
-    }
+/// The dtype of the storage class with this name.
+fn storage_dtype(name: &str) -> Option<Option<DType>> {
+    Some(Some(match name.strip_suffix("Storage")? {
+        "Untyped" => return Some(None),
+        "Double" => DType::F64,
+        "Float" => DType::F32,
+        "Half" => DType::F16,
+        "BFloat16" => DType::BF16,
+        "Long" => DType::I64,
+        "Int" => DType::I32,
+        "Short" => DType::I16,
+        "Char" => DType::I8,
+        "Byte" => DType::U8,
+        "Bool" => DType::Bool,
+        "ComplexFloat" => DType::C64,
+        "ComplexDouble" => DType::C128,
+        // The integers without their scales; packed ones as bytes.
+        "QInt8" => DType::I8,
+        "QInt32" => DType::I32,
+        "QUInt8" | "QUInt4x2" | "QUInt2x4" => DType::U8,
+        _ => return None,
+    }))
 }
-
-/// The names of `torch` that are labels: those of torch/_weights_only_unpickler.py (`_get_allowed_globals`) beside storages,
-/// tensors and the dtypes that can be read.
-const LABELS: &[&str] = &[
-    "Tensor",
-    "strided",
-    "sparse_coo",
-    "sparse_csr",
-    "sparse_csc",
-    "sparse_bsr",
-    "sparse_bsc",
-    "_mkldnn",
-    "jagged",
-    "per_tensor_affine",
-    "per_tensor_symmetric",
-    "per_channel_affine",
-    "per_channel_symmetric",
-    "per_channel_affine_float_qparams",
-    "qint8",
-    "quint8",
-    "qint32",
-    "quint4x2",
-    "quint2x4",
-    "int1",
-    "int2",
-    "int3",
-    "int4",
-    "int5",
-    "int6",
-    "int7",
-    "uint1",
-    "uint2",
-    "uint3",
-    "uint4",
-    "uint5",
-    "uint6",
-    "uint7",
-];
 
 #[cfg(test)]
 mod tests {

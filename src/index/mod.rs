@@ -14,9 +14,8 @@
 mod chunks;
 mod dcp;
 mod extra;
+pub mod globals;
 mod known;
-#[cfg(feature = "scan")]
-mod known_calls;
 mod location;
 mod meaning;
 mod names;
@@ -59,11 +58,9 @@ pub use chunks::ChunkItem;
 pub use chunks::{ChunkBytes, ChunkPart, Chunks, TensorPart};
 pub use dcp::{SavedValue, SavedValues};
 pub use extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
-#[cfg(feature = "scan")]
-pub use known_calls::{KnownCalls, known_calls};
 pub use location::{Deflated, Location, StorageBytes};
 #[cfg(feature = "scan")]
-pub use meaning::PersistentIdForm;
+pub use meaning::{PersistentIdForm, holds_storage};
 pub use part::{Along, Part, Placement};
 #[cfg(feature = "scan")]
 pub(crate) use torch_legacy::PICKLES as LEGACY_PICKLES;

@@ -85,6 +85,9 @@ mod _rustload {
                 (code.as_str(), kind, code.meaning(), advice::next_step(code))
             })
             .collect();
+        let globals = crate::index::globals::rows().filter(|(_, _, row)| row.in_torch);
+        let globals: Vec<(&str, &str)> = globals.map(|(module, name, _)| (module, name)).collect();
+        module.add("TORCH_GLOBALS", globals)?;
         module.add("CODES", codes)
     }
 }

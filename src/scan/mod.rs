@@ -18,7 +18,6 @@ mod doors;
 mod encoded;
 mod file;
 mod gadgets;
-mod known_classes;
 mod pickles;
 mod policy;
 mod preview;

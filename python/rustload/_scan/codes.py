@@ -48,6 +48,7 @@ SCAN_CODES = {
         "A BUILD sets an attribute that hides a method, or a state that the class does not write.",
         "A BUILD sets an attribute that is called in place of a method, to something that runs code.",
     ),
+    "DictKey": ScanCode(_UNKNOWN, "A key of a dict or set is hashed and compared by code of its class."),
     "Import": _may_execute(
         "A class or function is named and not called, or used as a value; its module is imported.",
         "A function that runs code or accesses the system is passed to a call, which may call it.",

@@ -50,13 +50,6 @@ impl<'a> CallInterpreter<'a> {
         Ok(())
     }
 
-    /// As [`build`](CallInterpreter::build), by form: a state that rustload does not follow makes the value opaque.
-    pub(super) fn build_by_form(&mut self, build: &Build) {
-        if let (Err(_), Value::Call(id)) = (self.build(build), self.values.get(build.target)) {
-            self.out.calls.get_mut(id.index()).into_iter().for_each(|meaning| *meaning = Meaning::Opaque);
-        }
-    }
-
     /// The meaning of a call's result once its state is set.
     fn built(&mut self, id: CallId, call: &Call<'a>, before: Meaning, state: Handle) -> Result<Meaning> {
         let known = self.known(call.callable);

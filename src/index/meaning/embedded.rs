@@ -17,7 +17,7 @@ use crate::index::torch_legacy::{SingleStorage, read_single_storage};
 use crate::index::tree::{Object, View};
 use crate::index::{Location, Options, Storage, Tensor, Unknown};
 use crate::limits::Limits;
-use crate::pickle::{Call, Handle, Value};
+use crate::pickle::{Call, Handle, Value, Values};
 
 impl<'a> CallInterpreter<'a> {
     /// Interprets a call of `_load_from_bytes` as a storage. A call on bytes that are not a legacy stream is opaque.
@@ -108,6 +108,26 @@ impl<'a> CallInterpreter<'a> {
         let options = Options { limits, cancel, unknown: Unknown::Error, ..Options::default() };
         read_single_storage(&source, &options).map(Some)
     }
+}
+
+/// Whether bytes that stand in a pickle are a legacy stream of one storage, as torch writes it for `_load_from_bytes`.
+#[cfg(feature = "scan")]
+pub fn holds_storage(values: &Values, handle: Handle, limits: &Limits) -> bool {
+    let bytes = match values.get(handle) {
+        Value::Bytes(bytes) => Some(bytes.to_vec()),
+        Value::Call(id) => match values.get(values.call(id).args) {
+            Value::Tuple(&[text, _]) => match values.get(text) {
+                Value::Str(text) => text.as_str().and_then(|text| {
+                    text.chars().map(|char| u8::try_from(u32::from(char)).ok()).collect::<Option<Vec<u8>>>()
+                }),
+                _ => None,
+            },
+            _ => None,
+        },
+        _ => None,
+    };
+    let options = Options { limits: limits.clone(), unknown: Unknown::Error, ..Options::default() };
+    bytes.is_some_and(|bytes| read_single_storage(&Source::memory(Arc::new(bytes)), &options).is_ok())
 }
 
 /// Adds the offset of the call, and a note, to an error of an embedded stream.

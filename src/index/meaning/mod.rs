@@ -21,6 +21,8 @@ mod storage;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+#[cfg(feature = "scan")]
+pub use self::embedded::holds_storage;
 pub(super) use self::keyed::{Keyed, KeyedObjects};
 pub(super) use self::numpy::NumpyType;
 use self::storage::DescribedStorage;
@@ -251,41 +253,6 @@ impl<'a> CallInterpreter<'a> {
     /// Sets the TorchScript classes of the pickle's values.
     pub(super) fn set_scripts(&mut self, scripts: ScriptClasses) {
         self.out.scripts = scripts;
-    }
-
-    /// As [`new`](CallInterpreter::new), without rebuilding tensors: a call that rebuilds one is a [`Meaning::Record`] where its
-    /// arguments have the right form. It never fails; only whether a call is opaque is valid.
-    pub(super) fn by_form(
-        values: &'a Values,
-        limits: &'a Limits,
-        ids: PersistentIds<'a>,
-    ) -> CallInterpreter<'a> {
-        let mut interpreter = CallInterpreter::empty(values, limits, ids, Cancel::default());
-        interpreter.out.calls.reserve(values.calls().len());
-        let mut builds = values.builds().iter().peekable();
-        for (id, _) in values.calls() {
-            let call = values.call(id);
-            while let Some(build) = builds.next_if(|build| build.offset < call.offset) {
-                interpreter.build_by_form(build);
-            }
-            interpreter.now = call.offset;
-            let meaning = match (interpreter.known(call.callable), values.get(call.args)) {
-                (Some(Known::Rebuild(rebuild)), Value::Tuple(args))
-                    if interpreter.reads_args(&call, args) && interpreter.has_form(rebuild, args) =>
-                {
-                    Ok(Meaning::Record)
-                }
-                // The effect of `_load_from_bytes` is that of its bytes, which a scan reads by itself.
-                (Some(Known::Rebuild(_) | Known::LoadFromBytes), _) => Ok(Meaning::Opaque),
-                (Some(Known::TensorClass(class)), _) if interpreter.is_pre_0_4_tensor(class, &call) => {
-                    Ok(Meaning::Record)
-                }
-                _ => interpreter.call(&call),
-            };
-            interpreter.out.calls.push(meaning.unwrap_or(Meaning::Opaque));
-        }
-        builds.for_each(|build| interpreter.build_by_form(build));
-        interpreter
     }
 
     /// An interpreter that has read no call yet.

@@ -99,19 +99,6 @@ impl<'a> CallInterpreter<'a> {
         }
     }
 
-    /// Whether a call has the form of such an object. Does not check that its parts are tensors.
-    pub(super) fn is_pre_0_4_tensor(&self, class: TensorClass, call: &Call<'_>) -> bool {
-        let Value::Tuple(args) = self.values.get(call.args) else { return false };
-        let has_form = match (class, args) {
-            (_, []) => true,
-            (TensorClass::Parameter | TensorClass::Variable, [data] | [data, _]) => {
-                matches!(self.values.get(*data), Value::Call(_) | Value::PersistentId(_))
-            }
-            _ => false,
-        };
-        has_form && call.states.iter().all(|state| matches!(self.values.get(state.value), Value::Tuple(_)))
-    }
-
     /// Adds a tensor that torch rebuilds on a device from a NumPy array or a CPU tensor (torch/_utils.py:
     /// `_rebuild_device_tensor_from_numpy`, `_rebuild_device_tensor_from_cpu_tensor`); `None` where torch would cast it first, or drop
     /// its elements.

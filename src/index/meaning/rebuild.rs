@@ -190,49 +190,6 @@ impl<'a> CallInterpreter<'a> {
         }
     }
 
-    /// Whether the arguments have the types that `rebuild` takes. Does not check that the tensor lies inside its storage.
-    pub(super) fn has_form(&self, rebuild: Rebuild, args: &[Handle]) -> bool {
-        let is = |handle, test: fn(Value<'_>) -> bool| test(self.values.get(handle));
-        let is_bool = |handle| is(handle, |value| matches!(value, Value::Bool(_)));
-        let is_call = |handle| is(handle, |value| matches!(value, Value::Call(_)));
-        let is_tuple = |handle| is(handle, |value| matches!(value, Value::Tuple(_)));
-        let is_dtype = |handle| matches!(self.known(handle), Some(Known::Dtype(_)));
-        let is_strided = |storage, [offset, size, stride]: [Handle; 3]| {
-            (is(storage, |value| matches!(value, Value::PersistentId(_))) || self.is_embedded(storage))
-                && is(offset, |value| matches!(value, Value::Int(_)))
-                && is_tuple(size)
-                && is_tuple(stride)
-        };
-        match arguments(rebuild, args) {
-            Some(Arguments::Strided { storage, geometry, requires_grad, dtype, .. }) => {
-                is_strided(storage, geometry)
-                    && requires_grad.is_none_or(is_bool)
-                    && dtype.is_none_or(is_dtype)
-            }
-            Some(Arguments::Parameter { tensor, requires_grad, .. }) => {
-                is_call(tensor) && is_bool(requires_grad)
-            }
-            Some(Arguments::FromType { function, inner, .. }) => {
-                match (self.known(function), self.values.get(inner)) {
-                    (Some(Known::Rebuild(Rebuild::FromType | Rebuild::Sparse | Rebuild::FromDevice)), _) => {
-                        false
-                    }
-                    (Some(Known::Rebuild(rebuild)), Value::Tuple(inner)) => self.has_form(rebuild, inner),
-                    _ => false,
-                }
-            }
-            Some(Arguments::Quantized { storage, geometry, params, requires_grad }) => {
-                is_tuple(params) && is_bool(requires_grad) && is_strided(storage, geometry)
-            }
-            Some(Arguments::Sparse { data }) => is_tuple(data),
-            Some(Arguments::Meta { dtype, requires_grad, .. }) => is_dtype(dtype) && is_bool(requires_grad),
-            Some(Arguments::FromDevice { data, requires_grad, .. }) => {
-                is_call(data) && is_bool(requires_grad)
-            }
-            Some(Arguments::Wrapper) | None => false,
-        }
-    }
-
     /// The tensor that a value is; `None` where it is not one.
     pub(super) fn tensor_at(&self, handle: Handle) -> Option<&Tensor> {
         self.tensor_id(handle).map(|(_, tensor)| tensor)

@@ -14,7 +14,7 @@ impl Classifier<'_> {
         let values = self.values_of();
         let call = values.call(id);
         let arguments = preview::arguments(values, id);
-        let callee = self.understanding.callee(&call);
+        let callee = self.proof.callee(&call);
         let (global, verdict, code, message) = match callee {
             None => {
                 let text = "the callable is the result of another call".to_owned();
@@ -59,7 +59,7 @@ impl Classifier<'_> {
         global: &Global<'_>,
     ) -> (Verdict, &'static str, String) {
         let name = dotted(global);
-        if self.understanding.knows_global(callee) {
+        if self.proof.knows_global(callee) {
             let text = format!("{name} is called with unknown arguments");
             return (Verdict::Unknown, "DisallowedCall", text);
         }
@@ -116,7 +116,7 @@ impl Classifier<'_> {
     /// Whether a call is `_load_from_bytes` of one bytes object that stands in the pickle, so that these bytes are what it loads.
     fn loads_literal_storage(&self, call: &Call<'_>, global: &Global<'_>) -> bool {
         let arguments = match self.values_of().get(call.args) {
-            Value::Tuple(&[bytes]) => self.understanding.is_literal_bytes(bytes),
+            Value::Tuple(&[bytes]) => self.proof.is_literal_bytes(bytes),
             _ => false,
         };
         let is_changed = !(call.states.is_empty() && call.items.is_empty() && call.appended.is_empty());
@@ -155,7 +155,7 @@ impl Classifier<'_> {
         for _ in 0..MAX_SEARCHED_VALUES {
             let Some(handle) = pending.pop() else { return false };
             match values.get(handle) {
-                Value::Global(id) if !self.understanding.knows_global(id) => {
+                Value::Global(id) if !self.proof.knows_global(id) => {
                     let global = values.global(id);
                     if gadgets::classify(global.module, global.name, false).verdict == Verdict::WouldExecute {
                         return true;

@@ -1,22 +1,23 @@
 //! Classifies what one pickle would do: its imports, calls and BUILD states, in program order.
 //!
-//! A call that is understood (`understanding.rs`) is counted and not listed. Every other call is a step of the trace, and a finding
+//! A call that is proven to run nothing (`proof.rs`) is counted and not listed. Every other call is a step of the trace, and a finding
 //! with the code of the error that `unknown="error"` raises for it. Bytes that a call would load as a pickle or archive are
 //! returned to be scanned.
 
-mod attributes;
 mod calls;
 mod cycles;
-mod numpy_text;
+mod matching;
+mod numpy;
+mod proof;
 mod references;
+mod schema;
 mod states;
 mod steps;
-mod understanding;
 mod values;
 
 use std::collections::{HashMap, HashSet};
 
-use self::understanding::Understanding;
+use self::proof::Proof;
 use super::report::{FileReport, Finding, Verdict, readers, short};
 use crate::bytes::Region;
 use crate::error::{Code, Error, Result};
@@ -74,15 +75,16 @@ pub(super) fn classify(
     limits: &Limits,
     cancel: &Cancel,
 ) -> Result<ScannedPickle> {
-    let understanding = Understanding::new(&recovered, context.ids, limits);
+    let proof = Proof::new(&recovered, context.ids, limits);
     cancel.check()?;
     let mut classifier = Classifier {
         report,
         recovered: &recovered,
-        understanding,
+        proof,
         context,
         nested: Vec::new(),
         loaded: HashMap::new(),
+        methods: HashMap::new(),
         found: HashSet::new(),
     };
     classifier.defects();
@@ -149,12 +151,14 @@ fn is_plain_char(char: char) -> bool {
 struct Classifier<'a> {
     report: &'a mut FileReport,
     recovered: &'a RecoveredPickle,
-    understanding: Understanding<'a>,
+    proof: Proof<'a>,
     context: &'a PickleContext<'a>,
     nested: Vec<Nested>,
     /// The arguments of loaders, and whether they hold bytes to load. The bytes of each are in `nested` once, also where several
     /// calls share it.
     loaded: HashMap<Handle, bool>,
+    /// By dict of attributes, the first one that is called in place of a method.
+    methods: HashMap<Handle, Option<Handle>>,
     /// The globals of whose calls at least one is a finding.
     found: HashSet<GlobalId>,
 }

@@ -1,11 +1,13 @@
 //! Classifies BUILD states that are not understood: of unknown classes, of globals themselves, and of attributes that hide methods.
 
-use super::attributes::Target;
-use super::{Classifier, dotted, pair};
+use super::{Classifier, MAX_SEARCHED_VALUES, dotted, pair};
 use crate::pickle::{Call, Handle, Value};
 use crate::scan::gadgets::{self, CallableFactory};
 use crate::scan::preview;
 use crate::scan::report::{Finding, TraceStep, Verdict};
+
+/// The methods that unpicklers look up on an object to grow it (`Modules/_pickle.c`: `do_append`, `load_additems`).
+const GROWING_METHODS: [&[u8]; 3] = [b"append", b"extend", b"add"];
 
 impl Classifier<'_> {
     /// Adds a BUILD to the trace, and to the findings unless the finding of its call covers it.
@@ -20,12 +22,21 @@ impl Classifier<'_> {
             Value::Call(id) => {
                 let call = values.call(id);
                 let (owner, verdict) = self.owner(&call);
-                let problem = self.understanding.refused(id).or_else(|| {
-                    let mut states = call.states.iter();
-                    states.find_map(|state| self.understanding.problem_of(state.value, Target::Unknown))
-                });
-                // The finding of the call covers the rest of its state.
-                let finding = problem.map(|problem| ("StateAttribute", problem.text(values)));
+                let text = match self.proof.refused(id) {
+                    Some(Some(name)) => Some(format!(
+                        "gets the attribute {}, whose value is of a form that the class does not write",
+                        preview::value(values, name)
+                    )),
+                    Some(None) => Some("gets a state of a form that the class does not write".to_owned()),
+                    // The finding of the call covers the rest of its state.
+                    None => self.hidden_method(&call).map(|name| {
+                        let name = preview::value(values, name);
+                        format!(
+                            "gets the attribute {name}, which is looked up and called in place of a method"
+                        )
+                    }),
+                };
+                let finding = text.map(|text| ("StateAttribute", text));
                 ((owner, verdict), finding)
             }
             _ => {
@@ -51,11 +62,11 @@ impl Classifier<'_> {
 
     /// The global that makes the target of a BUILD, and the verdict on its state.
     fn owner(&self, call: &Call<'_>) -> ((String, String), Verdict) {
-        let Some(callee) = self.understanding.callee(call) else {
+        let Some(callee) = self.proof.callee(call) else {
             return ((String::new(), "(result of a call)".to_owned()), Verdict::Unknown);
         };
         let global = self.values_of().global(callee);
-        let verdict = if self.understanding.knows_global(callee) || self.is_harmless_partial(call) {
+        let verdict = if self.proof.knows_global(callee) || self.is_harmless_partial(call) {
             Verdict::Unknown
         } else {
             gadgets::classify(global.module, global.name, false).verdict
@@ -63,8 +74,38 @@ impl Classifier<'_> {
         (pair(&global), verdict)
     }
 
+    /// The first attribute that an unpickler would call in place of a method of a class that is not known.
+    fn hidden_method(&mut self, call: &Call<'_>) -> Option<Handle> {
+        let values = self.values_of();
+        let states = call.states.iter().take(MAX_SEARCHED_VALUES).map(|state| state.value);
+        let parts = states.flat_map(|state| match values.get(state) {
+            Value::Tuple(&[attributes, slots]) => [attributes, slots],
+            _ => [state, state],
+        });
+        let parts: Vec<Handle> = parts.collect();
+        parts.into_iter().find_map(|part| self.method_in(part))
+    }
+
+    /// The same in a dict of attributes. Any number of BUILDs may share one.
+    fn method_in(&mut self, attributes: Handle) -> Option<Handle> {
+        let values = self.values_of();
+        let Value::Dict(pairs) = values.get(attributes) else { return None };
+        let is_method = |key: Handle| match values.get(key) {
+            Value::Str(name) => {
+                let name = name.as_bytes();
+                GROWING_METHODS.contains(&name) || (name.starts_with(b"__") && name.ends_with(b"__"))
+            }
+            _ => false,
+        };
+        let proof = &self.proof;
+        *self.methods.entry(attributes).or_insert_with(|| {
+            let mut pairs = pairs.iter();
+            pairs.find_map(|&(key, value)| (is_method(key) && proof.may_be_called(value)).then_some(key))
+        })
+    }
+
     fn is_harmless_partial(&self, call: &Call<'_>) -> bool {
-        let Some(callee) = self.understanding.callee(call) else { return false };
+        let Some(callee) = self.proof.callee(call) else { return false };
         let global = self.values_of().global(callee);
         let partial = gadgets::callable_factory(global.module, global.name) == Some(CallableFactory::Partial);
         partial

@@ -1,4 +1,4 @@
-//! Lists what a pickle does, in program order: records every global, counts understood calls, classifies every other step.
+//! Lists what a pickle does, in program order: records every global, counts proven calls, classifies every other step.
 
 use super::references::used_as_values;
 use super::{Classifier, dotted, pair};
@@ -15,32 +15,32 @@ enum Event {
 }
 
 impl Classifier<'_> {
-    /// Records all globals, and classifies every step that is not understood.
+    /// Records all globals, and classifies every step that is not proven.
     pub(super) fn steps(&mut self) {
         let values = self.values_of();
         let mut calls = vec![0_u64; values.globals().len()];
         let mut events: Vec<(u64, Event)> = Vec::new();
         for (id, _) in values.calls() {
             let call = values.call(id);
-            let callee = self.understanding.callee(&call);
+            let callee = self.proof.callee(&call);
             if let Some(count) = callee.and_then(|id| calls.get_mut(id.index())) {
                 *count = count.saturating_add(1);
             }
-            if !self.understanding.knows_call(id, &call, callee) {
+            if !self.proof.knows_call(id) {
                 events.push((call.offset, Event::Call(id)));
             }
         }
         let mut last = None;
         for &Build { offset, target, .. } in values.builds() {
             // Consecutive BUILDs of one target are listed once.
-            if last.replace(target) != Some(target) && !self.understanding.knows_build(target) {
+            if last.replace(target) != Some(target) && !self.proof.knows_build(target) {
                 events.push((offset, Event::State(target)));
             }
         }
         // Whether there is something that may call a function that it gets.
         let opaque = !events.is_empty();
         for (id, _) in values.globals() {
-            if !self.understanding.knows_global(id) && values.global(id).module != pickle::RUN_TIME_MODULE {
+            if !self.proof.knows_global(id) && values.global(id).module != pickle::RUN_TIME_MODULE {
                 events.push((values.global(id).offset, Event::Import(id)));
             }
         }
@@ -72,7 +72,7 @@ impl Classifier<'_> {
     fn globals(&mut self, calls: &[u64]) {
         let values = self.values_of();
         for (id, _) in values.globals() {
-            let (global, known) = (values.global(id), self.understanding.knows_global(id));
+            let (global, known) = (values.global(id), self.proof.knows_global(id));
             if global.module == pickle::RUN_TIME_MODULE {
                 continue;
             }

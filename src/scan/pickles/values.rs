@@ -2,8 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Classifier, cycles, is_text, pair};
-use crate::index::PersistentIdForm;
+use super::{Classifier, cycles, pair};
 use crate::pickle::{Handle, Value};
 use crate::scan::encoded::encoded_payload;
 use crate::scan::report::{Finding, Verdict};
@@ -13,32 +12,31 @@ impl Classifier<'_> {
     pub(super) fn values(&mut self) -> HashSet<String> {
         let values = self.values_of();
         let mut keys = HashSet::new();
-        let (mut duplicated, mut encoded, mut odd) = (0_u64, None, 0_u64);
+        let (mut duplicated, mut encoded, mut odd, mut hashed) = (0_u64, None, 0_u64, 0_u64);
         for value in values.iter() {
+            let all_keys = match value {
+                Value::Dict(pairs) => pairs.iter().all(|&(key, _)| self.proof.is_key(key)),
+                Value::Set(items) | Value::FrozenSet(items) => {
+                    items.iter().all(|&item| self.proof.is_key(item))
+                }
+                _ => true,
+            };
+            hashed = hashed.saturating_add(u64::from(!all_keys));
             match value {
-                Value::PersistentId(pid) if self.context.ids == PersistentIdForm::Keyed => {
-                    match values.get(pid) {
-                        Value::Int(_) => {}
-                        Value::Str(key) if is_number(key.as_bytes()) => {}
-                        Value::Tuple(&[class, ref source @ ..]) => self.module_source(class, source),
-                        _ => odd = odd.saturating_add(1),
+                Value::PersistentId(pid) => {
+                    if self.proof.module_class(pid).is_some() {
+                        self.module_source(pid);
+                    } else if !self.proof.is_persistent_id(pid) {
+                        odd = odd.saturating_add(1);
+                    }
+                    if self.context.wants_keys
+                        && let Value::Tuple(&[_, _, key, ..]) = values.get(pid)
+                        && let Value::Str(key) = values.get(key)
+                        && let Some(key) = key.as_str().filter(|key| key.len() <= 64 && !keys.contains(*key))
+                    {
+                        keys.insert(key.to_owned());
                     }
                 }
-                Value::PersistentId(pid) => match values.get(pid) {
-                    Value::Tuple(&[tag, _, key, ..]) if is_text(values, tag, "storage") => {
-                        if self.context.wants_keys
-                            && let Value::Str(key) = values.get(key)
-                            && let Some(key) =
-                                key.as_str().filter(|key| key.len() <= 64 && !keys.contains(*key))
-                        {
-                            keys.insert(key.to_owned());
-                        }
-                    }
-                    Value::Tuple(&[tag, class, ref source @ ..]) if is_text(values, tag, "module") => {
-                        self.module_source(class, source);
-                    }
-                    _ => odd = odd.saturating_add(1),
-                },
                 Value::Dict(pairs) if values.has_equal_keys(pairs) => {
                     duplicated = duplicated.saturating_add(1)
                 }
@@ -67,6 +65,12 @@ impl Classifier<'_> {
             "a persistent id has a form that torch does not write".to_owned(),
         );
         add(
+            "DictKey",
+            Verdict::Unknown,
+            hashed,
+            "a key of a dict or set is hashed and compared by code of its class".to_owned(),
+        );
+        add(
             "EncodedText",
             Verdict::Inert,
             u64::from(encoded.is_some()),
@@ -74,28 +78,25 @@ impl Classifier<'_> {
         );
         keys
     }
-    /// Adds a finding for `('module', class, file, source)`, or in torch 0.1 for `(class, file, source)`. torch compares the source with that of the installed class, and
-    /// warns (torch/serialization.py: `_check_container_source`).
-    fn module_source(&mut self, class: Handle, source: &[Handle]) {
+    /// Adds a finding for `('module', class, file, source)`, or in torch 0.1 for `(class, file, source)`. torch compares the source with that of
+    /// the installed class, and warns (torch/serialization.py: `_check_container_source`).
+    fn module_source(&mut self, pid: Handle) {
         let values = self.values_of();
-        let (global, is_known) = match values.get(class) {
-            Value::Global(id) => {
-                let global = values.global(id);
-                (pair(&global), self.understanding.class(id).is_some())
-            }
-            _ => Default::default(),
+        let class = self.proof.module_class(pid);
+        let global = class.map(|class| pair(&values.global(class))).unwrap_or_default();
+        let is_module = class.and_then(|class| self.proof.row(class)).is_some_and(|row| row.kind == "module");
+        let is_text = match values.get(pid) {
+            Value::Tuple(items) => items
+                .iter()
+                .rev()
+                .take(2)
+                .all(|&part| matches!(values.get(part), Value::Str(_) | Value::None)),
+            _ => false,
         };
-        let is_text = source.len() == 2
-            && source.iter().all(|&part| matches!(values.get(part), Value::Str(_) | Value::None));
-        let verdict = if is_known && is_text { Verdict::Inert } else { Verdict::Unknown };
+        let verdict = if is_module && is_text { Verdict::Inert } else { Verdict::Unknown };
         let text =
             "a persistent id carries a class and its source text; torch compares it with the local file";
         let finding = Finding { offset: None, global, ..self.finding("ModuleSource", verdict, 0, text) };
         self.report.add(finding);
     }
-}
-
-/// Whether text is the key of a tensor or storage of torch 0.1: at most as many digits as 64 bits have.
-fn is_number(text: &[u8]) -> bool {
-    (1..=20).contains(&text.len()) && text.iter().all(u8::is_ascii_digit)
 }
