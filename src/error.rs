@@ -249,8 +249,8 @@ codes! {
         "Write several files, or shorter names.";
     TiedTensors: Value, "Several names of a new file have one tensor.", "Write each in full, or one of them alone.";
     TargetExists: Io, "A file of this name exists.", "Choose another name, or allow to replace it.";
-    TargetBusy: Io, "Another process is writing this file or folder, to be resumed if it is killed.",
-        "Wait until it is done, or choose another name.";
+    TargetBusy: Io, "Another writer, of this process or of another one, has this file or folder.",
+        "Wait until it is done, close or discard a `Writer` that is left open, or choose another name.";
     VerifyFailed: Io, "A new file, read back, differs from its source.",
         "The disk, the memory or what lies between is faulty: check them, and write to another disk.";
     WriterIncomplete: Value, "A new file was to be completed before all of its tensors were written.",
@@ -357,9 +357,10 @@ impl Error {
         error
     }
 
-    /// The error for a new file that another process is writing in `folder`.
-    pub(crate) fn target_busy(folder: &Path) -> Error {
-        Error::new(Code::TargetBusy, "another process is writing this file").in_file(folder)
+    /// The error for a file or folder that another writer has locked.
+    pub(crate) fn target_busy(target: &Path) -> Error {
+        Error::new(Code::TargetBusy, "another writer, of this process or of another one, has this target")
+            .in_file(target)
     }
 
     /// An exceeded limit: its name, its value, and what the file needs.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod folder;
+mod lock;
 mod os;
 mod plan;
 mod progress;

@@ -3,17 +3,17 @@
 //! The plan is a text that says all that decides the bytes of the files: their headers, and for each tensor the version of its source
 //! and the conversion. The next run continues only if its own plan is the same text, else it starts anew. The journal has a line for
 //! each tensor that was written whole. A crash of the machine may lose data that the journal has: a line counts only in the boot in
-//! which it was written, or if its file was on the disk (fsync) before the line was. A lock keeps two processes apart.
+//! which it was written, or if its file was on the disk (fsync) before the line was. A [`TargetLock`] keeps two writers apart.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use super::lock::{TargetLock, hidden_name};
 use super::staged::StagedFile;
 use super::{Values, os};
 use crate::container::safetensors::FilePlan;
@@ -22,20 +22,14 @@ use crate::error::{Code, Error, Result};
 /// The version of plan and journal.
 const FORMAT: &str = "rustload resume 1";
 
-/// How often a folder is opened that another process removes meanwhile.
-const OPEN_ATTEMPTS: u32 = 16;
-
-/// Longer names of targets are shortened in the name of the folder: names have 255 bytes at most.
-const NAME_MAX_BYTES: usize = 200;
-
 /// The largest journal or plan that is read: larger ones start anew.
 const TEXT_MAX_BYTES: u64 = 1 << 30;
 
 /// The folder in which a target is prepared. It stays if the target is not completed.
 pub(super) struct Staging {
     folder: PathBuf,
-    /// Open and locked as long as this process uses the folder.
-    _lock: File,
+    /// Keeps other writers of the target out.
+    lock: TargetLock,
     journal: Mutex<File>,
     finished: Mutex<Finished>,
 }
@@ -102,11 +96,16 @@ impl ResumedFile<'_> {
 impl Staging {
     /// Opens the folder of a target, and begins anew unless it has what an earlier run with the same plan has left.
     ///
-    /// Fails with `TargetBusy` if another process uses it.
+    /// Fails with `TargetBusy` if another writer has the target.
     pub(super) fn open(target: &Path, plan: &str) -> Result<Staging> {
-        let folder = folder_for(target);
+        let lock = TargetLock::take(target)?;
+        let folder = hidden_name(target, "resume");
         let failed = |error| Error::io(error, folder.clone());
-        let lock = lock(&folder)?;
+        make(&folder)?;
+        if !lock.excludes_others() {
+            let text = "other writers of this target cannot be kept out, as no file beside it can be locked";
+            return Err(Error::new(Code::Value, text).note("Write without resume.").in_file(target));
+        }
         let boot = os::boot_id();
         let (plan_path, journal_path) = (folder.join("plan"), folder.join("journal"));
         let mut finished = Finished::default();
@@ -125,7 +124,7 @@ impl Staging {
         // What follows the last whole line was being written when the process was killed.
         journal.set_len(valid).map_err(failed)?;
         writeln!(journal, "boot {}", boot.trim()).map_err(failed)?;
-        Ok(Staging { folder, _lock: lock, journal: Mutex::new(journal), finished: Mutex::new(finished) })
+        Ok(Staging { folder, lock, journal: Mutex::new(journal), finished: Mutex::new(finished) })
     }
 
     /// The target, if that is one file.
@@ -179,7 +178,10 @@ impl Staging {
 
     /// Removes the folder, once the target is complete.
     pub(super) fn remove(self) {
+        // A file system of another machine may keep a removed file that is open in its folder, under another name.
+        drop(self.journal);
         let _ = fs::remove_dir_all(&self.folder);
+        drop(self.lock);
     }
 }
 
@@ -197,45 +199,15 @@ pub(super) fn describe(text: &mut String, file: &str, plan: &FilePlan, tensors: 
     }
 }
 
-/// The folder for a target: beside it, with a name that depends on the target's alone.
-fn folder_for(target: &Path) -> PathBuf {
-    let name = target.file_name().unwrap_or_default();
-    let mut short = name.to_string_lossy().into_owned();
-    if short.len() > NAME_MAX_BYTES || short.contains(char::REPLACEMENT_CHARACTER) {
-        let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
-        let start: String = short.chars().take(NAME_MAX_BYTES / 4).collect();
-        short = format!("{start}.{:016x}", hasher.finish());
-    }
-    target.with_file_name(format!(".{short}.resume"))
-}
-
-/// Makes the folder if there is none, and locks it.
-fn lock(folder: &Path) -> Result<File> {
+/// Makes the folder if there is none, and checks that what it has is of this user.
+fn make(folder: &Path) -> Result<()> {
     let failed = |error| Error::io(error, folder.to_owned());
-    for _ in 0..OPEN_ATTEMPTS {
-        match DirBuilder::new().mode(0o700).create(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-            _ => {}
-        }
-        let file = match open_folder(folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            opened => opened.map_err(failed)?,
-        };
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(Error::target_busy(folder)),
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-        }
-        let found = file.metadata().map_err(failed)?;
-        check_owner(&found, folder)?;
-        // Whoever had the lock before may have removed the folder.
-        let is_same = |now: &fs::Metadata| (now.dev(), now.ino()) == (found.dev(), found.ino());
-        if fs::symlink_metadata(folder).is_ok_and(|now| is_same(&now)) {
-            return Ok(file);
-        }
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
     }
-    Err(Error::target_busy(folder))
+    let found = open_folder(folder).and_then(|opened| opened.metadata()).map_err(failed)?;
+    check_owner(&found, folder)
 }
 
 fn open_folder(folder: &Path) -> io::Result<File> {
@@ -356,20 +328,11 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("a");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-        fs::create_dir(folder_for(&target)).unwrap();
-        fs::set_permissions(folder_for(&target), mode).unwrap();
+        fs::create_dir(hidden_name(&target, "resume")).unwrap();
+        fs::set_permissions(hidden_name(&target, "resume"), mode).unwrap();
         assert_eq!(Staging::open(&target, "plan").err().unwrap().code(), Code::Value);
-        fs::remove_dir(folder_for(&target)).unwrap();
-        std::os::unix::fs::symlink(root.path(), folder_for(&target)).unwrap();
+        fs::remove_dir(hidden_name(&target, "resume")).unwrap();
+        std::os::unix::fs::symlink(root.path(), hidden_name(&target, "resume")).unwrap();
         assert_eq!(Staging::open(&target, "plan").err().unwrap().code(), Code::Io);
-    }
-
-    #[test]
-    fn targets_have_folders_of_their_own() {
-        let name = |target: &str| folder_for(Path::new(target)).file_name().unwrap().len();
-        assert_eq!(folder_for(Path::new("/x/m.safetensors")), Path::new("/x/.m.safetensors.resume"));
-        assert!(name(&"a".repeat(255)) < 255 && name(&"\u{6f22}".repeat(85)) < 255);
-        let ends = ["b", "c"].map(|end| folder_for(Path::new(&("a".repeat(250) + end))));
-        assert_ne!(ends[0], ends[1]);
     }
 }

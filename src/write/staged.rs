@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use super::lock::TargetLock;
 use super::os;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result, ResultExt};
@@ -32,6 +33,8 @@ pub(crate) struct StagedFile {
     writes_back: bool,
     /// Whether the data stays under its temporary name if it is not completed.
     stays: bool,
+    /// Keeps other writers of the target out; `None` if the caller has the lock.
+    lock: Option<TargetLock>,
 }
 
 /// The least bytes of one write after which the kernel is asked to write them to the disk.
@@ -42,32 +45,28 @@ impl StagedFile {
     /// that it points to is replaced.
     ///
     /// The mode is that of the file it replaces, or what the umask leaves of 0666. Fails if there is such a file and `overwrite` is
-    /// false, if `target` is no regular file, inside the blobs of a Hugging Face cache, and if the disk has too little space.
+    /// false, if `target` is no regular file or a link to nothing, inside the blobs of a Hugging Face cache, if another writer has it,
+    /// and if the disk has too little space.
     pub(crate) fn create(target: &Path, len: u64, overwrite: bool) -> Result<StagedFile> {
         let (target, replaced) = check_target(target, overwrite)?;
-        let failed = |error| Error::io(error, target.clone());
-        let folder = folder_of(&target);
-        let (file, temporary) = match os::unnamed_file(folder) {
+        let lock = TargetLock::take(&target)?;
+        let (file, temporary) = match os::unnamed_file(folder_of(&target)) {
             Some(file) => (file, None),
             None => {
-                let (file, path) = temporary(&target, os::named_file).map_err(failed)?;
+                let made = lock.temporary(os::named_file);
+                let (file, path) = made.map_err(|error| Error::io(error, target.clone()))?;
                 (file, Some(path))
             }
         };
-        let staged = StagedFile {
-            file,
-            target: target.clone(),
-            temporary,
-            overwrite,
-            writes_back: false,
-            stays: false,
-        };
+        let lock = Some(lock);
+        let staged =
+            StagedFile { file, target, temporary, overwrite, writes_back: false, stays: false, lock };
         staged.prepare(replaced, len)?;
         Ok(staged)
     }
 
     /// As [`StagedFile::create`], with the data in a file of this name, which stays if it is not completed. Also returns whether it was
-    /// there, with this size; any other file there is replaced.
+    /// there, with this size; any other file there is replaced. The caller has the target's lock.
     pub(crate) fn resume(
         target: &Path,
         len: u64,
@@ -85,8 +84,9 @@ impl StagedFile {
                 _ => os::named_file(&data).map_err(failed)?,
             }
         };
+        let temporary = Some(data);
         let staged =
-            StagedFile { file, target, temporary: Some(data), overwrite, writes_back: false, stays: true };
+            StagedFile { file, target, temporary, overwrite, writes_back: false, stays: true, lock: None };
         staged.prepare(replaced, len)?;
         Ok((staged, is_there))
     }
@@ -184,7 +184,11 @@ impl StagedFile {
             named => return named,
         }
         let file = &self.file;
-        let ((), named) = temporary(&self.target, |path| os::name_file(file, path))?;
+        let name = |path: &Path| os::name_file(file, path);
+        let ((), named) = match &self.lock {
+            Some(lock) => lock.temporary(name)?,
+            None => temporary(&self.target, name)?,
+        };
         fs::rename(self.temporary.insert(named), &self.target)
     }
 }
@@ -245,11 +249,16 @@ pub(super) fn sync_folder(folder: &Path, sync: bool) -> io::Result<()> {
 
 /// The path with a symbolic link in its last part replaced by what it points to.
 fn resolve_link(path: &Path) -> Result<PathBuf> {
-    let Ok(link) = fs::read_link(path) else { return Ok(path.to_owned()) };
+    if !path.is_symlink() {
+        return Ok(path.to_owned());
+    }
     match fs::canonicalize(path) {
         Ok(resolved) => Ok(resolved),
-        // The link's target does not exist yet.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(folder_of(path).join(link)),
+        // Whoever made the link, not the caller, would choose where a file is made.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let error = Error::new(Code::Value, "this is a symbolic link to a file that does not exist");
+            Err(error.note("Remove the link, or write to the path that it names.").in_file(path))
+        }
         Err(error) => Err(Error::io(error, path.to_owned())),
     }
 }
@@ -308,6 +317,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a");
         let late = StagedFile::create(&target, 3, false).unwrap();
+        assert_eq!(StagedFile::create(&target, 3, false).unwrap_err().code(), Code::TargetBusy);
         fs::write(&target, "old").unwrap();
         assert_eq!(StagedFile::create(&target, 3, false).unwrap_err().code(), Code::TargetExists);
         // It appeared after the first check.
@@ -331,6 +341,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         symlink("file", &link).unwrap();
+        assert_eq!(StagedFile::create(&link, 3, true).unwrap_err().code(), Code::Value);
+        assert!(!file.exists());
+        fs::write(&file, "old").unwrap();
         for content in ["one", "two"] {
             let staged = StagedFile::create(&link, 3, true).unwrap();
             staged.write_at(0, content.as_bytes()).unwrap();

@@ -234,6 +234,28 @@ for resume in (False, True):
     assert names(tmp_path) == [".m.safetensors.resume", "m.safetensors"]
 
 
+def test_a_link_to_a_file_that_does_not_exist_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "outside").mkdir()
+    link = tmp_path / "folder" / "m.safetensors"
+    link.symlink_to("../outside/m.safetensors")
+    writes: list[Callable[[], Any]] = [
+        lambda: rustload.save(rustload.open(source), link),
+        lambda: rustload.save(rustload.open(source), link, resume=True),
+        lambda: rustload.convert(source, link, overwrite=True),
+        lambda: rustload.Writer(link, {"x": ("int8", (1,))}),
+    ]
+    for write in writes:
+        with pytest.raises(ValueError, match="symbolic link to a file that does not exist"):
+            write()
+    assert names(tmp_path / "outside") == []
+    assert names(tmp_path / "folder") == ["m.safetensors"]
+    (tmp_path / "outside" / "m.safetensors").write_bytes(b"old")
+    rustload.save(rustload.open(source), link)
+    assert link.is_symlink()
+    assert is_whole(tmp_path / "outside" / "m.safetensors")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_full_disk_leaves_the_target(source: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -323,11 +345,14 @@ def test_a_killed_call_leaves_no_target_or_a_whole_one(kind: str, source: Path, 
         if path.exists():
             assert is_whole(path)
         if kind == "file":
-            # To replace a file, the new one needs a name, for an instant: it may be left.
+            # To replace a file, the new one needs a name, for an instant: it may be left, and the lock.
             for left in tmp_path.glob(".m.safetensors*"):
-                assert is_whole(left)
-                left.rename(path)
-            assert set(names(tmp_path)) <= {path.name}
+                assert left.stat().st_size == 0 if left.suffix == ".lock" else is_whole(left)
+    # The next call of the same target removes what the killed ones have left.
+    rustload.save(rustload.open(source), path, dtype="bfloat16", overwrite=True, fsync=False, **options)
+    assert is_whole(path)
+    if kind == "file":
+        assert names(tmp_path) == [path.name]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -447,7 +472,8 @@ def test_only_an_equal_call_is_resumed(source: Path, tmp_path: Path) -> None:
     assert reused() == 0
 
 
-def test_two_calls_at_once_are_refused(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_calls_at_once_are_refused(resume: bool, source: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     caught: list[Any] = []
 
@@ -455,7 +481,7 @@ def test_two_calls_at_once_are_refused(source: Path, tmp_path: Path) -> None:
         tensors: dict[str, Any] = dict(rustload.open(source))
         tensors["z"] = torch.zeros(3) if times else Asked.of(torch.zeros(3), save)
         try:
-            rustload.save(tensors, path, resume=True)
+            rustload.save(tensors, path, resume=resume)
         except OSError as error:
             caught.append(error)
 
