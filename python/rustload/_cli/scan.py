@@ -94,7 +94,7 @@ def _write_sarif(path: str, report: dict[str, Any], code: int) -> int:
     try:
         text = json.dumps(_sarif(report, code), indent=1) + "\n"
         _rustload.write_text(path, text, overwrite=True, sync=False)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         report_error(error)
         return READ_FAILED
     return code

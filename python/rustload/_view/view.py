@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.terminal import Page
@@ -184,15 +185,5 @@ def _text(described: dict[str, Any]) -> str:
 
 def _write(target: Path, content: str, *, replace: bool) -> None:
     """Writes the file; it appears when it is complete, or not at all."""
-    data = content.encode("utf-8", "backslashreplace")
-    written = target.with_name(f".{target.name[:200]}.{os.getpid()}") if replace else target
-    # Never follows a link or truncates a file that appeared meanwhile.
-    with written.open("xb") as file:
-        try:
-            file.write(data)
-            file.close()
-            if replace:
-                written.replace(target)
-        except BaseException:
-            written.unlink(missing_ok=True)
-            raise
+    text = content.encode("utf-8", "backslashreplace").decode()
+    _rustload.write_text(str(target), text, overwrite=replace, sync=False)
