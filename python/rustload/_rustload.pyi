@@ -19,6 +19,7 @@ __all__ = [
     "Checkpoint",
     "Joined",
     "Mappings",
+    "PreparedText",
     "Stream",
     "TORCH_GLOBALS",
     "Tensor",
@@ -761,6 +762,7 @@ def write_object(
 
     Raises:
         ValueError: `verify` or `resume` is set.
+        OSError: `write` returned None or a wrong number.
         RustloadError: As for `write_file`; an exception of `write` is the cause.
     """
 
@@ -768,9 +770,32 @@ def write_text(path: str, text: str, *, overwrite: bool, sync: bool) -> None:
     """Writes a file of text in UTF-8, which appears when it is complete.
 
     Raises:
-        ValueError: `verify` or `resume` is set.
+        ValueError: The path is a symbolic link to nothing.
         OSError: As for `write_file`.
     """
+
+@final
+class PreparedText:
+    """A file of text in UTF-8 that is complete and has no name yet. Collected, it leaves nothing."""
+
+    def __new__(cls, path: str, text: str, *, overwrite: bool, sync: bool) -> Self:
+        """Writes the text, with `sync` to the disk.
+
+        Raises:
+            ValueError: The path is a symbolic link to nothing.
+            OSError: As for `write_file`.
+        """
+
+    def commit(self) -> None:
+        """Gives the file its name.
+
+        Raises:
+            OSError: As for `write_file`.
+            ValueError: It has its name, or was discarded.
+        """
+
+    def discard(self) -> None:
+        """Removes the file, unless it has its name."""
 
 @final
 class Writer:

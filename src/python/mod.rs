@@ -15,6 +15,7 @@ mod folder;
 mod joined;
 mod memory;
 mod objects;
+mod reports;
 mod request;
 mod run;
 mod scan;
@@ -63,7 +64,7 @@ mod _rustload {
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
     #[pymodule_export]
-    use super::write::{Writer, write_file, write_folder, write_object, write_text};
+    use super::write::{PreparedText, Writer, write_file, write_folder, write_object, write_text};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

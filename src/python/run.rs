@@ -76,60 +76,73 @@ pub(super) fn interruptible_if<T: Send>(
     if !long {
         return detached(py, work);
     }
-    interruptible_with(py, cancel, |_| Ok(()), work)
+    interruptible_with(py, cancel, |py| py.check_signals(), |_| work())
 }
 
-/// As [`interruptible_if`] for long work, and calls `poll` on this thread from time to time and after the work: an exception of it
-/// cancels the work, too.
+/// Makes the calling thread of [`interruptible_with`] poll now, if another one does the work.
+#[derive(Clone)]
+pub(super) struct Wake(Option<mpsc::Sender<Event>>);
+
+impl Wake {
+    /// False if this is the calling thread.
+    pub(super) fn wake(&self) -> bool {
+        self.0.as_ref().is_some_and(|events| events.send(Event::Poll).is_ok())
+    }
+}
+
+/// What the calling thread is told.
+enum Event {
+    Poll,
+    Done,
+}
+
+/// As [`interruptible_if`] for long work. Calls `poll`, which is to handle signals, on this thread from time to time, when the work
+/// wakes it, and after the work: an exception of it cancels the work.
 pub(super) fn interruptible_with<T: Send>(
     py: Python<'_>,
     cancel: &Cancel,
     mut poll: impl FnMut(Python<'_>) -> PyResult<()> + Send,
-    work: impl FnOnce() -> Result<T> + Send,
+    work: impl FnOnce(Wake) -> Result<T> + Send,
 ) -> PyResult<T> {
     let mut signal: Option<PyErr> = None;
     let work = Mutex::new(Some(work));
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     let result = py.detach(|| {
         thread::scope(|scope| {
-            let (done, wait) = mpsc::channel();
+            let (events, wait) = mpsc::channel();
             let take = &take;
             let worker = move || {
-                if let Some(work) = take() {
-                    // The receiver lives until the scope ends.
-                    let _ = done.send(guarded(work));
-                }
+                let work = take()?;
+                let result = guarded(|| work(Wake(Some(events.clone()))));
+                // The receiver lives until the scope ends.
+                let _ = events.send(Event::Done);
+                Some(result)
             };
             // Where the system refuses a thread, the work runs on this one and cannot be interrupted.
-            if thread::Builder::new().spawn_scoped(scope, worker).is_err()
-                && let Some(work) = take()
-            {
-                return guarded(work);
-            }
+            let worker = match thread::Builder::new().spawn_scoped(scope, worker) {
+                Ok(worker) => worker,
+                Err(_) => return take().map(|work| guarded(|| work(Wake(None)))),
+            };
             loop {
                 match wait.recv_timeout(SIGNAL_CHECK_INTERVAL) {
-                    Ok(result) => return result,
-                    Err(mpsc::RecvTimeoutError::Disconnected) => {
-                        return Err(Error::new(
-                            Code::InternalError,
-                            "internal error: a worker thread ended without a result",
-                        ));
-                    }
-                    Err(mpsc::RecvTimeoutError::Timeout) if signal.is_none() => {
-                        if let Err(error) = Python::attach(|py| py.check_signals().and_then(|()| poll(py))) {
-                            cancel.cancel();
-                            signal = Some(error);
-                        }
-                    }
-                    Err(mpsc::RecvTimeoutError::Timeout) => {}
+                    Ok(Event::Done) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                    Ok(Event::Poll) | Err(mpsc::RecvTimeoutError::Timeout) => {}
+                }
+                if signal.is_none()
+                    && let Err(error) = Python::attach(&mut poll)
+                {
+                    cancel.cancel();
+                    signal = Some(error);
                 }
             }
+            worker.join().ok().flatten()
         })
     });
     match signal {
         Some(error) => Err(error),
         None => {
-            let result = result?;
+            let without = "internal error: a worker thread ended without a result";
+            let result = result.unwrap_or_else(|| Err(Error::new(Code::InternalError, without)))?;
             poll(py)?;
             Ok(result)
         }

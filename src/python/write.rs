@@ -4,10 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes};
 
 use super::joined::Joined;
+use super::reports::run_reported;
 use super::request::RequestArgs;
 use super::tensor::Tensor;
 use super::{capsule, run};
@@ -16,9 +18,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
 use crate::tensor::Request;
-use crate::write::{
-    self, Declaration, DeferredArray, FolderPlan, Progress, SafetensorsFile, Step, Values, WriteOptions,
-};
+use crate::write::{self, Declaration, DeferredArray, FolderPlan, SafetensorsFile, Values, WriteOptions};
 
 /// The values of a tensor as Python has them.
 #[derive(FromPyObject)]
@@ -76,50 +76,6 @@ impl OptionsArg {
     }
 }
 
-/// Passes progress from the workers to a Python function, which is called on the caller's thread.
-struct Reports {
-    report: Option<Py<PyAny>>,
-    /// What the function has not been told yet.
-    pending: Arc<Mutex<Vec<(String, u64, Step)>>>,
-}
-
-impl Reports {
-    fn new(report: Option<Py<PyAny>>) -> Reports {
-        Reports { report, pending: Arc::default() }
-    }
-
-    fn progress(&self) -> Option<Progress> {
-        self.report.as_ref()?;
-        let pending = self.pending.clone();
-        Some(Progress::new(move |name, nbytes, step| {
-            pending.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), nbytes, step));
-        }))
-    }
-
-    /// Calls the function for everything pending.
-    fn deliver(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(report) = &self.report else { return Ok(()) };
-        let pending = std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
-        for (name, nbytes, step) in pending {
-            report.call1(py, (name, nbytes, matches!(step, Step::Reused)))?;
-        }
-        Ok(())
-    }
-}
-
-/// Runs the writing with its progress reported, and interruptible by Ctrl-C.
-fn run_reported<T: Send>(
-    py: Python<'_>,
-    options: &mut WriteOptions,
-    report: Option<Py<PyAny>>,
-    work: impl FnOnce(&WriteOptions) -> Result<T> + Send,
-) -> PyResult<T> {
-    let reports = Reports::new(report);
-    options.progress = reports.progress();
-    let options = &*options;
-    run::interruptible_with(py, &options.cancel, |py| reports.deliver(py), || work(options))
-}
-
 /// Names, values, and the number of each tensor's request.
 type Tensors<'py> = Vec<(String, ValuesArg<'py>, usize)>;
 
@@ -156,9 +112,9 @@ pub(crate) fn write_file(
     options: OptionsArg,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let (mut core, tensors) =
+    let (core, tensors) =
         (options.options(metadata, &cancel), Requests::new(requests, &cancel)?.pair(tensors)?);
-    run_reported(py, &mut core, options.report, |options| write::write_file(&path, tensors, options))
+    run_reported(py, &core, options.report, |options| write::write_file(&path, tensors, options))
 }
 
 /// A safetensors file of a folder: path, tensors, metadata, index, and the most bytes of tensors.
@@ -179,7 +135,7 @@ pub(crate) fn write_folder(
     options: OptionsArg,
 ) -> PyResult<Vec<(String, u64)>> {
     let cancel = Cancel::new();
-    let mut core = options.options(Vec::new(), &cancel);
+    let core = options.options(Vec::new(), &cancel);
     let requests = Requests::new(requests, &cancel)?;
     let file = |(path, tensors, metadata, index, max_shard_size): FileArg<'_>| {
         let tensors = requests.pair(tensors)?;
@@ -189,7 +145,7 @@ pub(crate) fn write_folder(
     plan.files = files.into_iter().map(file).collect::<PyResult<_>>()?;
     plan.texts = texts.into_iter().map(|(path, text)| (path, text.into_bytes())).collect();
     (plan.copies, plan.joins) = (copies, joins);
-    run_reported(py, &mut core, options.report, |options| plan.write(&path, options))
+    run_reported(py, &core, options.report, |options| plan.write(&path, options))
 }
 
 /// Writes a file of text.
@@ -205,6 +161,37 @@ pub(crate) fn write_text(
     run::detached(py, || write::write_bytes(&path, text.as_bytes(), overwrite, sync))
 }
 
+/// A file of text that is complete and has no name yet. Collected, it leaves nothing.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct PreparedText(Mutex<Option<write::PreparedFile>>);
+
+#[pymethods]
+impl PreparedText {
+    #[new]
+    #[pyo3(signature = (path, text, *, overwrite, sync))]
+    fn new(py: Python<'_>, path: PathBuf, text: &str, overwrite: bool, sync: bool) -> PyResult<PreparedText> {
+        let prepare = || write::PreparedFile::new(&path, text.as_bytes(), overwrite, sync);
+        Ok(PreparedText(Mutex::new(Some(run::detached(py, prepare)?))))
+    }
+
+    /// Gives the file its name.
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        let file = self.take().ok_or_else(closed)?;
+        run::detached(py, || file.commit())
+    }
+
+    /// Removes the file, unless it has its name.
+    fn discard(&self) {
+        drop(self.take());
+    }
+}
+
+impl PreparedText {
+    fn take(&self) -> Option<write::PreparedFile> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// Writes one safetensors file to a binary file object, and returns its size.
 #[pyfunction]
 #[pyo3(signature = (file, tensors, requests, *, metadata, options))]
@@ -217,12 +204,10 @@ pub(crate) fn write_object(
     options: OptionsArg,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let (mut core, tensors) =
+    let (core, tensors) =
         (options.options(metadata, &cancel), Requests::new(requests, &cancel)?.pair(tensors)?);
     let mut target = WritableObject(file);
-    run_reported(py, &mut core, options.report, |options| {
-        write::write_in_order(&mut target, tensors, options)
-    })
+    run_reported(py, &core, options.report, |options| write::write_in_order(&mut target, tensors, options))
 }
 
 /// A binary file object, written by its `write`.
@@ -232,8 +217,12 @@ impl io::Write for WritableObject {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         run::callback(|py| {
             let written = self.0.bind(py).call_method1("write", (PyBytes::new(py, bytes),))?;
-            // A raw stream may take fewer bytes; other objects may return nothing.
-            Ok(written.extract::<usize>().unwrap_or(bytes.len()).min(bytes.len()))
+            // A raw stream may take fewer bytes. `None` is its word for none, which other objects return in place of a number.
+            match written.extract::<Option<usize>>() {
+                Ok(Some(count)) if count <= bytes.len() => Ok(count),
+                Ok(None) => Err(took("None: it would block, or does not say how many bytes it took")),
+                _ => Err(took(&format!("{written} for {} bytes", bytes.len()))),
+            }
         })
         .map_err(|error: PyErr| io::Error::other(error))
     }
@@ -241,6 +230,11 @@ impl io::Write for WritableObject {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// The error for what the `write` of a file object has returned.
+fn took(text: &str) -> PyErr {
+    PyOSError::new_err(format!("the file's write returned {text}"))
 }
 
 /// A safetensors file whose tensors come in any order.
@@ -284,22 +278,33 @@ impl Writer {
         let core = self.core()?;
         let request = Request { cancel: self.cancel.clone(), ..request.request()? };
         let values = values.values(request)?;
-        run::interruptible_if(py, true, &self.cancel, || match &start {
+        let write = || match &start {
             None => core.write(name, values),
             Some(start) => core.write_part(name, start, values),
+        };
+        run::interruptible_if(py, true, &self.cancel, || {
+            write().map_err(|error| if error.code() == Code::Cancelled { closed() } else { error })
         })
     }
 
-    /// Gives the file its name, and returns its size.
+    /// Gives the file its name, and returns its size. While another thread writes, fails and leaves the writer open.
     fn finish(&self, py: Python<'_>) -> PyResult<u64> {
-        let core = self.take().ok_or_else(closed)?;
-        run::detached(py, || match Arc::try_unwrap(core) {
-            Ok(core) => core.finish(),
-            Err(_) => Err(Error::new(Code::Value, "another thread is still writing")),
-        })
+        let core = {
+            let mut guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+            let shared = guard.take().ok_or_else(closed)?;
+            match Arc::try_unwrap(shared) {
+                Ok(core) => core,
+                Err(shared) => {
+                    *guard = Some(shared);
+                    let error = Error::new(Code::Value, "another thread is still writing");
+                    return Err(error.note("Close the writer when all calls of write have returned.").into());
+                }
+            }
+        };
+        run::detached(py, || core.finish())
     }
 
-    /// Drops the file.
+    /// Drops the file. What other threads are writing ends with an error.
     fn discard(&self, py: Python<'_>) {
         self.cancel.cancel();
         let core = self.take();

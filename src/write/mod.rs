@@ -2,7 +2,7 @@
 //!
 //! Bytes are planned from dtypes and shapes alone. Then workers read, convert and write slices of the tensors, in the order of their
 //! sources (`stream::write_all`). The file gets its name when it is complete.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod folder;
 mod lock;
@@ -13,6 +13,7 @@ mod resume;
 mod shards;
 mod staged;
 mod staged_folder;
+mod target;
 mod tensors;
 mod values;
 mod verify;
@@ -104,6 +105,18 @@ impl WriteOptions {
         progress: impl Into<Option<Progress>>,
         cancel: Cancel,
     }
+
+    /// The options for a file of a folder, whose name is not yet that of a target.
+    fn inner(&self) -> WriteOptions {
+        let progress = self.progress.clone().map(|progress| progress.on_settle(|| Ok(())));
+        WriteOptions { progress, ..self.clone() }
+    }
+
+    /// Waits until the caller has heard of all progress. What follows gives the target its name, and may not be ended by the caller.
+    fn settle(&self) -> Result<()> {
+        self.cancel.check()?;
+        self.progress.as_ref().map_or(Ok(()), Progress::settle)
+    }
 }
 
 /// Writes one safetensors file with these tensors, and returns its size in bytes.
@@ -168,13 +181,15 @@ fn write_planned(
     file.write_at(0, &plan.head)?;
     let pass = Pass { tensors, plan, options, step: Step::Written, resumed };
     pass.run(&file, Values::position)?;
-    if options.verify {
-        verify::verify(&file, &pass)?;
-    }
-    if let Some(resumed) = resumed.filter(|_| options.sync) {
+    if options.sync || options.verify {
+        resumed.map_or(Ok(()), ResumedFile::begin_sync)?;
         file.sync()?;
-        resumed.finish()?;
+        resumed.map_or(Ok(()), ResumedFile::finish)?;
     }
+    if options.verify {
+        verify::verify(&mut file, &pass)?;
+    }
+    options.settle()?;
     file.commit(options.sync)?;
     Ok(plan.len)
 }
@@ -201,9 +216,31 @@ pub fn write_in_order(
 
 /// Writes a file of these bytes as [`write_file`] writes its own.
 pub fn write_bytes(path: impl AsRef<Path>, bytes: &[u8], overwrite: bool, sync: bool) -> Result<()> {
-    let file = StagedFile::create(path.as_ref(), to_u64(bytes.len()), overwrite)?;
-    file.write_at(0, bytes)?;
-    file.commit(sync)
+    PreparedFile::new(path, bytes, overwrite, sync)?.commit()
+}
+
+/// A complete file that has no name yet. Dropping it removes it.
+#[derive(Debug)]
+pub struct PreparedFile {
+    file: StagedFile,
+    sync: bool,
+}
+
+impl PreparedFile {
+    /// Writes the bytes. With `sync`, waits until they are on the disk. Fails as [`write_file`] does.
+    pub fn new(path: impl AsRef<Path>, bytes: &[u8], overwrite: bool, sync: bool) -> Result<PreparedFile> {
+        let mut file = StagedFile::create(path.as_ref(), to_u64(bytes.len()), overwrite)?;
+        file.write_at(0, bytes)?;
+        if sync {
+            file.sync()?;
+        }
+        Ok(PreparedFile { file, sync })
+    }
+
+    /// Gives the file its name.
+    pub fn commit(self) -> Result<()> {
+        self.file.commit(self.sync)
+    }
 }
 
 /// A target without offsets, and the offset of the next byte.

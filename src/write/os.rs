@@ -1,5 +1,6 @@
 //! The system calls for new files: unnamed files, reserved space, and renames that do not replace.
 
+mod close;
 #[cfg(all(target_os = "linux", not(rustload_portable)))]
 mod linux;
 #[cfg(any(not(target_os = "linux"), rustload_portable))]
@@ -22,6 +23,7 @@ use linux as system;
 #[cfg(any(not(target_os = "linux"), rustload_portable))]
 use portable as system;
 
+pub(super) use close::flush;
 pub(super) use system::{drop_cache, start_write_back, unnamed_file};
 
 /// The mode of a new file before the umask.
@@ -51,18 +53,28 @@ pub(super) fn user() -> u32 {
 
 /// Gives an unnamed file a name. Fails if there is a file of this name.
 pub(super) fn name_file(file: &File, path: &Path) -> io::Result<()> {
-    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(linkat(CWD, own, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+    Ok(linkat(CWD, link_to(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// The link by which an open file can be named, if /proc is mounted.
+fn link_to(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 /// Renames a file. Fails with `AlreadyExists` if there is a file of the new name.
 pub(super) fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // Not every file system can do this in one step.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            std::fs::hard_link(from, to)?;
-            std::fs::remove_file(from)
-        }
+        // Not every file system can do this in one step, or has hard links.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => match std::fs::hard_link(from, to) {
+            Ok(()) => std::fs::remove_file(from),
+            Err(_)
+                if std::fs::symlink_metadata(to)
+                    .is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
+            {
+                std::fs::rename(from, to)
+            }
+            Err(error) => Err(error),
+        },
         done => Ok(done?),
     }
 }

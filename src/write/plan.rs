@@ -79,13 +79,10 @@ impl FolderPlan {
         };
         let staged = StagedFolder::create(target, staging.as_ref().map(Staging::files))?;
         let mut written = Vec::with_capacity(planned.paths.len());
+        let inner = options.inner();
         for (number, file) in divided.into_iter().enumerate() {
             let place = staged.place_for(&file.path)?;
-            written.push(file.write(
-                &place,
-                options,
-                staging.as_ref().map(|staging| staging.file(number)),
-            )?);
+            written.push(file.write(&place, &inner, staging.as_ref().map(|staging| staging.file(number)))?);
         }
         for (path, bytes) in indexes.into_iter().chain(self.texts) {
             write_bytes(staged.place_for(&path)?, &bytes, options.resume, options.sync)?;
@@ -97,6 +94,7 @@ impl FolderPlan {
             let nbytes = copy(&source, &place, options.sync)?;
             written.push((path, nbytes));
         }
+        options.settle()?;
         if let Some(staging) = &staging {
             staging.publish()?;
         }

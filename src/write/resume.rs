@@ -3,7 +3,7 @@
 //! The plan is a text that says all that decides the bytes of the files: their headers, and for each tensor the version of its source
 //! and the conversion. The next run continues only if its own plan is the same text, else it starts anew. The journal has a line for
 //! each tensor that was written whole. A crash of the machine may lose data that the journal has: a line counts only in the boot in
-//! which it was written, or if its file was on the disk (fsync) before the line was. A [`TargetLock`] keeps two writers apart.
+//! which it was written, or if its file was on the disk (fsync) before the line was. Nothing counts of a file whose fsync failed. A [`TargetLock`] keeps two writers apart.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result};
 
 /// The version of plan and journal.
-const FORMAT: &str = "rustload resume 1";
+const FORMAT: &str = "rustload resume 2";
 
 /// The largest journal or plan that is read: larger ones start anew.
 const TEXT_MAX_BYTES: u64 = 1 << 30;
@@ -85,6 +85,13 @@ impl ResumedFile<'_> {
             Some(_) => self.staging.finish_tensor(self.number, tensor),
             None => Ok(()),
         }
+    }
+
+    /// Notes, on the disk, that the file is about to be written to the disk. If that fails, the kernel forgets that pages are missing
+    /// there, so a later run trusts nothing of a file that has this note and no [`finish`](Self::finish) after it.
+    pub(super) fn begin_sync(&self) -> Result<()> {
+        self.staging.note(&format!("sync {}\n", self.number))?;
+        self.staging.sync_journal()
     }
 
     /// Notes that the whole file is on the disk.
@@ -167,6 +174,10 @@ impl Staging {
     /// Notes, on the disk, that the target takes its place from now on. Nothing in the folder is used by a later run.
     pub(super) fn publish(&self) -> Result<()> {
         self.note("publish\n")?;
+        self.sync_journal()
+    }
+
+    fn sync_journal(&self) -> Result<()> {
         let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
         journal.sync_all().map_err(|error| Error::io(error, self.folder.clone()))
     }
@@ -250,6 +261,8 @@ fn clear(folder: &Path) -> io::Result<()> {
 /// What a journal says to be finished in this boot of the machine, and the length of its valid lines.
 fn parse(journal: &[u8], boot: &str) -> (Finished, u64) {
     let mut finished = Finished::default();
+    // Files of which it is not known that they got to the disk.
+    let mut syncing = HashSet::new();
     let (mut valid, mut is_this_boot) = (0, false);
     for line in journal.split_inclusive(|&byte| byte == b'\n') {
         let Some(text) = line.strip_suffix(b"\n").and_then(|line| str::from_utf8(line).ok()) else { break };
@@ -266,16 +279,23 @@ fn parse(journal: &[u8], boot: &str) -> (Finished, u64) {
             ["file", file] => {
                 let Some(file) = number(file) else { break };
                 finished.files.insert(file);
+                syncing.remove(&file);
+            }
+            ["sync", file] => {
+                let Some(file) = number(file) else { break };
+                syncing.insert(file);
             }
             ["restart", file] => {
                 let Some(file) = number(file) else { break };
                 finished.restart(file);
+                syncing.remove(&file);
             }
             ["publish"] => finished.is_published = true,
             _ => break,
         }
         valid += crate::num::to_u64(line.len());
     }
+    syncing.into_iter().for_each(|file| finished.restart(file));
     (finished, valid)
 }
 
@@ -296,6 +316,10 @@ mod tests {
         assert_eq!((three.files, three.tensors), (HashSet::from([0]), HashSet::new()));
         let (restarted, _) = parse(b"boot one\nfile 0\ntensor 0 1\ntensor 1 1\nrestart 0\n", "one");
         assert_eq!((restarted.files, restarted.tensors), (HashSet::new(), HashSet::from([(1, 1)])));
+        let unknown = parse(b"boot one\ntensor 0 0\ntensor 1 0\nfile 1\nsync 0\nsync 1\nfile 1\n", "one").0;
+        assert_eq!((unknown.files, unknown.tensors), (HashSet::from([1]), HashSet::from([(1, 0)])));
+        let again = parse(b"boot one\nsync 0\nrestart 0\ntensor 0 1\n", "one").0;
+        assert_eq!(again.tensors, HashSet::from([(0, 1)]));
         assert!(parse(b"boot one\nfile 0\npublish\n", "one").0.is_published);
         assert_eq!(parse(b"boot one\ntensor 0 x\ntensor 0 1\n", "one"), (Finished::default(), 9));
     }

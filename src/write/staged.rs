@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use super::lock::TargetLock;
 use super::os;
+pub(super) use super::target::{check_target, folder_of, refuse_hub_blobs, sync_folder};
 use crate::bytes::Source;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
 
 /// How many names are tried for a temporary file.
@@ -36,6 +37,10 @@ pub(crate) struct StagedFile {
     /// Keeps other writers of the target out; `None` if the caller has the lock.
     lock: Option<TargetLock>,
 }
+
+/// What the error says if the folder of a new file cannot be written to the disk.
+pub(super) const IN_PLACE: &str =
+    "The target is complete and in its place; only a crash of the machine could undo that.";
 
 /// The least bytes of one write after which the kernel is asked to write them to the disk.
 const WRITE_BACK_MIN_BYTES: usize = 1 << 20;
@@ -100,9 +105,18 @@ impl StagedFile {
         os::reserve(&self.file, len).map_err(failed)
     }
 
-    /// Waits until the data is on the disk.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.file.sync_all().map_err(|error| Error::io(error, self.target.clone()))
+    /// Waits until the data is on the disk. If that fails, it is not kept: pages that are missing there look written afterwards.
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        let synced = self.file.sync_all().and_then(|()| os::flush(&self.file));
+        if synced.is_err() {
+            self.distrust();
+        }
+        synced.map_err(|error| Error::io(error, self.target.clone()))
+    }
+
+    /// Removes the data too, if it is not completed.
+    pub(crate) fn distrust(&mut self) {
+        self.stays = false;
     }
 
     /// Lets the kernel begin to write the data to the disk as soon as it is in the page cache. So fsync has little to wait for, and
@@ -140,8 +154,8 @@ impl StagedFile {
     }
 
     /// Waits until the data is on the disk, and drops it from the page cache, so that later reads are of the disk.
-    pub(crate) fn sync_and_drop_cache(&self) -> Result<()> {
-        self.file.sync_data().map_err(|error| Error::io(error, self.target.clone()))?;
+    pub(crate) fn sync_and_drop_cache(&mut self) -> Result<()> {
+        self.sync()?;
         os::drop_cache(&self.file);
         Ok(())
     }
@@ -153,20 +167,32 @@ impl StagedFile {
 
     /// Gives the file its name, which replaces a file of that name in one step. With `sync`, file and folder are on the disk before
     /// this returns.
+    ///
+    /// Without `sync`, errors that file systems report only when a file is closed are found before it gets its name. If the folder
+    /// cannot be written to the disk, the error says that the file is complete.
     pub(crate) fn commit(mut self, sync: bool) -> Result<()> {
-        self.publish(sync).map_err(|error| {
-            if error.kind() == io::ErrorKind::AlreadyExists {
-                Error::target_exists(&self.target)
-            } else {
-                Error::io(error, self.target.clone())
-            }
-        })
+        if sync {
+            self.sync()?;
+        }
+        let target = self.target.clone();
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Error::target_exists(&target),
+            _ => Error::io(error, target.clone()),
+        };
+        if let Err(error) = os::flush(&self.file) {
+            self.distrust();
+            return Err(failed(error));
+        }
+        // Opened before, so that only writing it to the disk can fail afterwards.
+        let folder = if sync { Some(File::open(folder_of(&target)).map_err(failed)?) } else { None };
+        self.publish().map_err(failed)?;
+        match folder.map_or(Ok(()), |folder| folder.sync_all()) {
+            Err(error) => Err(failed(error).note(IN_PLACE)),
+            Ok(()) => Ok(()),
+        }
     }
 
-    fn publish(&mut self, sync: bool) -> io::Result<()> {
-        if sync {
-            self.file.sync_all()?;
-        }
+    fn publish(&mut self) -> io::Result<()> {
         match (&self.temporary, self.overwrite) {
             (None, false) => os::name_file(&self.file, &self.target)?,
             (Some(temporary), false) => os::rename_to_free_name(temporary, &self.target)?,
@@ -174,7 +200,7 @@ impl StagedFile {
             (None, true) => self.name_or_replace()?,
         }
         self.temporary = None;
-        sync_folder(folder_of(&self.target), sync)
+        Ok(())
     }
 
     /// Gives an unnamed file its name. Only a named file can replace another one: where there is one, this has another name before.
@@ -201,22 +227,6 @@ impl Drop for StagedFile {
     }
 }
 
-/// The file that a target means, and the permissions of the one that is there. Fails as [`StagedFile::create`] does.
-pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<(PathBuf, Option<fs::Permissions>)> {
-    let target = resolve_link(target)?;
-    let replaced = match fs::metadata(&target) {
-        Ok(metadata) if !metadata.is_file() => {
-            return Err(Error::new(Code::NotRegularFile, "this is no regular file")).in_file(&target);
-        }
-        Ok(_) if !overwrite => return Err(Error::target_exists(&target)),
-        Ok(metadata) => Some(metadata.permissions()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(Error::io(error, target)),
-    };
-    refuse_hub_blobs(&target)?;
-    Ok((target, replaced))
-}
-
 /// Calls `make` with names beside `target` until one is free.
 pub(super) fn temporary<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
@@ -235,49 +245,10 @@ pub(super) fn temporary<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>)
     }
 }
 
-pub(super) fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// With `sync`, returns once the names in a folder are on the disk.
-pub(super) fn sync_folder(folder: &Path, sync: bool) -> io::Result<()> {
-    if sync { File::open(folder)?.sync_all() } else { Ok(()) }
-}
-
-/// The path with a symbolic link in its last part replaced by what it points to.
-fn resolve_link(path: &Path) -> Result<PathBuf> {
-    if !path.is_symlink() {
-        return Ok(path.to_owned());
-    }
-    match fs::canonicalize(path) {
-        Ok(resolved) => Ok(resolved),
-        // Whoever made the link, not the caller, would choose where a file is made.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let error = Error::new(Code::Value, "this is a symbolic link to a file that does not exist");
-            Err(error.note("Remove the link, or write to the path that it names.").in_file(path))
-        }
-        Err(error) => Err(Error::io(error, path.to_owned())),
-    }
-}
-
-/// Fails for a file in the `blobs` folder of a Hugging Face cache: its name is the hash of its content.
-pub(super) fn refuse_hub_blobs(target: &Path) -> Result<()> {
-    let folder = fs::canonicalize(folder_of(target)).unwrap_or_else(|_| folder_of(target).to_owned());
-    let is_blobs = folder.file_name().is_some_and(|name| name == "blobs");
-    if is_blobs && folder.with_file_name("snapshots").is_dir() {
-        let text = "this is a blob of a Hugging Face cache, whose name is the hash of its content";
-        let error = Error::new(Code::Value, text).note("Write to a folder outside the cache.");
-        return Err(error).in_file(target);
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     fn names(folder: &Path) -> Vec<String> {

@@ -14,12 +14,16 @@ const READ_BACK_BYTES: usize = 256 << 10;
 /// Fails with `VerifyFailed` unless header and tensors of the file are those that were to be written by this pass.
 ///
 /// The data is written to the disk and dropped from the page cache first, so that it comes from the disk if the file system has one.
-pub(super) fn verify(file: &StagedFile, written: &Pass<'_>) -> Result<()> {
+/// A file that differs, or cannot be read, is not kept for a later run.
+pub(super) fn verify(file: &mut StagedFile, written: &Pass<'_>) -> Result<()> {
     file.sync_and_drop_cache()?;
     let target = ReadBack(file);
-    target.write_at(0, &written.plan.head)?;
     let pass = Pass { step: Step::Verified, resumed: None, ..*written };
-    pass.run(&target, Values::position)
+    let verified = target.write_at(0, &written.plan.head).and_then(|()| pass.run(&target, Values::position));
+    if verified.as_ref().is_err_and(|error| error.path() == Some(file.target())) {
+        file.distrust();
+    }
+    verified
 }
 
 /// A target that has its bytes already, and fails unless they are the same.
@@ -100,15 +104,15 @@ mod tests {
             Pass { tensors: &tensors, plan: &plan, options: &options, step: Step::Written, resumed: None };
         let faults = [(None, 3_u64), (Some(0), 0), (Some(0), 7_999_999), (Some(1), 39), (Some(3), 500)];
         for (tensor, at) in faults {
-            let file = StagedFile::create(&target, plan.len, true).unwrap();
+            let mut file = StagedFile::create(&target, plan.len, true).unwrap();
             file.write_at(0, &plan.head).unwrap();
             pass.run(&file, Values::position).unwrap();
-            verify(&file, &pass).unwrap();
+            verify(&mut file, &pass).unwrap();
             let offset = tensor.map_or(0, |tensor: usize| plan.regions[tensor].start()) + at;
             let mut byte = [0];
             file.read_at(offset, &mut byte).unwrap();
             file.write_at(offset, &[byte[0] ^ 4]).unwrap();
-            let error = verify(&file, &pass).unwrap_err();
+            let error = verify(&mut file, &pass).unwrap_err();
             assert_eq!((error.code(), error.offset()), (Code::VerifyFailed, Some(offset)));
             assert_eq!(error.member(), tensor.map(|tensor| tensors[tensor].0.as_str()));
             assert_eq!(error.path(), Some(&*target));

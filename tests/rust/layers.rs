@@ -71,6 +71,8 @@ const UNSAFE_FILES: &[&str] = &[
     // The unsafe trait `GpuMemory`, and its implementation.
     "sink/gpu.rs",
     "sink/cuda/memory.rs",
+    // Closes a descriptor, and says whether that failed.
+    "write/os/close.rs",
     "python/buffer.rs",
     "python/capsule.rs",
     // The caller passes a CUDA stream as an address.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -22,6 +23,7 @@ from rustload._save.job import (
     shard_bytes,
     write_options,
 )
+from rustload._save.objects_file import ObjectsFile
 from rustload._save.part import Part
 from rustload._save.report import SaveReport
 from rustload._save.selection import Selection, warn_of_unused_rules
@@ -186,12 +188,16 @@ def convert(
         if not any(part.names for part in parts):
             warn_user("the checkpoint has no tensors, so the result has none")
         warn_of_unused_rules([part.tensors for part in written], dtype=dtype, transpose=transpose)
-        document = _document(parts) if objects is not None else None
+        document = None
+        if objects is not None:
+            document = ObjectsFile(
+                objects, _document(parts), target, overwrite=bool(overwrite), sync=bool(fsync)
+            )
         # A single file has the tensors of all.
         name, size = (None, None) if target.is_file else (name, size)
         planned = [file for part in written for file in part.files(job, name, size)]
     watched = watching(progress, job.nbytes, "converting", verify=bool(verify), resume=bool(resume))
-    with advising(writing=True), watched as watch:
+    with document or contextlib.nullcontext(), advising(writing=True), watched as watch:
         options = write_options(
             overwrite=overwrite,
             fsync=fsync,
@@ -215,14 +221,14 @@ def convert(
                     target.path,
                     planned,
                     job.requests,
-                    texts=[],
+                    texts=[] if document is None else document.in_target,
                     copies=copies,
                     joins=target.joins,
                     options=options,
                 )
             )
-        if document is not None and objects is not None:
-            _rustload.write_text(os.fsdecode(objects), document, overwrite=bool(overwrite), sync=bool(fsync))
+        if document is not None:
+            document.finish(files)
     return SaveReport(
         path=target.path,
         files=files,

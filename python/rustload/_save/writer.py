@@ -83,7 +83,8 @@ class Writer:
             allow_lossy: Allows a cast that changes the kind of number.
 
         Raises:
-            ValueError: The name or the shape was not declared, the elements were written before, or the writer is closed.
+            ValueError: The name or the shape was not declared, the elements were written before, or the writer is closed, also
+                meanwhile by `discard`.
         """
         request = Request(copy=True, allow_lossy=allow_lossy)
         start = None if at is None else [int(index) for index in at]
@@ -99,12 +100,17 @@ class Writer:
         """Gives the file its name, and returns its size in bytes.
 
         Raises:
-            ValueError: Not all tensors were written; then nothing is left. Or the writer is closed.
+            OSError: The disk is full, or refuses otherwise; then nothing is left.
+            ValueError: Not all tensors were written; then nothing is left. Or another thread is still writing; then the writer
+                stays open. Or the writer is closed.
         """
         return self._core.finish()
 
     def discard(self) -> None:
-        """Leaves nothing of the file. Does nothing after `close`."""
+        """Leaves nothing of the file. Does nothing after `close`.
+
+        A `write` of another thread ends with a `ValueError` (code "Closed"), and the file is gone once it has.
+        """
         self._core.discard()
 
     def __enter__(self) -> Self:
@@ -118,7 +124,8 @@ class Writer:
         traceback: TracebackType | None,
     ) -> None:
         """Closes the file; after an exception, discards it."""
-        if kind is None:
-            self.close()
-        else:
+        try:
+            if kind is None:
+                self.close()
+        finally:
             self.discard()

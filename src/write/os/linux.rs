@@ -1,18 +1,21 @@
 //! What only Linux has for new files: files without a name, and advice on the page cache.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::num::NonZero;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
 
-use super::NEW_FILE_MODE;
+use super::{NEW_FILE_MODE, link_to};
 
 /// A file without a name in this folder, which is gone with the process unless it is named (`O_TMPFILE`). `None` if the file system
-/// has no such files.
+/// has no such files, or if it could not be named later, as /proc is not mounted.
 pub(in crate::write) fn unnamed_file(folder: &Path) -> Option<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    open(folder, flags, Mode::from_raw_mode(NEW_FILE_MODE)).ok().map(File::from)
+    let file = File::from(open(folder, flags, Mode::from_raw_mode(NEW_FILE_MODE)).ok()?);
+    let (own, linked) = (file.metadata().ok()?, fs::metadata(link_to(&file)).ok()?);
+    ((own.dev(), own.ino()) == (linked.dev(), linked.ino())).then_some(file)
 }
 
 /// Drops the file's clean pages from the page cache, where the file system has one (`POSIX_FADV_DONTNEED`).

@@ -1,0 +1,80 @@
+"""The file of `objects=`: written before the tensors' target takes its place, so that a full disk changes neither."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+from rustload import _rustload
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rustload._save.target import Target
+
+__all__ = ["ObjectsFile"]
+
+
+class ObjectsFile:
+    """A file of JSON beside the tensors.
+
+    Attributes:
+        in_target: The name and the text of a file in the folder that is written, which appears with it.
+    """
+
+    def __init__(self, path: Any, text: str, target: Target, *, overwrite: bool, sync: bool) -> None:
+        """Writes the text, without its name, unless it is a file of the target's folder.
+
+        Args:
+            path: The argument `objects=`.
+            text: The JSON.
+            target: The target of the tensors.
+            overwrite: Whether an existing file is replaced.
+            sync: Whether to wait until the text is on the disk.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: It is a symbolic link to nothing.
+        """
+        self._path, self._target = os.fsdecode(path), target.path
+        self._text, self._options = text, {"overwrite": overwrite, "sync": sync}
+        folder, name = os.path.split(os.path.abspath(self._path))  # noqa: PTH100 - pathlib is slow to import
+        is_inside = not target.is_file and folder == os.path.abspath(target.path)  # noqa: PTH100
+        self.in_target = [(name, text)] if is_inside and not target.joins else []
+        # A folder whose files are kept may be exchanged for another one meanwhile.
+        self._prepared = None if is_inside else _rustload.PreparedText(self._path, text, **self._options)
+
+    def finish(self, files: dict[str, int]) -> None:
+        """Gives the file its name, once the tensors have theirs. Leaves it out of the files of the target.
+
+        Raises:
+            OSError: The file cannot get its name, or cannot be written. The error says that the target is complete.
+        """
+        for name, _ in self.in_target:
+            del files[name]
+        if self.in_target:
+            return
+        try:
+            if self._prepared is not None:
+                self._prepared.commit()
+            else:
+                _rustload.write_text(self._path, self._text, **self._options)
+        except (OSError, ValueError) as error:
+            error.add_note(
+                f"The tensors in {self._target!r} are complete; only the file of objects= is missing."
+            )
+            raise
+
+    def __enter__(self) -> Self:
+        """Returns the file itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Removes the file if it has not got its name."""
+        if self._prepared is not None:
+            self._prepared.discard()
