@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import rustload
+from rustload._cli.command import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -393,3 +394,45 @@ def test_leaving_the_block_while_another_thread_writes_discards(tmp_path: Path) 
     while names(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert names(tmp_path) == []
+
+
+def test_doctor_finds_what_is_left_and_removes_what_nobody_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def left(*options: str) -> dict[str, tuple[str, bool, bool]]:
+        assert main(["doctor", "--no-measure", "--json", *options, str(good)]) == 0
+        found = json.loads(capsys.readouterr().out)["left"]
+        return {one["path"].rpartition("/")[2]: (one["kind"], one["held"], one["removed"]) for one in found}
+
+    good = tmp_path / "good.safetensors"
+    rustload.save({"x": np.ones(3)}, good)
+    assert left() == {}
+    tag = "0123456789abcdef"
+    (tmp_path / f".m.{tag}.part").mkdir()
+    (tmp_path / f".m.{tag}.part" / "shard").write_bytes(bytes(100))
+    (tmp_path / f".n.safetensors.{tag}.part").write_bytes(bytes(100))
+    (tmp_path / ".k.safetensors.lock").touch()
+    (tmp_path / ".r.safetensors.resume").mkdir()
+    (tmp_path / ".r.safetensors.resume" / "plan").write_text("rustload resume 2, rustload 0\n")
+    others = [".m.resume", ".x.lock", ".y.safetensors.lock", ".z.0123.part"]
+    for other in others:
+        (tmp_path / other).write_text("others")
+    writer = rustload.Writer(tmp_path / "n.safetensors", {"x": ("int8", (1,))})
+    expected = {
+        f".m.{tag}.part": ("part", False),
+        f".n.safetensors.{tag}.part": ("part", True),
+        ".n.safetensors.lock": ("lock", True),
+        ".k.safetensors.lock": ("lock", False),
+        ".r.safetensors.resume": ("resume", False),
+    }
+    assert left() == {name: (*state, False) for name, state in expected.items()}
+    assert main(["doctor", "--no-measure", str(good)]) == 0
+    shown = capsys.readouterr().out
+    assert "a writer has it now" in shown
+    assert "continues; --clean removes it" in shown
+    assert left("--clean") == {name: (*state, not state[1]) for name, state in expected.items()}
+    kept = [f".n.safetensors.{tag}.part", ".n.safetensors.lock"]
+    assert names(tmp_path) == sorted([*others, *kept, "good.safetensors"])
+    writer.discard()
+    assert set(left("--clean")) == {kept[0]}
+    assert names(tmp_path) == sorted([*others, "good.safetensors"])

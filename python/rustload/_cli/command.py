@@ -117,7 +117,9 @@ def _run(args: argparse.Namespace, parser: Parser) -> int:
     if args.command == "doctor":
         from rustload._cli import doctor
 
-        return doctor.run(args.paths, json=args.json, color=args.color, io=args.io, measure=args.measure)
+        return doctor.run(
+            args.paths, json=args.json, color=args.color, io=args.io, measure=args.measure, clean=args.clean
+        )
     if args.command == "scan":
         from rustload._cli import scan
 
@@ -289,6 +291,11 @@ def _add_doctor(
         dest="measure",
         action="store_false",
         help="do not read up to 64 MiB of each of the first 4 files, in each way, to see how fast that is",
+    )
+    doctor.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove what killed writers have left beside these paths and no process holds",
     )
     doctor.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"

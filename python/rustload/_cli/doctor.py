@@ -9,6 +9,7 @@ import rustload
 from rustload import _rustload
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report_error import report_error
+from rustload._common.leftovers import leftovers
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, print_json
 from rustload._remote.urls import is_url, name_of
@@ -17,13 +18,15 @@ from rustload.errors import RustloadError, _make
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rustload._common.leftovers import Leftover
+
 __all__ = ["run"]
 
 PROBED_FILES_MAX = 4
 """The most files of a checkpoint whose read rate is measured."""
 
 
-def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool) -> int:
+def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool, clean: bool) -> int:
     """Prints how files would be read and returns the exit code.
 
     Args:
@@ -32,11 +35,15 @@ def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool)
         color: `"auto"`, `"always"` or `"never"`.
         io: As in `rustload.open`.
         measure: Whether to measure read rates, by reading a part of the first files.
+        clean: Whether to remove what killed writers have left.
     """
     machine = _machine()
     found = [_examine(path, io, measure=measure) for path in paths]
+    local = [path for path in paths if not is_url(path)]
+    left = list(dict.fromkeys(one for path in local for one in leftovers(path, remove=clean)))
     if json:
         document = {"schema": 1, "rustload": rustload.__version__, "machine": machine, "checkpoints": found}
+        document["left"] = [one._asdict() for one in left]
         print_json(document)
     else:
         page = Page(sys.stdout, color)
@@ -44,6 +51,7 @@ def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool)
         for report in found:
             if "error" not in report:
                 _show(page, report)
+        _show_left(page, left)
         page.flush()
     return READ_FAILED if any("error" in report for report in found) else 0
 
@@ -97,6 +105,23 @@ def _show_machine(page: Page, machine: dict[str, Any]) -> None:
     page.field(
         "recycled", f"up to {format_bytes(memory['keeps'])} of dropped results are kept (RUSTLOAD_POOL)"
     )
+
+
+def _show_left(page: Page, left: list[Leftover]) -> None:
+    if not left:
+        return
+    page.line()
+    page.title("left by writers that were killed, or are at work")
+    for one in left:
+        page.line(f"  {page.strong(page.safe(one.path))}")
+        state = {True: "a writer has it now", None: "the file system does not say whether it is in use"}.get(
+            one.held
+        )
+        if one.removed:
+            state = "removed"
+        elif state is None and one.kind == "resume":
+            state = "the same call with resume=True continues; --clean removes it"
+        page.field("is", f"{format_bytes(one.nbytes)}; {state or 'in no use; --clean removes it'}")
 
 
 def _show(page: Page, found: dict[str, Any]) -> None:

@@ -1,0 +1,134 @@
+"""What writers that were killed have left beside their targets: found by name, told by the lock from what is in use, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Leftover", "leftovers"]
+
+_PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
+_RESUME = re.compile(r"\.(?P<name>.+)\.resume")
+_LOCK = re.compile(r"\.(?P<name>.+\.safetensors)\.lock")
+_PLAN = b"rustload resume "
+"""How a file named `plan` begins in a folder that is kept to be resumed."""
+
+
+class Leftover(NamedTuple):
+    """A hidden file or folder of a writer.
+
+    Attributes:
+        path: Where it is.
+        kind: "lock", "part" or "resume".
+        nbytes: Its size, or that of what is in it.
+        held: Whether a writer has its target now; None if the file system does not say.
+        removed: Whether it was removed.
+    """
+
+    path: str
+    kind: str
+    nbytes: int
+    held: bool | None
+    removed: bool
+
+
+def leftovers(path: str, *, remove: bool) -> list[Leftover]:
+    """What is left in a folder and, of writers of that folder, beside it; or in the folder of a file.
+
+    Args:
+        path: The folder or file.
+        remove: Whether to remove what no writer holds. What is kept to be resumed is removed, too.
+    """
+    whole = os.path.abspath(path)  # noqa: PTH100 - pathlib is slow to import
+    above, name = os.path.split(whole)
+    found = list(_in(above, None if not os.path.isdir(whole) else name))  # noqa: PTH112
+    if os.path.isdir(whole):  # noqa: PTH112
+        found += _in(whole, None)
+    return [_examine(folder, entry, kind, target, remove=remove) for folder, entry, kind, target in found]
+
+
+def _in(folder: str, only: str | None) -> Iterator[tuple[str, str, str, str]]:
+    """The leftovers in a folder: folder, entry, kind, and the target's name as it is in hidden names."""
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.listdir(folder)):  # noqa: PTH208
+            for kind, pattern in (("part", _PART), ("resume", _RESUME), ("lock", _LOCK)):
+                match = pattern.fullmatch(entry)
+                if match and only in (None, match["name"]) and _is_ours(os.path.join(folder, entry), kind):  # noqa: PTH118
+                    yield folder, entry, kind, match["name"]
+
+
+def _is_ours(path: str, kind: str) -> bool:
+    """Whether this user's writer can have made it."""
+    try:
+        if os.lstat(path).st_uid != os.geteuid() or os.path.islink(path):  # noqa: PTH114
+            return False
+        if kind == "lock":
+            return os.path.getsize(path) == 0  # noqa: PTH202
+        if kind == "resume":
+            with open(os.path.join(path, "plan"), "rb") as plan:  # noqa: PTH118, PTH123
+                return plan.read(len(_PLAN)) == _PLAN
+    except OSError:
+        return False
+    return True
+
+
+def _examine(folder: str, entry: str, kind: str, target: str, *, remove: bool) -> Leftover:
+    path, lock = (os.path.join(folder, name) for name in (entry, f".{target}.lock"))  # noqa: PTH118
+    nbytes = _size(path)
+    with _locked(lock, make=remove) as held:
+        removed = remove and held is False and _removed(path)
+    return Leftover(path, kind, nbytes, held, removed)
+
+
+@contextlib.contextmanager
+def _locked(lock: str, *, make: bool) -> Iterator[bool | None]:
+    """Has the lock of a target meanwhile, as its writers do. Says whether another one has it; None if that cannot be told."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
+    try:
+        descriptor = os.open(lock, flags, 0o666)
+    except FileNotFoundError:
+        yield False
+        return
+    except OSError:
+        yield None
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield True
+    except OSError:
+        yield None
+    else:
+        # Whoever had it before may have removed it, and another writer have a new one.
+        is_same = os.path.samestat(os.fstat(descriptor), os.lstat(lock)) if os.path.lexists(lock) else False
+        yield False if is_same else None
+        if make and is_same:
+            with contextlib.suppress(OSError):
+                os.unlink(lock)  # noqa: PTH108
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: str) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        total = os.lstat(path).st_size
+        for folder, _, names in os.walk(path):
+            total += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)  # noqa: PTH118
+    return total
+
+
+def _removed(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        if os.path.isdir(path):  # noqa: PTH112
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)  # noqa: PTH108
+    return not os.path.lexists(path)
