@@ -670,7 +670,8 @@ _Values: TypeAlias = "Tensor | Joined | tuple[str, Sequence[int], int | None, Ca
 returns a DLPack capsule of all bytes, as one-dimensional `uint8` in host memory."""
 
 _File: TypeAlias = (
-    "tuple[str, Sequence[tuple[str, _Values, int]], Sequence[tuple[str, str]], str | None, int | None]"
+    "tuple[str, Sequence[tuple[str, _Values, int]], Sequence[tuple[str, str]], str | None, "
+    "Sequence[tuple[str, str]], int | None]"
 )
 
 class _WriteOptions(TypedDict):
@@ -727,7 +728,8 @@ def write_folder(
     Args:
         path: The folder.
         files: For each safetensors file its path, its tensors as for `write_file`, the texts of its header, the path of the index
-            that lists them (None for no index), and the most bytes of tensors, above which it is several files; None for one.
+            that lists them (None for no index), the texts that go into that index, or into the header if there is none, and the
+            most bytes of tensors, above which it is several files; None for one.
         requests: The conversions.
         texts: Paths and contents of other files.
         copies: Paths of other files, and the files that they are copies of.

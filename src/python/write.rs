@@ -117,8 +117,11 @@ pub(crate) fn write_file(
     run_reported(py, &core, options.report, |options| write::write_file(&path, tensors, options))
 }
 
-/// A safetensors file of a folder: path, tensors, metadata, index, and the most bytes of tensors.
-type FileArg<'py> = (String, Tensors<'py>, Vec<(String, String)>, Option<String>, Option<u64>);
+/// Texts by texts.
+type Metadata = Vec<(String, String)>;
+
+/// A safetensors file of a folder: path, tensors, metadata, index, the index's metadata, and the most bytes of tensors.
+type FileArg<'py> = (String, Tensors<'py>, Metadata, Option<String>, Metadata, Option<u64>);
 
 /// Writes a folder of safetensors files and others, and returns their paths and sizes.
 #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
@@ -137,9 +140,9 @@ pub(crate) fn write_folder(
     let cancel = Cancel::new();
     let core = options.options(Vec::new(), &cancel);
     let requests = Requests::new(requests, &cancel)?;
-    let file = |(path, tensors, metadata, index, max_shard_size): FileArg<'_>| {
+    let file = |(path, tensors, metadata, index, index_metadata, max_shard_size): FileArg<'_>| {
         let tensors = requests.pair(tensors)?;
-        Ok(SafetensorsFile { path, tensors, metadata, index, max_shard_size })
+        Ok(SafetensorsFile { path, tensors, metadata, index, index_metadata, max_shard_size })
     };
     let mut plan = FolderPlan::new();
     plan.files = files.into_iter().map(file).collect::<PyResult<_>>()?;

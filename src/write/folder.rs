@@ -58,6 +58,7 @@ pub fn write_folder(
         tensors,
         metadata: options.metadata.clone(),
         index: Some(names.index()),
+        index_metadata: Vec::new(),
         max_shard_size: Some(folder.max_shard_size),
     };
     FolderPlan { files: vec![file], ..FolderPlan::new() }.write(path, options)

@@ -42,6 +42,8 @@ pub struct SafetensorsFile {
     pub metadata: Vec<(String, String)>,
     /// The path of the index that lists the tensors, in the same folder. Files with the same index are one checkpoint.
     pub index: Option<String>,
+    /// Metadata of the checkpoint as a whole: in the index if there is one, else in the header.
+    pub index_metadata: Vec<(String, String)>,
     /// The most bytes of tensors: if they have more, several files and the index are written in place of the file. `None` for one
     /// file, which its index lists in any case.
     pub max_shard_size: Option<u64>,
@@ -184,7 +186,8 @@ impl SafetensorsFile {
 
     /// The options, with the file's own metadata.
     fn options(&self, options: &WriteOptions) -> WriteOptions {
-        WriteOptions { overwrite: false, metadata: self.metadata.clone(), ..options.clone() }
+        let whole = if self.index.is_none() { &self.index_metadata[..] } else { &[] };
+        WriteOptions { overwrite: false, metadata: [&self.metadata, whole].concat(), ..options.clone() }
     }
 
     /// The text of a plan of these files.
@@ -223,6 +226,7 @@ impl SafetensorsFile {
             tensors: Vec::new(),
             metadata: self.metadata.clone(),
             index: self.index.clone().filter(|_| count > 1),
+            index_metadata: self.index_metadata.clone(),
             max_shard_size: None,
         }));
         for (tensor, number) in self.tensors.into_iter().zip(numbers) {
@@ -242,7 +246,9 @@ fn indexes(files: &[SafetensorsFile]) -> Result<Vec<(String, Vec<u8>)>> {
     }
     let text = |(path, files): (&str, Vec<&SafetensorsFile>)| {
         let (mut weight_map, mut total) = (BTreeMap::new(), 0_u64);
+        let mut metadata = BTreeMap::new();
         for file in files {
+            metadata.extend(file.index_metadata.iter().map(|(key, text)| (key.as_str(), text.as_str())));
             for (name, values) in &file.tensors {
                 total = total.saturating_add(size(name, values)?.nbytes);
                 if weight_map.insert(name.as_str(), split(&file.path).1.to_owned()).is_some() {
@@ -251,7 +257,7 @@ fn indexes(files: &[SafetensorsFile]) -> Result<Vec<(String, Vec<u8>)>> {
                 }
             }
         }
-        Ok((path.to_owned(), index_json(&weight_map, total).into_bytes()))
+        Ok((path.to_owned(), index_json(&weight_map, total, &metadata).into_bytes()))
     };
     by_path.into_iter().map(text).collect()
 }
@@ -285,7 +291,8 @@ mod tests {
 
     fn file(path: &str, index: Option<&str>, tensors: Vec<(String, Values)>) -> SafetensorsFile {
         let index = index.map(str::to_owned);
-        SafetensorsFile { path: path.to_owned(), tensors, metadata: Vec::new(), index, max_shard_size: None }
+        let (path, metadata, index_metadata) = (path.to_owned(), Vec::new(), Vec::new());
+        SafetensorsFile { path, tensors, metadata, index, index_metadata, max_shard_size: None }
     }
 
     #[test]

@@ -121,9 +121,16 @@ fn is_shard_number(text: &str) -> bool {
 }
 
 /// The index of a checkpoint in several files, as Python's `json.dumps` writes it with `indent=2, sort_keys=True`.
-pub(super) fn index_json(weight_map: &BTreeMap<&str, String>, total_size: u64) -> String {
-    let mut text =
-        format!("{{\n  \"metadata\": {{\n    \"total_size\": {total_size}\n  }},\n  \"weight_map\": {{");
+pub(super) fn index_json(
+    weight_map: &BTreeMap<&str, String>,
+    total_size: u64,
+    metadata: &BTreeMap<&str, &str>,
+) -> String {
+    let mut text = format!("{{\n  \"metadata\": {{\n    \"total_size\": {total_size}");
+    for (key, value) in metadata {
+        let _ = write!(text, ",\n    {}: {}", ascii_json(key), ascii_json(value));
+    }
+    text.push_str("\n  },\n  \"weight_map\": {");
     for (at, (name, file)) in weight_map.iter().enumerate() {
         let comma = if at == 0 { "" } else { "," };
         // Writing to a string does not fail.
@@ -200,6 +207,9 @@ mod tests {
             "{\n  \"metadata\": {\n    \"total_size\": 3\n  },\n  \"weight_map\": {\n",
             "    \"a\\u00e9\\ud83d\\ude00\\n\": \"x\",\n    \"b\": \"x\"\n  }\n}\n"
         );
-        assert_eq!(index_json(&map, 3), expected);
+        assert_eq!(index_json(&map, 3, &BTreeMap::new()), expected);
+        let whole = index_json(&map, 3, &BTreeMap::from([("b", "a"), ("\u{e9}", "c")]));
+        let metadata = "\"total_size\": 3,\n    \"b\": \"a\",\n    \"\\u00e9\": \"c\"\n  },";
+        assert_eq!(whole, expected.replace("\"total_size\": 3\n  },", metadata));
     }
 }

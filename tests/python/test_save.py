@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import signal
@@ -571,3 +572,36 @@ def test_random_state_dicts_are_read_back() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("300 state dicts in ")
+
+
+def parsed(name: str, content: bytes) -> tuple[Any, bytes]:
+    """The JSON of an index or a header, in which the order of metadata is not defined, and the tensors' bytes."""
+    if name.endswith(".json"):
+        return json.loads(content), b""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), content[end:]
+
+
+def test_names_that_are_left_out_are_where_huggingface_hub_has_them(tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    embedding = torch.randn(50, 4)
+    tensors = {"embed": embedding, "head": embedding, **{f"layer.{at}": torch.randn(40) for at in range(6)}}
+    for size in (600, 10**6):
+        theirs, ours, again = (tmp_path / f"{name}-{size}" for name in ("theirs", "ours", "again"))
+        theirs.mkdir()
+        hub.save_torch_state_dict(
+            dict(tensors), theirs, max_shard_size=size, shared_tensors_to_discard=["head"]
+        )
+        report = rustload.save(tensors, ours, ties="drop", max_shard_size=size)
+        assert report.dropped == {"head": "embed"}
+        torch.save(tensors, tmp_path / "model.bin")
+        rustload.convert(tmp_path / "model.bin", again, ties="drop", max_shard_size=size)
+        for folder in (ours, again):
+            assert names(folder) == names(theirs)
+            for name in names(theirs):
+                mine, other = (folder / name).read_bytes(), (theirs / name).read_bytes()
+                assert parsed(name, mine) == parsed(name, other)
+            assert rustload.open(folder).metadata["head"] == "embed"
+        # Divided as its source is.
+        rustload.convert(ours, tmp_path / f"as-{size}", ties="drop")
+        assert names(tmp_path / f"as-{size}") == names(theirs)

@@ -209,7 +209,7 @@ def convert(
         )
         if target.is_file:
             tensors = [tensor for file in planned for tensor in file.tensors]
-            header = sorted(written[0].texts.items())
+            header = sorted((written[0].texts | written[0].whole).items())
             nbytes = _rustload.write_file(
                 target.path, tensors, job.requests, metadata=header, options=options
             )

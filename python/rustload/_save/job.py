@@ -58,6 +58,7 @@ class File(NamedTuple):
         tensors: Names, values, and the numbers of their conversions.
         metadata: The texts of its header.
         listed_in: The path of the index that lists it, or None.
+        whole: The texts of the checkpoint as a whole: in the index if there is one, else in the header.
         max_shard_size: The most bytes of tensors, above which it is several files; None for one.
     """
 
@@ -65,6 +66,7 @@ class File(NamedTuple):
     tensors: list[tuple[str, Values, int]]
     metadata: list[tuple[str, str]]
     listed_in: str | None
+    whole: list[tuple[str, str]]
     max_shard_size: int | None
 
 

@@ -38,6 +38,7 @@ class Part:
         tensors: The tensors that are written, by their new names.
         dropped: The new names that are left out because they are tied, and the names that are written for them.
         texts: The metadata of its files.
+        whole: The names of `dropped` as metadata of the whole checkpoint.
         objects: The values that are no tensors.
         paths: Its files.
         label: Its folder and name, among several.
@@ -95,8 +96,12 @@ class Part:
             if items.keys() != set(self.names):
                 own.pop(NESTING_KEY, None)
         self.texts = {"format": "pt", **own, **texts}
-        for gone, kept in self.dropped.items():
-            self.texts.setdefault(gone, kept)
+        # Names that an earlier writer has left out are recorded as those of this one.
+        known = set(self.names)
+        recorded = {
+            gone: kept for gone, kept in own.items() if gone not in known and kept in known
+        } | self.dropped
+        self.whole = {gone: self.texts.pop(gone, kept) for gone, kept in recorded.items()}
         # Joined tensors are in none of the files alone.
         self._is_joined = checkpoint._core.is_joined
         is_named = self.paths and not self._is_joined
@@ -114,10 +119,11 @@ class Part:
         """
         stem = self._stem if name is None else name.removesuffix(".safetensors")
         index = self._folder + index_name(stem)
-        header = sorted(self.texts.items())
+        header, whole = sorted(self.texts.items()), sorted(self.whole.items())
         if max_shard_size is not None:
             tensors = [job.add(new, value, value._core) for new, value in self.tensors.items()]
-            return [File(f"{self._folder}{shard_name(stem, 1, 1)}", tensors, header, index, max_shard_size)]
+            path = f"{self._folder}{shard_name(stem, 1, 1)}"
+            return [File(path, tensors, header, index, whole, max_shard_size)]
         by_file: dict[int, list[tuple[str, Values, int]]] = {}
         for new, value in self.tensors.items():
             number = 0 if self._is_joined else value._core.storage[0]
@@ -131,6 +137,13 @@ class Part:
         if count == 1:
             names = [shard_name(stem, 1, 1)]
         return [
-            File(self._folder + file, by_file.get(number, []), header, index if count > 1 else None, None)
+            File(
+                self._folder + file,
+                by_file.get(number, []),
+                header,
+                index if count > 1 else None,
+                whole,
+                None,
+            )
             for file, number in zip(names, numbers, strict=True)
         ]

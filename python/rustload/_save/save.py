@@ -166,17 +166,16 @@ def save_with(
     items, values = flattened(tensors)
     texts = header_texts(metadata)
     dropped = dropped_names(items, values, rule)
-    for gone, kept in dropped.items():
-        texts.setdefault(gone, kept)
     if keep_nesting:
         texts[NESTING_KEY] = skeleton(tensors)
+    whole = [(gone, kept) for gone, kept in dropped.items() if gone not in texts]
     plain = Request.checked(
         copy=True, allow_lossy=allow_lossy, dequantize=dequantize, overflow="nan", threads=threads
     )
     job = Job(Rules(dtype=dtype, transpose=transpose), plain)
     remaining = {name: value for name, value in items.items() if name not in dropped}
     written = [job.add(name, value, values[name]) for name, value in remaining.items()]
-    header = list(texts.items())
+    header = [*texts.items(), *whole]
     files: dict[str, int]
     with watching(progress, job.nbytes, "saving", verify=bool(verify), resume=bool(resume)) as watch:
         where = "" if hasattr(path, "write") else os.fsdecode(path)
@@ -201,7 +200,7 @@ def save_with(
             refuse_pickle_name(where)
             file = f"{check_name(name)}.safetensors"
             size = shard_bytes(max_shard_size) or SHARD_BYTES
-            planned = [File(file, written, header, f"{file}.index.json", size)]
+            planned = [File(file, written, list(texts.items()), f"{file}.index.json", whole, size)]
             files = dict(
                 _rustload.write_folder(
                     where, planned, job.requests, texts=list(others), copies=[], joins=False, options=options
