@@ -258,6 +258,8 @@ codes! {
 
     DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
         "Ask for another dtype, or for none and convert the result yourself.";
+    QuantUnknown: Unsupported, "A tensor is codes of a quantization that rustload does not know, which are no numbers.",
+        "Read it as it is stored, and decode it with the library that wrote it.";
     DTensorPlacement: Unsupported, "A sharded parameter does not say which elements this rank holds.",
         "Load before the model is sharded, or redistribute it to Shard and Replicate.";
     OpaqueValue: Unsupported, "A value is not plain data, and would have to be unpickled to be used.",

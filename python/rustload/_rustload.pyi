@@ -591,6 +591,14 @@ class Joined:
     def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
         """None: quantized tensors cannot be joined."""
 
+    @property
+    def is_kept_as_stored(self) -> bool:
+        """As `Tensor.is_kept_as_stored`, of any part."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """As `Tensor.is_quantized`, of any part."""
+
     def block_scale(self) -> None:
         """None: scales by block belong to the parts."""
 
@@ -1192,7 +1200,30 @@ class Tensor:
         """
 
     def block_scale(self) -> Tensor | None:
-        """The scales by block of an fp8 tensor; None for other tensors."""
+        """The scales of an fp8 tensor; None for other tensors."""
+
+    @property
+    def is_kept_as_stored(self) -> bool:
+        """Whether a plain `dtype=` leaves it: it is the codes of a quantized weight, or belongs to some, as scales do."""
+
+    @property
+    def companion_of(self) -> str | None:
+        """The name of the codes that it belongs to; None for other tensors."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether `dequantize` changes its elements, or fails because the scheme is not known."""
+
+    @property
+    def has_unknown_scheme(self) -> bool:
+        """Whether `check_scheme` raises."""
+
+    def check_scheme(self) -> None:
+        """Checks that it can be dequantized, or is numbers as it is. Reads nothing.
+
+        Raises:
+            UnsupportedError: It is codes of a scheme that is not known (code `QuantUnknown`).
+        """
 
     @property
     def part(

@@ -77,6 +77,7 @@ def load(
     rules = Rules(dtype=dtype, transpose=transpose)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
     tensors = select_tensors(chosen, key, strip, rename)
+    rules.warn_of_kept(tensors.values())
     sharding_of = _sharding_rule(shardings)
     if shardings is not None and copy is False:
         raise _make("Buffer", "Buffer", "shardings= and copy=False cannot be combined: shards are copies")

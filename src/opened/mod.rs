@@ -3,6 +3,7 @@
 mod join;
 mod payload;
 mod reopen;
+mod schemes;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -13,6 +14,8 @@ use std::sync::{Arc, Mutex};
 use once_cell::race::OnceBox;
 
 pub(crate) use self::join::Joins;
+use self::schemes::Roles;
+pub(crate) use self::schemes::{Role, Scheme, is_narrow};
 use crate::bytes::{self, ReadFolder, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result, ResultExt};
@@ -50,6 +53,8 @@ pub(crate) struct Opened {
     mixed_swap_units: OnceBox<HashSet<(u32, u32)>>,
     /// For each named tensor the position of its first name; computed on first use.
     first_names: OnceBox<HashMap<(u32, u32), u32>>,
+    /// Which tensors are codes, and what belongs to them; computed on first use.
+    roles: OnceBox<Roles>,
     /// The storage that was inflated last, so that its tensors and their slices do not inflate it again.
     inflated_cache: Mutex<Option<((u32, u32), Source)>>,
 }
@@ -160,6 +165,7 @@ impl Opened {
             shared: OnceBox::new(),
             mixed_swap_units: OnceBox::new(),
             first_names: OnceBox::new(),
+            roles: OnceBox::new(),
             inflated_cache: Mutex::new(None),
         }
     }

@@ -39,6 +39,10 @@ pub(super) fn next_step(code: Code) -> &'static str {
             "The error lists them with similar names; try key=, strip=, rename= or strict=False."
         }
         Code::NotSafetensors => "Convert it with dtype= or dequantize=True, or leave it out.",
+        Code::QuantUnknown => {
+            "Without dequantize=True it is read as it is stored: decode it with the library that wrote it. fp8 numbers that are \
+             meant as they are become floats with dtype={'*.weight': 'bfloat16'} and without dequantize=True."
+        }
         Code::TiedTensors => "Write each in full with ties=\"copy\", or one alone with ties=\"drop\".",
         Code::TargetExists => "Pass overwrite=True to replace it, or write to another name.",
         Code::HeaderTooLarge => "Write a folder with max_shard_size=, or shorter names.",

@@ -93,6 +93,16 @@ impl Joined {
         None
     }
 
+    #[getter]
+    fn is_kept_as_stored(&self) -> bool {
+        self.0.parts().iter().any(|part| part.is_kept_as_stored())
+    }
+
+    #[getter]
+    fn is_quantized(&self) -> bool {
+        self.0.parts().iter().any(|part| part.is_quantized())
+    }
+
     /// None: scales by block belong to the parts.
     fn block_scale(&self) -> Option<Py<PyAny>> {
         None

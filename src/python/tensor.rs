@@ -146,6 +146,32 @@ impl Tensor {
     }
 
     #[getter]
+    fn is_kept_as_stored(&self) -> bool {
+        self.0.is_kept_as_stored()
+    }
+
+    /// The name of the codes that it belongs to.
+    #[getter]
+    fn companion_of(&self) -> Option<&str> {
+        self.0.companion_of()
+    }
+
+    #[getter]
+    fn is_quantized(&self) -> bool {
+        self.0.is_quantized()
+    }
+
+    #[getter]
+    fn has_unknown_scheme(&self) -> bool {
+        self.0.has_unknown_scheme()
+    }
+
+    fn check_scheme(&self) -> PyResult<()> {
+        let request = Request { dequantize: true, ..Request::default() };
+        Ok(self.0.check_scheme(&request).map_err(|error| self.0.add_context(error))?)
+    }
+
+    #[getter]
     fn part<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         extra::part(py, &self.0)
     }

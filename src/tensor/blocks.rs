@@ -1,53 +1,49 @@
-//! Dequantizes fp8 weights that have one scale for each block of 128 x 128 elements, as DeepSeek and transformers write them: `weight`
-//! and, beside it, `weight_scale_inv`. Results are bit-identical to `weight.float() * scale.float()`, cast to the dtype asked for.
+//! Dequantizes fp8 weights that are multiplied by scales in another tensor: one for each block of 128 x 128 elements, as DeepSeek and
+//! transformers write them, one for each row, or one for all. Results are bit-identical to `weight.float() * scale.float()`, cast to
+//! the dtype asked for.
 
 use super::quantized::{Block, BlockIter, offsets};
 use super::{Request, Tensor};
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::kernel::{Cast, convert};
-use crate::layout::Layout;
-use crate::opened::Opened;
+use crate::layout::{Layout, numel};
+use crate::opened::{Role, Scheme};
 use crate::parallel;
 use crate::stream::{self, Fill, Payload, Signs};
 
 /// Rows and columns of a block (`weight_block_size` in DeepSeek's config.json). Those at the edges may be smaller.
 const BLOCK_SIZE: u64 = 128;
 
-/// What follows the name of a weight in the name of its scales.
-const SCALE_SUFFIX: &str = "_scale_inv";
+/// What follows the name of a weight in the name of scales that are by block, or one for all.
+const BLOCKS_SUFFIX: &str = "_scale_inv";
 
 /// The scales of a tensor, in f32.
 struct BlockScales {
     scales: Vec<f32>,
-    /// Rows and columns of the matrices of the tensor; `None` for one scale for all elements.
-    matrix: Option<(u64, u64)>,
+    /// How they are spread; `None` for one scale for all elements.
+    grid: Option<Grid>,
 }
 
-/// The entry of the scales of an fp8 tensor; `None` where there is none.
-fn scale_entry(opened: &Opened, entry: Option<u32>, dtype: DType) -> Option<u32> {
-    if !matches!(dtype, DType::F8E4M3Fn | DType::F8E5M2) {
-        return None;
-    }
-    let name = format!("{}{SCALE_SUFFIX}", opened.entry(entry?).name);
-    opened.by_name.get(name.as_str()).copied()
+/// Which elements of the matrices of a tensor have a scale of their own.
+#[derive(Clone, Copy)]
+struct Grid {
+    rows: u64,
+    columns: u64,
+    /// Rows and columns of a block.
+    block: (u64, u64),
 }
 
-/// For a tensor with scales by block: a layout of the same shape that maps each element to its position in C order.
-pub(super) fn position_layout(
-    opened: &Opened,
-    entry: Option<u32>,
-    dtype: DType,
-    layout: &Layout,
-) -> Option<Box<Layout>> {
-    scale_entry(opened, entry, dtype)?;
-    Layout::contiguous(&layout.shape).ok().map(Box::new)
+/// For a tensor that may have scales in another one: a layout of the same shape that maps each element to its position in C order.
+pub(super) fn position_layout(dtype: DType, layout: &Layout) -> Option<Box<Layout>> {
+    let is_fp8 = matches!(dtype, DType::F8E4M3Fn | DType::F8E5M2);
+    if is_fp8 { Layout::contiguous(&layout.shape).ok().map(Box::new) } else { None }
 }
 
 impl Tensor {
-    /// The scales by block of an fp8 tensor, as a tensor; `None` for other tensors.
+    /// The scales of an fp8 tensor, as a tensor; `None` for other tensors.
     pub(crate) fn block_scale(&self) -> Option<Tensor> {
-        let entry = scale_entry(&self.opened, self.entry, self.dtype)?;
+        let Role::Codes(Scheme::Fp8 { scale: entry }) = self.role() else { return None };
         Some(Tensor::new(&self.opened, self.opened.id(self.opened.entry(entry)), Some(entry)))
     }
 
@@ -111,27 +107,45 @@ impl Tensor {
         }
     }
 
-    /// Reads the scales. Fails with `TensorBounds` where there is not one for each block, nor one for all elements.
-    fn block_scales(&self, scale: &Tensor, request: &Request) -> Result<BlockScales> {
+    /// How scales of this shape are spread over the tensor; `None` for one scale for all elements. Fails with `TensorBounds` where
+    /// the shape is not that of one scale, of one for each block, or of one for each row of a matrix.
+    fn grid(&self, scale: &Tensor) -> Result<Option<Grid>> {
         let whole = &self.opened.tensor(self.id).layout().shape;
-        let matrix = match &whole[..] {
-            _ if scale.layout.numel() == 1 && scale.layout.ndim() < 2 => None,
-            [leading @ .., rows, columns]
-                if scale.shape().split_last_chunk()
-                    == Some((leading, &[rows.div_ceil(BLOCK_SIZE), columns.div_ceil(BLOCK_SIZE)])) =>
-            {
-                Some((*rows, *columns))
+        let shape = scale.shape();
+        // `_scale_inv` is by block alone.
+        let is_free = !scale.name().ends_with(BLOCKS_SUFFIX);
+        if numel(shape) == Some(1) && (shape.len() < 2 || (is_free && shape.len() == 2)) {
+            return Ok(None);
+        }
+        if let [leading @ .., rows, columns] = &whole[..] {
+            let (rows, columns) = (*rows, *columns);
+            let by_row = is_free && leading.is_empty() && (shape == [rows] || shape == [rows, 1]);
+            let counts = [rows.div_ceil(BLOCK_SIZE), columns.div_ceil(BLOCK_SIZE)];
+            if by_row {
+                return Ok(Some(Grid { rows, columns, block: (1, columns.max(1)) }));
             }
-            _ => {
-                let (name, shape) = (scale.name(), scale.shape());
-                let text = format!(
-                    "the scales {name:?} of shape {shape:?} are not those of blocks of {BLOCK_SIZE} x {BLOCK_SIZE} of a \
-                     tensor of {:?}",
-                    &whole[..]
-                );
-                return Err(Error::new(Code::TensorBounds, text));
+            if shape.split_last_chunk() == Some((leading, &counts)) {
+                return Ok(Some(Grid { rows, columns, block: (BLOCK_SIZE, BLOCK_SIZE) }));
             }
-        };
+        }
+        let text = format!(
+            "the scales {:?} of shape {shape:?} are not those of blocks of {BLOCK_SIZE} x {BLOCK_SIZE} of a tensor of {:?}",
+            scale.name(),
+            &whole[..]
+        );
+        Err(Error::new(Code::TensorBounds, text))
+    }
+
+    /// Reads the scales, of which bytes are exponents (`float8_e8m0fnu`). Fails with `TensorBounds` where their shape does not fit, and
+    /// with `QuantUnknown` for other integers.
+    fn block_scales(&self, scale: &Tensor, request: &Request) -> Result<BlockScales> {
+        let grid = self.grid(scale)?;
+        let dtype = if scale.dtype == DType::U8 { DType::F8E8M0Fnu } else { scale.dtype };
+        if dtype.kind() != Kind::Float {
+            let text = format!("the scales {:?} are {dtype}, and no floats or exponents", scale.name());
+            return Err(Error::new(Code::QuantUnknown, text));
+        }
+        let scale = Tensor { dtype, ..scale.clone() };
         let to_float = Request {
             dtype: Some(DType::F32),
             copy: Some(true),
@@ -142,7 +156,7 @@ impl Tensor {
         let mut bytes = scale.zeroed_bytes(DType::F32)?;
         scale.materialize_into(&to_float, &mut bytes)?;
         let scales = bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect();
-        Ok(BlockScales { scales, matrix })
+        Ok(BlockScales { scales, grid })
     }
 }
 
@@ -150,7 +164,7 @@ impl BlockScales {
     /// Multiplies floats by their scales. `positions` maps each to its position in the whole tensor, in C order.
     fn multiply(&self, positions: &Layout, floats: &mut [u8]) -> Result<()> {
         let floats = floats.as_chunks_mut().0;
-        let Some((_, columns)) = self.matrix else {
+        let Some(Grid { columns, block: (_, width), .. }) = self.grid else {
             multiply(floats, self.scale(0)?);
             return Ok(());
         };
@@ -171,7 +185,7 @@ impl BlockScales {
             let mut rest = run;
             while !rest.is_empty() {
                 let column = position % columns;
-                let end = (column / BLOCK_SIZE + 1).saturating_mul(BLOCK_SIZE).min(columns);
+                let end = (column / width + 1).saturating_mul(width).min(columns);
                 let count = ((end - column) as usize).min(rest.len());
                 let (own, others) = rest.split_at_mut(count);
                 multiply(own, self.scale(position)?);
@@ -184,13 +198,13 @@ impl BlockScales {
 
     /// The scale of the element at a position in C order.
     fn scale(&self, position: u64) -> Result<f32> {
-        let index = match self.matrix {
+        let index = match self.grid {
             None => 0,
-            Some((rows, columns)) => {
+            Some(Grid { rows, columns, block: (height, width) }) => {
                 let (column, row) = (position % columns, position / columns % rows);
                 let matrix = position / columns / rows;
-                let block_row = matrix * rows.div_ceil(BLOCK_SIZE) + row / BLOCK_SIZE;
-                block_row * columns.div_ceil(BLOCK_SIZE) + column / BLOCK_SIZE
+                let block_row = matrix * rows.div_ceil(height) + row / height;
+                block_row * columns.div_ceil(width) + column / width
             }
         };
         let outside = || Error::new(Code::InternalError, "an element is in no block of the scales");

@@ -104,6 +104,7 @@ impl Tensor {
     /// validates before it gives a view of them.
     pub(crate) fn materialize_plan(&self, request: &Request) -> Result<MaterializePlan> {
         self.check_not_meta()?;
+        self.check_scheme(request)?;
         let converted = self.is_converted(request);
         if request.copy == Some(false) && converted {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
@@ -167,7 +168,7 @@ impl Tensor {
 
     /// Writes the result of a request into `out`, C-contiguous. Fails where `out` does not have exactly the result's size.
     pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
-        self.with_context(self.check_not_meta())?;
+        self.with_context(self.check_not_meta().and_then(|()| self.check_scheme(request)))?;
         let layout = self.result_layout(&request.order)?;
         let dtype = self.result_dtype(request);
         let nbytes = stream::result_bytes(&layout, dtype).unwrap_or(u64::MAX);
@@ -217,6 +218,7 @@ impl Tensor {
             Some(Dequantization::Blocks(scale)) => {
                 return self.dequantize_blocks(&scale, layout, dtype, request, out);
             }
+            Some(Dequantization::Unknown) => return Err(self.unknown_scheme()),
             None => {}
         }
         let how = self.fill_options(dtype, request, recycled)?;

@@ -8,6 +8,7 @@ mod quantized;
 mod request;
 #[cfg(any(feature = "python", test))]
 mod restore;
+mod scheme;
 mod slices;
 mod sparse;
 #[cfg(feature = "cuda")]
@@ -40,8 +41,8 @@ pub struct Tensor {
     pub(crate) entry: Option<u32>,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
-    /// Of a tensor quantized per channel: the layout that maps each element to the index of its scale. Of one with scales by block:
-    /// to its position in C order.
+    /// Of a tensor quantized per channel: the layout that maps each element to the index of its scale. Of fp8: to its position in C
+    /// order.
     pub(crate) channel_layout: Option<Box<Layout>>,
 }
 
@@ -51,7 +52,7 @@ impl Tensor {
         let indexed = opened.tensor(id);
         let (dtype, layout) = (indexed.dtype(), indexed.layout().clone());
         let channel_layout = quantized::channel_layout(opened, id, &layout)
-            .or_else(|| blocks::position_layout(opened, entry, dtype, &layout));
+            .or_else(|| blocks::position_layout(dtype, &layout));
         Tensor { opened: opened.clone(), id, entry, dtype, layout, channel_layout }
     }
 

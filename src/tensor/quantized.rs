@@ -9,7 +9,7 @@ use crate::index::{Object, Quantization, Scale};
 use crate::kernel::{Cast, convert};
 use crate::layout::{Layout, TensorIndex};
 use crate::num::to_usize;
-use crate::opened::Opened;
+use crate::opened::{Opened, Role};
 use crate::parallel::{self, Cancel};
 use crate::pickle::Snapshot;
 use crate::stream::{self, Fill, Payload, Signs};
@@ -24,8 +24,10 @@ pub(super) type Block<'a> = (Layout, Option<Layout>, &'a mut [u8]);
 pub(super) enum Dequantization<'a> {
     /// Integers with scales and zero points.
     Integers(&'a Quantization),
-    /// fp8 with scales by block, in this tensor.
+    /// fp8 with scales in this tensor.
     Blocks(Tensor),
+    /// Codes of a scheme that is not known, which are no numbers.
+    Unknown,
 }
 
 /// Scales and zero points, with the arithmetic of torch's kernels. Per channel they are pairs `(zero_point, scale)`.
@@ -60,8 +62,14 @@ impl Tensor {
         if !request.dequantize {
             return None;
         }
-        let integers = self.quantization().map(Dequantization::Integers);
-        integers.or_else(|| self.block_scale().map(Dequantization::Blocks))
+        if let Some(quantization) = self.quantization() {
+            return Some(Dequantization::Integers(quantization));
+        }
+        match (self.role(), self.block_scale()) {
+            (_, Some(scale)) => Some(Dequantization::Blocks(scale)),
+            (Role::Codes(_), None) => Some(Dequantization::Unknown),
+            _ => None,
+        }
     }
 
     /// Whether equal elements of both have equal values.

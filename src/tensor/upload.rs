@@ -24,6 +24,7 @@ impl Tensor {
     /// not have exactly the result's bytes. Reads nothing.
     pub(crate) fn upload_item(&self, request: &Request, destination: Array) -> Result<UploadItem> {
         self.check_not_meta()?;
+        self.check_scheme(request)?;
         let layout = self.result_layout(&request.order)?;
         let dtype = self.result_dtype(request);
         let nbytes = self.result_bytes(&layout, dtype)?;

@@ -102,6 +102,7 @@ impl Values {
     pub fn result(&self) -> Result<(DType, Dims)> {
         match self {
             Values::Tensor(tensor, request) => {
+                tensor.check_scheme(request)?;
                 let (dtype, layout) = (tensor.result_dtype(request), tensor.result_layout(&request.order)?);
                 // A small file may describe a result that fills a disk.
                 tensor.result_bytes(&layout, dtype)?;

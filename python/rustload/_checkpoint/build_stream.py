@@ -62,6 +62,8 @@ def build_stream(
     adapter = adapters.load_adapter(framework)
     target = adapter.check_device(device)
     cast = checked_cast(cast)
+    if not request.dequantize:
+        rules.warn_of_kept(tensors)
     requests, request_numbers = _requests_of(tensors, rules, request)
     producer = producer_for(
         tensors,
@@ -84,13 +86,19 @@ def build_stream(
 def _requests_of(
     tensors: list[LazyTensor], rules: Rules, request: Request
 ) -> tuple[list[Request], list[int]]:
-    """The distinct requests, and for each tensor the index of its own."""
+    """The distinct requests, and for each tensor the index of its own.
+
+    Raises:
+        UnsupportedError: A tensor cannot be dequantized (code `QuantUnknown`).
+    """
     requests: list[Request] = []
     numbers: dict[tuple[Any, ...], int] = {}
 
     def number_of(tensor: LazyTensor) -> int:
         dims = rules.transpose(tensor)
         is_float = request.dequantize and tensor._is_scaled()
+        if is_float:
+            tensor._core.check_scheme()
         key = (
             rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
             tuple(dims) if isinstance(dims, list) else dims,
@@ -103,9 +111,9 @@ def _requests_of(
     if request.dequantize or not rules.depends_on_dtype_only:
         return requests, [number_of(tensor) for tensor in tensors]
     # There may be thousands of tensors, and few dtypes.
-    dtypes = [tensor._core.dtype for tensor in tensors]
-    by_dtype: dict[str, int] = {}
-    for dtype, tensor in zip(dtypes, tensors, strict=True):
-        if dtype not in by_dtype:
-            by_dtype[dtype] = number_of(tensor)
-    return requests, [by_dtype[dtype] for dtype in dtypes]
+    kinds = [(tensor._core.dtype, tensor._is_kept_as_stored) for tensor in tensors]
+    by_kind: dict[tuple[str, bool], int] = {}
+    for kind, tensor in zip(kinds, tensors, strict=True):
+        if kind not in by_kind:
+            by_kind[kind] = number_of(tensor)
+    return requests, [by_kind[kind] for kind in kinds]

@@ -79,6 +79,7 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
 
     def choose(tensor: Any) -> str | None:
         found = next((dtype for pattern, dtype in patterns if matches(tensor.name, pattern)), None)
-        return found or (plain[-1] if tensor.dtype in DEFAULT_CAST_DTYPES else None)
+        is_cast = tensor.dtype in DEFAULT_CAST_DTYPES and not tensor._is_kept_as_stored
+        return found or (plain[-1] if is_cast else None)
 
     return choose

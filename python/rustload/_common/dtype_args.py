@@ -28,6 +28,10 @@ class TensorInfo(Protocol):
     def shape(self) -> Sequence[int]:
         """Its shape."""
 
+    @property
+    def _is_kept_as_stored(self) -> bool:
+        """Whether a dtype for all tensors leaves it, as it is the codes of a quantized weight or belongs to some."""
+
 
 T = TypeVar("T")
 D = TypeVar("D", bound=TensorInfo)

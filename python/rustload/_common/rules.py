@@ -1,8 +1,9 @@
 """Per-tensor rules for `dtype=` and `transpose=` of functions that load many tensors.
 
-A rule is one value, a callable that gets the `LazyTensor`, or a mapping from glob patterns to values, of which the first match is
-used. A plain dtype applies only to floats of 16 bits and more; to cast ints or fp8, use a mapping or a callable. A plain
-transpose is an error: it would transpose every matrix of the checkpoint, embeddings too.
+A rule is one value, a callable that gets the `LazyTensor`, or a mapping from glob patterns to values, of which the first match
+is used. A plain dtype applies only to floats of 16 bits and more that do not belong to quantized weights, as scales do; to cast
+ints, fp8 or scales, use a mapping or a callable. A plain transpose is an error: it would transpose every matrix of the
+checkpoint, embeddings too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rustload._common.dtype_args import dtype_name, transpose_arg
-from rustload._common.patterns import matches
+from rustload._common.patterns import matches, warn_user
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from rustload._common.dtype_args import TensorInfo
 
-__all__ = ["DEFAULT_CAST_DTYPES", "Rules"]
+__all__ = ["DEFAULT_CAST_DTYPES", "Rules", "kept_text"]
 
 DEFAULT_CAST_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 """The dtypes of tensors to which a plain `dtype=` applies."""
@@ -80,9 +83,22 @@ class Rules:
             is_float: Whether a plain dtype applies whatever the tensor's dtype is, because its integers are dequantized to
                 floats.
         """
-        if self._is_plain_dtype and not is_float and tensor.dtype not in DEFAULT_CAST_DTYPES:
+        if self._is_plain_dtype and not is_float and not _is_cast(tensor):
             return None
         return self._dtype(tensor)
+
+    def kept(self, tensors: Iterable[TensorInfo]) -> list[str]:
+        """The names of tensors that a plain dtype would change, if they did not belong to quantized weights."""
+        if not self._is_plain_dtype:
+            return []
+        floats = (tensor for tensor in tensors if tensor.dtype in DEFAULT_CAST_DTYPES)
+        changed = (tensor for tensor in floats if self._dtype(tensor) not in (None, tensor.dtype))
+        return [tensor.name for tensor in changed if tensor._is_kept_as_stored]
+
+    def warn_of_kept(self, tensors: Iterable[TensorInfo]) -> None:
+        """Warns of the tensors that `kept` returns."""
+        if names := self.kept(tensors):
+            warn_user(kept_text(names))
 
     def transpose(self, tensor: TensorInfo) -> bool | list[int] | None:
         """True to swap the last two dimensions, a permutation, or None.
@@ -100,6 +116,19 @@ class Rules:
                 "matrices only; in Python also a callable, such as lambda t: t.ndim == 2",
             )
         return dims
+
+
+def _is_cast(tensor: TensorInfo) -> bool:
+    """Whether a plain dtype applies to a tensor."""
+    return tensor.dtype in DEFAULT_CAST_DTYPES and not tensor._is_kept_as_stored
+
+
+def kept_text(names: Sequence[str]) -> str:
+    """A sentence on tensors that a dtype for all tensors left as stored."""
+    return (
+        f"dtype= leaves {len(names):,} tensor(s) that belong to quantized weights as stored, such as {names[0]!r}: "
+        "to cast scales, name them, as in dtype={'*_scale': 'bfloat16'}"
+    )
 
 
 def _dtype(value: Any) -> str | None:

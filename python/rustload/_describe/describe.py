@@ -67,6 +67,7 @@ def describe(
             elements += core.size
             nbytes += core.nbytes
     values, notes = _values(checkpoint)
+    notes += _unknown_schemes(chosen)
     by_size = sorted(dtypes.items(), key=lambda item: -item[1]["nbytes"])
     return {
         "path": path,
@@ -85,6 +86,15 @@ def describe(
         "metadata": checkpoint.metadata,
         "tensors": described,
     }
+
+
+def _unknown_schemes(chosen: Mapping[str, LazyTensor]) -> list[str]:
+    """A note on quantized weights that `dequantize=True` refuses."""
+    unknown = [name for name, tensor in chosen.items() if tensor._core.has_unknown_scheme]
+    if not unknown:
+        return []
+    text = f"{len(unknown):,} tensor(s) are codes of a quantization that is not known, such as {unknown[0]!r}"
+    return [f"{text}: dequantize=True is an error for them"]
 
 
 def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:

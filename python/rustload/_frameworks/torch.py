@@ -85,6 +85,7 @@ def make(core: Core, request: Request, device: torch.device | None, context: Han
     if _is_meta(core):
         return _meta(core, request)
     converted = request.transpose not in (None, False) or request.dtype not in (None, core.dtype)
+    converted = converted or (request.dequantize and core.is_quantized)
     made = None if converted or request.copy is True else _on_shared_storage(core, request, context)
     if made is None:
         # copy=False gets here only with a conversion, for which the core raises BufferError.

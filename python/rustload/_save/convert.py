@@ -95,7 +95,7 @@ def convert(
             dtypes, or a callable. Patterns are for the new names.
         transpose: The tensors to transpose, in the same forms.
         allow_lossy: Allows casts that change the kind of number, such as float to int.
-        dequantize: Dequantizes quantized tensors, and fp8 with scales by block; these scales are left out.
+        dequantize: Dequantizes quantized tensors, and fp8 with scales; these scales are left out.
         ties: What to do with names of the same tensor, as in `save`. "auto" leaves out the output head where the folder's
             `config.json` says that it is the embedding (`tie_word_embeddings`), and writes all others in full.
         keep: Names or glob patterns that `ties="drop"` prefers.
@@ -127,7 +127,7 @@ def convert(
         OSError: The disk is full, or refuses otherwise; or as for `save` with `verify` or `resume`.
         TensorNotFoundError: No tensor has a name in `select`.
         UnsupportedError: A tensor has no form in a safetensors file: complex128, a sparse or quantized tensor, one on the meta
-            device.
+            device; or it is to be dequantized from a scheme that is not known (code `QuantUnknown`).
         ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
         RustloadError: As for `rustload.open`.
 
@@ -239,6 +239,7 @@ def convert(
         converted=job.converted,
         skipped_objects=sum(part.objects.count for part in parts),
         reused=watch.reused,
+        kept=tuple(job.kept),
         seconds=time.perf_counter() - start,
     )
 

@@ -48,6 +48,11 @@ class _Info(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
+    is_kept_as_stored: bool = False
+
+    @property
+    def _is_kept_as_stored(self) -> bool:
+        return self.is_kept_as_stored
 
 
 class File(NamedTuple):
@@ -77,6 +82,7 @@ class Job:
         requests: The conversions.
         tensors: The number of tensors.
         converted: The number of tensors that are cast, transposed or dequantized.
+        kept: The names of tensors that a dtype for all leaves, as they belong to quantized weights.
         nbytes: The bytes of all tensors, as they are written.
     """
 
@@ -90,6 +96,7 @@ class Job:
         self.requests: list[Request] = []
         self.tensors = 0
         self.converted = 0
+        self.kept: list[str] = []
         self.nbytes = 0
         self._rules, self._plain = rules, plain
         self._numbers: dict[Any, int] = {}
@@ -109,11 +116,13 @@ class Job:
             if value.quantization is not None and not dequantizes:
                 raise unsupported(name, "a quantized tensor", "pass dequantize=True")
             if value.name != name:
-                info = _Info(name, value.dtype, value.shape)
+                info = _Info(name, value.dtype, value.shape, value._is_kept_as_stored)
         else:
             info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is no lazy tensor
         dims = self._rules.transpose(info)
         dtype = self._rules.dtype(info, is_float=dequantizes) or ("float32" if dequantizes else None)
+        if not dequantizes:
+            self.kept += self._rules.kept([info])
         key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
         if key not in self._numbers:
             self._numbers[key] = len(self.requests)

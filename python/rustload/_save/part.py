@@ -11,6 +11,7 @@ from rustload._save.job import File
 from rustload._save.objects import Objects
 from rustload._save.sources import file_name_for, index_name, shard_name
 from rustload._save.ties import dropped_names
+from rustload._tensor.quantized import without_companions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,10 +69,10 @@ class Part:
             texts: The user's metadata.
             keep_objects: Whether the values that are no tensors are kept.
             head_is_tied: Whether the model's configuration says that its output head is its embedding.
-            dequantize: Whether tensors are dequantized: the scales by block of those that are written are then left out.
+            dequantize: Whether tensors are dequantized: the scales of those that are written are then left out.
 
         Raises:
-            UnsupportedError: A tensor is a component of a sparse one.
+            UnsupportedError: A tensor is a component of a sparse one, or is to be dequantized from a scheme that is not known.
             ValueError: Names are tied, and the rule refuses that.
         """
         self.names = list(checkpoint)
@@ -85,8 +86,7 @@ class Part:
                 note = f"leave it out with rename={{{whole!r}: None}}, or name its components in select="
                 raise unsupported(whole, "a sparse tensor", note)
         if dequantize:
-            scales = {scale.name for tensor in items.values() if (scale := tensor.block_scale) is not None}
-            items = {name: tensor for name, tensor in items.items() if tensor.name not in scales}
+            items = without_companions(items)
         values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}
         self.dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
         self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}

@@ -24,6 +24,8 @@ class SaveReport(NamedTuple):
         skipped_objects: The number of values of a checkpoint that are no tensors, and are not in the files.
         seconds: How long it took.
         reused: The bytes of tensors that an earlier call with `resume=True`, which was killed or failed, had written.
+        kept: The names of tensors that a dtype for all tensors left as stored, as they are scales of quantized weights or belong
+            to them otherwise.
     """
 
     path: str
@@ -36,6 +38,7 @@ class SaveReport(NamedTuple):
     skipped_objects: int
     seconds: float
     reused: int = 0
+    kept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """One line of text."""
@@ -45,6 +48,8 @@ class SaveReport(NamedTuple):
             left_out += f", {_count(len(self.dropped), 'tied name')} left out"
         if self.skipped_objects:
             left_out += f", {_count(self.skipped_objects, 'other value')} left out"
+        if self.kept:
+            left_out += f", {_count(len(self.kept), 'tensor')} of quantized weights kept as stored"
         reused = f", {format_bytes(self.reused)} of it by an earlier call" if self.reused else ""
         files, tensors = _count(len(self.files), "file"), _count(self.tensors, "tensor")
         return f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}{reused}, in {self.seconds:.1f} s"

@@ -216,6 +216,7 @@ def save_with(
         converted=job.converted,
         skipped_objects=0,
         reused=watch.reused,
+        kept=tuple(job.kept),
         seconds=time.perf_counter() - start,
     )
 

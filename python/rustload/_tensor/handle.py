@@ -220,17 +220,22 @@ class LazyTensor(Operators):
 
     @property
     def block_scale(self) -> LazyTensor | None:
-        """The scales of an fp8 tensor that has one for each block of 128 x 128 elements: the tensor `name + "_scale_inv"`.
+        """The scales by which an fp8 tensor is multiplied: one for each block of 128 x 128 elements, for each row, or for all.
 
-        They are those of the whole tensor, also for a part. `materialize(dequantize=True)` multiplies by those of the part. None
-        for a tensor without such scales.
+        They are the tensor `name + "_scale_inv"`, `name + "_scale"`, or `scale` or `qscale_weight` beside `weight`; also for a
+        part those of the whole tensor. `materialize(dequantize=True)` multiplies by those of the part. None without such scales.
         """
         found = self._core.block_scale()
         return None if found is None else self._wrap_core(found)
 
     def _is_scaled(self) -> bool:
-        """Whether `dequantize=True` makes other numbers of the elements."""
-        return self.quantization is not None or self._core.block_scale() is not None
+        """Whether `dequantize=True` makes other numbers of the elements, or fails because it does not know how."""
+        return self._core.is_quantized
+
+    @property
+    def _is_kept_as_stored(self) -> bool:
+        """Whether a dtype for all tensors leaves it, as it is the codes of a quantized weight or belongs to some."""
+        return self._core.is_kept_as_stored
 
     @property
     def part(self) -> Part | None:
@@ -441,8 +446,8 @@ class LazyTensor(Operators):
             framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
             allow_lossy: Whether to allow casts from complex to real, from float to int, and to bool. A float out of the range of
                 the int saturates, and NaN becomes 0.
-            dequantize: Whether to convert the integers of a quantized tensor, and fp8 with scales by block (`block_scale`), to
-                numbers, in float32 or the float dtype of `dtype`. It has no effect on other tensors.
+            dequantize: Whether to convert the integers of a quantized tensor, and fp8 with scales (`block_scale`), to numbers,
+                in float32 or the float dtype of `dtype`. It has no effect on tensors that are numbers as they are.
             overflow: The result of a cast to fp8 for values out of range: `"nan"` (as in the OCP specification) or `"saturate"`.
             threads: The number of threads; None for up to one per core, depending on the size.
             cast: Where a result on a GPU is cast and transposed. `"cpu"`: while reading. `"gpu"`: after the H2D copy, if the
@@ -460,7 +465,8 @@ class LazyTensor(Operators):
             ValueError: The cast is lossy, or an argument has an invalid value.
             DeviceError: The device does not exist.
             FormatError: The file was truncated or changed since it was opened (code `FileChanged`), or is damaged.
-            UnsupportedError: The cast is not supported, or the tensor is on the meta device (code `MetaTensor`).
+            UnsupportedError: The cast is not supported, the tensor is on the meta device (code `MetaTensor`), or it is to be
+                dequantized from a scheme that is not known (code `QuantUnknown`).
             LimitError: A broadcast tensor (stride 0) would need more than `Limits.materialize_bytes`.
         """
         # The fast path of most calls: no arguments to resolve or check.

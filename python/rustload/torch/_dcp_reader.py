@@ -114,6 +114,7 @@ class Reader(StorageReader):
                 self._contents = Contents(tensors, {}, {name: (name,) for name in tensors})
             else:
                 self._contents = contents_of(checkpoint, self._visits_max)
+            self._rules.warn_of_kept(self._contents.tensors.values())
         return self._contents
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:

@@ -41,6 +41,7 @@ class ComputedTensor:
     """A tensor that custom loading code computed; it has the interface of `LazyTensor` that a plan uses."""
 
     quantization = None
+    _is_kept_as_stored = False
 
     def _is_scaled(self) -> bool:
         return False

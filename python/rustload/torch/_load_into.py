@@ -18,8 +18,9 @@ from rustload._checkpoint.open import opened
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, checked_progress, reporting
 from rustload._common.request import checked_cast
-from rustload._common.rules import Rules
+from rustload._common.rules import Rules, kept_text
 from rustload._common.sizes import parse_bytes
+from rustload._tensor.quantized import without_companions
 from rustload.errors import RustloadWarning, _make, _printable
 from rustload.torch._execute import execute_steps
 from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
@@ -90,8 +91,8 @@ def load_into(
             writes in place.
         copy: True makes new storage own its memory instead of being a view of the file.
         allow_lossy: Whether a cast may change the kind of number, as for `LazyTensor.materialize`.
-        dequantize: Whether to dequantize quantized tensors, and fp8 weights with scales by block (`LazyTensor.block_scale`); the
-            scales are then not loaded. The result has the model's dtype; with `assign=True`, float32.
+        dequantize: Whether to dequantize quantized tensors, and fp8 weights with scales (`LazyTensor.block_scale`); the scales
+            are then not loaded. The result has the model's dtype; with `assign=True`, float32.
         cast: Whether the CPU or the GPU casts tensors that go to a GPU, as for `LazyTensor.materialize`.
         memory: The most host memory for temporary tensors, used where a tensor cannot be read directly into its destination; in
             bytes or as "256MiB"; at least 1 MiB.
@@ -110,6 +111,7 @@ def load_into(
         ValueError: An argument has an invalid value, or tied parameters have different values in the file.
         DeviceError: A device does not exist.
         RuntimeError: With `share="node"`, another rank failed; the message has its rank and the cause.
+        UnsupportedError: A tensor is to be dequantized from a scheme that is not known (code `QuantUnknown`).
         FormatError: As for `rustload.open`; its other errors are possible too.
 
     >>> import torch, rustload.torch
@@ -146,8 +148,9 @@ def load_into(
             for name, lazy in select_tensors(chosen, key, strip, rename).items()
         }
         if dequantize:
-            scales = {scale.name for lazy in tensors.values() if (scale := lazy.block_scale) is not None}
-            tensors = {name: lazy for name, lazy in tensors.items() if lazy.name not in scales}
+            tensors = without_companions(tensors)
+        names = options.rules.kept(tensors.values())
+        kept = [kept_text(names)] if names else []
         custom = None
         if has_custom_loading(model):
             transposed = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
@@ -221,7 +224,7 @@ def load_into(
         seconds=time.perf_counter() - start,
         peak_host=peak.host,
         peak_device=peak.device,
-        notes=_custom_loading_notes(model, custom) + plan.notes() + checkpoint.notes + warmed,
+        notes=[*_custom_loading_notes(model, custom), *plan.notes(), *kept, *checkpoint.notes, *warmed],
     )
 
 

@@ -91,6 +91,7 @@ def state_dict(
     rules = Rules(dtype=dtype)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype)
     found = select_tensors(tensors, key, strip, rename)
+    rules.warn_of_kept(found.values())
     target = check_device(device)
     views = PrivateViews()
     made = StateDict(

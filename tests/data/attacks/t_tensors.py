@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING
 
@@ -398,3 +399,19 @@ def scales(shape: list[int], count: int) -> bytes:
 family("T37", "scales by block that are not those of the tensor's blocks", {
     "rows": scales([2, 2], 4), "columns": scales([3, 1], 3), "flat": scales([6], 6), "rank": scales([3, 2, 1], 6), "empty": scales([0, 2], 0),
 }, Fails("TensorBounds", dequantized, "dequantizing"), "")  # fmt: skip
+
+
+def codes(dtype: str, shape: list[int], **beside: str) -> bytes:
+    """Codes of this dtype and shape in zeros, with other tensors of four elements."""
+    infos, end = {"w": info(dtype, shape, 0, math.prod(shape))}, math.prod(shape)
+    for scale, other in beside.items():
+        size = 4 * {"F32": 4, "I64": 8}[other]
+        infos[scale] = info(other, [2, 2], end, end + size)
+        end += size
+    return safetensors(infos, bytes(end))
+
+
+family("T38", "codes of a quantization that is not known", {
+    "fp8": codes("F8_E4M3", [256, 256]), "two": codes("F8_E4M3", [256, 256], w_scale="F32", w_scale_inv="F32"),
+    "int8": codes("I8", [4, 4], w_scale="F32"), "integers": codes("F8_E4M3", [256, 256], w_scale_inv="I64"),
+}, Fails("QuantUnknown", dequantized, "dequantizing"), "")  # fmt: skip

@@ -1,0 +1,218 @@
+//! Decides for each named tensor whether it is numbers, codes of a quantization, or what belongs to such codes (scales, zero points).
+//!
+//! The evidence is in the file: dtypes, shapes, and which names are beside each other, in any shard. No configuration is believed.
+//! What looks like codes and is in no scheme that is known is [`Scheme::Unknown`]: it must not be read as numbers.
+
+mod names;
+
+use std::collections::HashMap;
+
+use self::names::{Leaf, ancestors};
+use super::Opened;
+use crate::dtype::{DType, Kind};
+use crate::layout::numel;
+
+/// What a tensor is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Numbers as they are.
+    #[default]
+    Plain,
+    /// The codes of a quantized weight.
+    Codes(Scheme),
+    /// What belongs to codes, of which this is the entry: scales, zero points, shapes. `None` for a scale of the whole checkpoint's
+    /// scheme, such as that of a cache.
+    Companion(Option<u32>),
+}
+
+/// How codes become numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    /// fp8 numbers, multiplied by those of the entry `scale`.
+    Fp8 {
+        /// The entry of the scales.
+        scale: u32,
+    },
+    /// None that is known.
+    Unknown,
+}
+
+/// The roles of all entries of a checkpoint; empty where all are numbers as they are.
+#[derive(Debug)]
+pub(super) struct Roles(Vec<Role>);
+
+impl Opened {
+    /// What the tensor of an entry is. The roles of all are found on first use.
+    pub(crate) fn role(&self, entry: u32) -> Role {
+        let roles = self.roles.get_or_init(|| Box::new(Roles(roles(self))));
+        roles.0.get(entry as usize).copied().unwrap_or_default()
+    }
+
+    /// The entries of what belongs to codes.
+    pub(crate) fn companions(&self, codes: u32) -> impl Iterator<Item = u32> + '_ {
+        let entries = 0..self.entries.len() as u32;
+        entries.filter(move |&entry| self.role(entry) == Role::Companion(Some(codes)))
+    }
+
+    fn is_one(&self, entry: u32) -> bool {
+        numel(&self.tensor(self.id(self.entry(entry))).layout().shape) == Some(1)
+    }
+
+    fn dtype_of(&self, entry: u32) -> DType {
+        self.tensor(self.id(self.entry(entry))).dtype()
+    }
+
+    /// Whether dtype and shape are those of codes. Integers of 64 bits are none, nor are lists of integers.
+    fn may_be_codes(&self, entry: u32) -> bool {
+        let tensor = self.tensor(self.id(self.entry(entry)));
+        let dtype = tensor.dtype();
+        let is_words = dtype.kind() == Kind::Int && dtype.itemsize() <= 4 && tensor.layout().ndim() >= 2;
+        // Those of torch say in the file how they are quantized.
+        let is_torch =
+            || self.extra(self.id(self.entry(entry))).is_some_and(|extra| extra.quantization.is_some());
+        (is_narrow(dtype) || is_words) && !is_torch()
+    }
+}
+
+/// Whether a dtype has no other use than for codes. `float8_e8m0fnu` has: its numbers are scales.
+pub(crate) fn is_narrow(dtype: DType) -> bool {
+    match dtype.kind() {
+        Kind::Float => dtype.itemsize() == 1 && dtype != DType::F8E8M0Fnu,
+        Kind::Packed => true,
+        _ => false,
+    }
+}
+
+/// What is needed of a checkpoint to find the roles.
+struct Evidence<'o> {
+    opened: &'o Opened,
+    leaves: Vec<Leaf<'o>>,
+    /// Whether each tensor may be codes.
+    candidates: Vec<bool>,
+    /// Those that may be codes and are not named as scales, by the name up to its last `_`.
+    by_stem: HashMap<&'o str, u32>,
+    /// The first of them in each module.
+    by_module: HashMap<&'o str, u32>,
+    /// The one of them that is the module's weight.
+    weights: HashMap<&'o str, u32>,
+}
+
+fn roles(opened: &Opened) -> Vec<Role> {
+    let Some(evidence) = Evidence::of(opened) else { return Vec::new() };
+    let entries = || 0..opened.entries.len() as u32;
+    let owners: Vec<Option<u32>> = entries().map(|entry| evidence.owner(entry)).collect();
+    let mut is_owner = vec![false; owners.len()];
+    owners.iter().flatten().for_each(|&owner| is_owner[owner as usize] = true);
+    let role = |entry: u32| match owners[entry as usize] {
+        Some(owner) => Role::Companion(Some(owner)),
+        None if is_owner[entry as usize] || evidence.is_codes(entry) => Role::Codes(Scheme::Unknown),
+        None => Role::Plain,
+    };
+    let mut roles: Vec<Role> = entries().map(role).collect();
+    if roles.iter().any(|role| matches!(role, Role::Codes(_))) {
+        for (entry, role) in entries().zip(&mut roles) {
+            if *role == Role::Plain && evidence.is_lone_scale(entry) {
+                *role = Role::Companion(None);
+            }
+        }
+    }
+    for (codes, scale) in evidence.multipliers(&roles) {
+        if roles[codes as usize] == Role::Codes(Scheme::Unknown) {
+            roles[codes as usize] = Role::Codes(Scheme::Fp8 { scale });
+        }
+    }
+    roles
+}
+
+impl<'o> Evidence<'o> {
+    /// `None` where no tensor may be codes.
+    fn of(opened: &'o Opened) -> Option<Evidence<'o>> {
+        let entries = || (0_u32..).zip(&opened.entries);
+        let mut candidates: Vec<bool> = entries().map(|(entry, _)| opened.may_be_codes(entry)).collect();
+        // A description of a quantization is proof whatever the dtype.
+        for (_, entry) in entries().filter(|(_, entry)| names::states_quantization(&entry.name)) {
+            let above = ancestors(&entry.name).filter_map(|name| opened.by_name.get(name));
+            above.for_each(|&codes| candidates[codes as usize] = true);
+        }
+        if !candidates.contains(&true) {
+            return None;
+        }
+        let leaves: Vec<Leaf<'o>> = opened.entries.iter().map(|entry| Leaf::of(&entry.name)).collect();
+        let (mut by_stem, mut by_module, mut weights) = (HashMap::new(), HashMap::new(), HashMap::new());
+        for (entry, leaf) in (0_u32..).zip(&leaves) {
+            if !candidates[entry as usize] || leaf.says_scale {
+                continue;
+            }
+            by_module.entry(leaf.module()).or_insert(entry);
+            if let Some(stem) = leaf.without_last_word() {
+                by_stem.entry(stem).or_insert(entry);
+            }
+            if leaf.is_weight() {
+                weights.entry(leaf.module()).or_insert(entry);
+            }
+        }
+        Some(Evidence { opened, leaves, candidates, by_stem, by_module, weights })
+    }
+
+    fn leaf(&self, entry: u32) -> &Leaf<'o> {
+        &self.leaves[entry as usize]
+    }
+
+    /// Whether a tensor is codes even with nothing beside it.
+    fn is_codes(&self, entry: u32) -> bool {
+        let is_named = || is_narrow(self.opened.dtype_of(entry)) || self.leaf(entry).has_weight();
+        self.candidates[entry as usize] && is_named()
+    }
+
+    /// The codes that a tensor belongs to.
+    fn owner(&self, entry: u32) -> Option<u32> {
+        let leaf = self.leaf(entry);
+        let codes_named = |name: &str| {
+            let found = self.opened.by_name.get(name).copied();
+            found.filter(|&owner| owner != entry && self.candidates[owner as usize])
+        };
+        // No module has a tensor and a submodule of one name: what is named below a tensor describes it.
+        if let Some(described) = ancestors(&self.opened.entry(entry).name).find_map(codes_named) {
+            return Some(described);
+        }
+        let weight = || self.weights.get(leaf.module()).copied().filter(|&owner| owner != entry);
+        if !leaf.says_scale {
+            // All that a module with a quantized weight has besides belongs to the weight, but not its bias.
+            return if self.is_codes(entry) || leaf.has_bias() { None } else { weight() };
+        }
+        let first = || self.by_module.get(leaf.module()).copied();
+        let of_stem = || match leaf.stem() {
+            Some(stem) => self.by_stem.get(stem).copied().or_else(weight),
+            // One number beside integers may be anything.
+            None => weight().or_else(|| if self.opened.is_one(entry) { None } else { first() }),
+        };
+        leaf.prefixes().find_map(codes_named).or_else(of_stem)
+    }
+
+    /// Whether it is one number that is named as a scale: that of a cache or of activations, whose module has no weight.
+    fn is_lone_scale(&self, entry: u32) -> bool {
+        let is_float = self.opened.dtype_of(entry).kind() == Kind::Float;
+        self.leaf(entry).says_scale && is_float && self.opened.is_one(entry)
+    }
+
+    /// For fp8 codes, the one companion by which they are multiplied. Those that have several, or others that change the formula, are
+    /// left out; companions for activations do not matter.
+    fn multipliers(&self, roles: &[Role]) -> Vec<(u32, u32)> {
+        let mut found: HashMap<u32, Vec<u32>> = HashMap::new();
+        for (entry, role) in (0_u32..).zip(roles) {
+            let &Role::Companion(Some(codes)) = role else { continue };
+            let is_fp8 = matches!(self.opened.dtype_of(codes), DType::F8E4M3Fn | DType::F8E5M2);
+            if is_fp8 && !self.leaf(entry).is_of_activations(self.leaf(codes)) {
+                found.entry(codes).or_default().push(entry);
+            }
+        }
+        let only = |(codes, companions): (u32, Vec<u32>)| match companions[..] {
+            [scale] if self.leaf(scale).multiplies(self.leaf(codes)) => Some((codes, scale)),
+            _ => None,
+        };
+        found.into_iter().filter_map(only).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

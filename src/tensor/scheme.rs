@@ -1,0 +1,72 @@
+//! What a tensor is in the scheme that its checkpoint is quantized in, and the error for a scheme that is not known.
+
+use super::quantized::Dequantization;
+use super::{Request, Tensor};
+use crate::error::{Code, Error, Result};
+use crate::opened::{Role, Scheme, is_narrow};
+
+/// The companions that an error names.
+const COMPANIONS_SHOWN: usize = 4;
+
+impl Tensor {
+    /// Whether it is codes of a quantization, what belongs to such codes, or numbers as they are. Without a name, its dtype tells.
+    pub(crate) fn role(&self) -> Role {
+        match self.entry {
+            Some(entry) => self.opened.role(entry),
+            None if is_narrow(self.dtype) => Role::Codes(Scheme::Unknown),
+            None => Role::Plain,
+        }
+    }
+
+    /// Whether `dequantize` changes the elements, or fails to.
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.quantization().is_some() || matches!(self.role(), Role::Codes(_))
+    }
+
+    /// Whether it is codes of a scheme that is not known.
+    pub(crate) fn has_unknown_scheme(&self) -> bool {
+        self.role() == Role::Codes(Scheme::Unknown) && self.quantization().is_none()
+    }
+
+    /// Fails with `QuantUnknown` where the request would have to dequantize codes of a scheme that is not known.
+    pub(crate) fn check_scheme(&self, request: &Request) -> Result<()> {
+        match self.dequantization(request) {
+            Some(Dequantization::Unknown) => Err(self.unknown_scheme()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for codes of a scheme that is not known, with what is beside them.
+    pub(super) fn unknown_scheme(&self) -> Error {
+        let companions = self.entry.into_iter().flat_map(|entry| self.opened.companions(entry));
+        let described = |entry: u32| {
+            let named = self.opened.entry(entry);
+            let tensor = self.opened.tensor(self.opened.id(named));
+            format!("{:?} ({} {:?})", named.name, tensor.dtype(), &tensor.layout().shape[..])
+        };
+        let mut seen: Vec<String> = companions.take(COMPANIONS_SHOWN + 1).map(described).collect();
+        let more = if seen.len() > COMPANIONS_SHOWN { " and others" } else { "" };
+        seen.truncate(COMPANIONS_SHOWN);
+        let beside = match seen.is_empty() {
+            true => "no scales are beside it".to_owned(),
+            false => format!("{}{more} belong to it", seen.join(", ")),
+        };
+        let shape = &self.opened.tensor(self.id).layout().shape[..];
+        let text = format!("{} {shape:?} is codes of a quantization that is not known: {beside}", self.dtype);
+        Error::new(Code::QuantUnknown, text)
+    }
+
+    /// The codes that it belongs to, by their name; of scales of scales, those of the first.
+    pub(crate) fn companion_of(&self) -> Option<&str> {
+        let owner = |role| if let Role::Companion(codes) = role { codes } else { None };
+        let first = owner(self.role())?;
+        // Owners are in the same module or above it, where the weight has none: there is no cycle.
+        let codes = std::iter::successors(Some(first), |&codes| owner(self.opened.role(codes))).last()?;
+        Some(&self.opened.entry(codes).name)
+    }
+
+    /// Whether a cast of a whole checkpoint leaves it: its bytes mean what they are stored as.
+    pub(crate) fn is_kept_as_stored(&self) -> bool {
+        self.role() != Role::Plain
+    }
+}

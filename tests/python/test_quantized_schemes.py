@@ -1,0 +1,401 @@
+"""Quantized weights in schemes that rustload does not dequantize are never read as numbers, and their scales are never cast."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import bits
+from test_block_scales import same
+
+import rustload
+import rustload.torch
+from rustload._cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS, COLUMNS = 256, 256
+
+
+def made(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Every byte, in an order of its own for each shape."""
+    count = int(np.prod(shape)) * dtype.itemsize
+    numbers = np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8)
+    return torch.from_numpy(numbers).view(dtype).reshape(shape)
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    return made(shape or (ROWS, COLUMNS), torch.float8_e4m3fn)
+
+
+def scales(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    made = torch.Generator().manual_seed(len(shape))
+    return (torch.rand(shape, generator=made) * 0.01 + 1e-4).to(dtype)
+
+
+I32, U8, I8 = torch.int32, torch.uint8, torch.int8
+E8M0 = torch.float8_e8m0fnu
+
+UNKNOWN: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
+    "fp8 alone": ("a.weight", {"a.weight": fp8()}),
+    "fp8 with two scales": (
+        "a.weight",
+        {"a.weight": fp8(), "a.weight_scale": scales(1), "a.weight_scale_inv": scales(2, 2)},
+    ),
+    "fp8 with a scale of an unknown name": ("a.weight", {"a.weight": fp8(), "a.scale_weight": scales(1)}),
+    "NVFP4 of ModelOpt": (
+        "a.weight",
+        {"a.weight": made((8, 16), U8), "a.weight_scale": fp8(8, 2), "a.weight_scale_2": scales()},
+    ),
+    "NVFP4 of compressed-tensors": (
+        "a.weight_packed",
+        {
+            "a.weight_packed": made((8, 16), U8),
+            "a.weight_scale": fp8(8, 2),
+            "a.weight_global_scale": scales(1),
+        },
+    ),
+    "FP4 of DeepSeek-V4": (
+        "a.weight",
+        {"a.weight": made((8, 16), I8), "a.scale": made((8, 1), E8M0)},
+    ),
+    "FP4 with an inverse scale": (
+        "a.weight",
+        {"a.weight": made((8, 16), I8), "a.weight_scale_inv": scales(1, 1)},
+    ),
+    "int4 of Kimi": (
+        "a.weight_packed",
+        {
+            "a.weight_packed": made((8, 16), I32),
+            "a.weight_scale": scales(8, 4, dtype=torch.bfloat16),
+            "a.weight_shape": torch.tensor([8, 128]),
+        },
+    ),
+    "MXFP4 of gpt-oss": (
+        "m.gate_up_proj_blocks",
+        {"m.gate_up_proj_blocks": made((2, 8, 1, 16), U8), "m.gate_up_proj_scales": made((2, 8, 1), U8)},
+    ),
+    "GPTQ": (
+        "a.qweight",
+        {
+            "a.qweight": made((4, 16), I32),
+            "a.qzeros": made((1, 2), I32),
+            "a.scales": scales(1, 16, dtype=torch.float16),
+            "a.g_idx": torch.zeros(32, dtype=I32),
+        },
+    ),
+    "nf4 of bitsandbytes": (
+        "a.weight",
+        {
+            "a.weight": made((64, 1), U8),
+            "a.weight.absmax": scales(2),
+            "a.weight.quant_map": scales(16),
+            "a.weight.quant_state.bitsandbytes__nf4": made((9,), U8),
+        },
+    ),
+    "nf4 stored as bfloat16": (
+        "a.weight",
+        {
+            "a.weight": torch.ones(32, 1, dtype=torch.bfloat16),
+            "a.weight.absmax": scales(2),
+            "a.weight.quant_state.bitsandbytes__nf4": made((9,), U8),
+        },
+    ),
+    "int8 of bitsandbytes": ("a.weight", {"a.weight": made((8, 16), I8), "a.SCB": scales(8)}),
+}
+
+PLAIN = {"norm.weight": torch.ones(3), "ids": torch.arange(6).reshape(1, 6), "a.bias": torch.ones(8)}
+
+
+def opened(tensors: dict[str, torch.Tensor], folder: Path, kind: str = "safetensors") -> rustload.Checkpoint:
+    """The tensors as one file, as a pickle, or with each in a file of its own."""
+    if kind == "pt":
+        torch.save(tensors, folder / "m.pt")
+        return rustload.open(folder / "m.pt")
+    if kind == "safetensors":
+        save_file(tensors, folder / "m.safetensors")
+        return rustload.open(folder / "m.safetensors")
+    weight_map = {}
+    for number, (name, tensor) in enumerate(tensors.items(), 1):
+        weight_map[name] = f"model-{number:05}-of-{len(tensors):05}.safetensors"
+        save_file({name: tensor}, folder / weight_map[name])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return rustload.open(folder)
+
+
+def refused(caught: pytest.ExceptionInfo[rustload.RustloadError], name: str) -> None:
+    assert caught.value.code == "QuantUnknown"
+    assert name in str(caught.value) + "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "sharded"])
+@pytest.mark.parametrize("scheme", UNKNOWN)
+def test_codes_of_an_unknown_scheme_are_an_error_and_never_numbers(
+    scheme: str, kind: str, tmp_path: Path
+) -> None:
+    name, tensors = UNKNOWN[scheme]
+    ckpt = opened(tensors | PLAIN, tmp_path, kind)
+    whole = ckpt[name]
+    assert bits(whole.materialize()) == bits(tensors[name])
+    for handle in (whole, whole[1:3], whole.T, whole[..., ::2]):
+        for dtype in (None, "bfloat16", whole.dtype):
+            with pytest.raises(rustload.UnsupportedError) as caught:
+                handle.materialize(dtype=dtype, dequantize=True)
+            refused(caught, name)
+    companions = [other for other in tensors if other != name]
+    if companions:
+        assert companions[0] in str(caught.value)
+    with pytest.raises(rustload.UnsupportedError) as caught:
+        whole.materialize(out=torch.empty(whole.shape), dequantize=True)
+    refused(caught, name)
+    calls: list[Any] = [
+        lambda: ckpt.stream(dequantize=True),
+        lambda: ckpt.materialize(dtype="bfloat16", dequantize=True),
+        lambda: ckpt.materialize(dtype={name: whole.dtype}, dequantize=True),
+        lambda: whole.stats(dequantize=True),
+        lambda: rustload.diff(ckpt, ckpt, data=True, dequantize=True),
+        lambda: rustload.save(ckpt, tmp_path / "out.safetensors", dequantize=True),
+        lambda: rustload.convert(
+            tmp_path if kind == "sharded" else ckpt.files[0], tmp_path / "out", dequantize=True
+        ),
+        lambda: rustload.torch.load_into(torch.nn.Linear(2, 2), ckpt, strict=False, dequantize=True),
+    ]
+    for call in calls:
+        with pytest.raises(rustload.UnsupportedError) as caught:
+            call()
+        refused(caught, name)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.safetensors").exists()
+    # What belongs to the codes, and other tensors, are what they are.
+    for other, tensor in (tensors | PLAIN).items():
+        if other != name:
+            assert same(ckpt[other].materialize(dequantize=True), tensor), other
+
+
+def moved_name(name: str) -> str:
+    return f"model.{name}"
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "sharded"])
+@pytest.mark.parametrize("scheme", [*UNKNOWN, "fp8 by block"])
+def test_a_dtype_for_all_leaves_quantized_weights_as_stored(scheme: str, kind: str, tmp_path: Path) -> None:
+    _, tensors = UNKNOWN.get(scheme, ("", {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}))
+    given = tensors | PLAIN | {"attn.k_scale": scales(1)}
+    ckpt = opened(given, tmp_path, kind)
+    floats = {"torch.float32", "torch.float16"}
+    kept = {name for name in {*tensors, "attn.k_scale"} if str(given[name].dtype) in floats}
+    wanted = {
+        name: one.bfloat16() if name in PLAIN and one.is_floating_point() else one
+        for name, one in given.items()
+    }
+    path = tmp_path if kind == "sharded" else ckpt.files[0]
+    converted = rustload.convert(path, tmp_path / "converted", dtype="bfloat16")
+    saved = rustload.save(ckpt, tmp_path / "saved.safetensors", dtype="bfloat16")
+    renamed = rustload.convert(path, tmp_path / "renamed", dtype="bfloat16", rename=moved_name)
+    for report in (converted, saved):
+        assert set(report.kept) == kept
+        assert f"{len(kept)} tensor" in str(report)
+    assert len(renamed.kept) == len(kept)
+    with pytest.warns(rustload.RustloadWarning, match="belong to quantized weights"):
+        found = ckpt.materialize(dtype="bfloat16")
+    with pytest.warns(rustload.RustloadWarning, match="belong to quantized weights"):
+        streamed = dict(ckpt.stream(dtype="bfloat16", transpose=lambda _: None))
+    with pytest.warns(rustload.RustloadWarning, match="belong to quantized weights"):
+        handles = rustload.torch.state_dict(ckpt, dtype="bfloat16")
+    written = [rustload.open(tmp_path / name).materialize() for name in ("converted", "saved.safetensors")]
+    moved = rustload.open(tmp_path / "renamed").materialize()
+    for name, one in wanted.items():
+        for result in (found, streamed, *written):
+            assert same(result[name], one), name
+        assert handles[name].dtype == one.dtype
+        assert same(moved[moved_name(name)], one), name
+
+
+def test_a_rule_that_names_scales_casts_them(tmp_path: Path) -> None:
+    given = {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}
+    ckpt = opened(given, tmp_path)
+    for rule in ({"*_scale_inv": "bfloat16"}, lambda tensor: "bfloat16" if "scale" in tensor.name else None):
+        report = rustload.convert(ckpt.files[0], tmp_path / "out.safetensors", dtype=rule, overwrite=True)
+        written = load_file(tmp_path / "out.safetensors")
+        assert same(written["a.weight_scale_inv"], given["a.weight_scale_inv"].bfloat16())
+        assert same(written["a.weight"], given["a.weight"])
+        assert report.kept == ()
+    assert ckpt["a.weight_scale_inv"].materialize(dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_load_into_notes_what_a_dtype_for_all_leaves(tmp_path: Path) -> None:
+    given = {"weight": fp8(4, 4), "weight_scale_inv": scales(1, 1)}
+    ckpt = opened(given, tmp_path)
+    model = torch.nn.Module()
+    for name, one in given.items():
+        model.register_buffer(name, torch.empty_like(one))
+    report = rustload.torch.load_into(model, ckpt, dtype="bfloat16")
+    assert any("belong to quantized weights" in note for note in report.notes)
+    assert all(same(model.state_dict()[name], one) for name, one in given.items())
+
+
+def wide(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The scale of each element in float32: scales are by block, by row, or one for all."""
+    scale = scale.float()
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(rows, columns)
+    if scale.shape in {(rows,), (rows, 1)}:
+        return scale.reshape(rows, 1).expand(rows, columns)
+    return scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+
+
+@pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (192, 300), (7, 5), (1, 1)])
+@pytest.mark.parametrize("name", ["weight_scale", "scale", "qscale_weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, E8M0])
+def test_fp8_with_a_scale_for_all_for_each_row_or_block(
+    shape: tuple[int, int], name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    rows, columns = shape
+    weight = fp8(rows, columns)
+    for form in ((), (1,), (1, 1), (rows,), (rows, 1), (-(-rows // 128), -(-columns // 128))):
+        scale = scales(*form, dtype=dtype)
+        extra = {"a.input_scale": torch.ones(()), "a.bias": torch.ones(rows)}
+        ckpt = opened({"a.weight": weight, f"a.{name}": scale, **extra}, tmp_path)
+        product = weight.float() * wide(scale, rows, columns)
+        lazy = ckpt["a.weight"]
+        assert lazy.block_scale is not None
+        assert lazy.block_scale.name == f"a.{name}"
+        for target in (torch.float32, torch.bfloat16, torch.float16):
+            found = lazy.materialize(dtype=target, dequantize=True)
+            assert same(found, product.to(target)), (form, target)
+        assert same(lazy[1:, ::3].T.materialize(dequantize=True), product[1:, ::3].T)
+        rustload.convert(
+            ckpt.files[0], tmp_path / "out.safetensors", dtype="bfloat16", dequantize=True, overwrite=True
+        )
+        written = load_file(tmp_path / "out.safetensors")
+        assert set(written) == {"a.weight", "a.bias"}
+        assert same(written["a.weight"], product.bfloat16())
+
+
+def test_a_product_in_the_dtype_of_the_scale_is_rounded_once(tmp_path: Path) -> None:
+    # compressed-tensors casts the codes to the dtype of the scales and multiplies there.
+    weight = fp8()
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        scale = scales(ROWS, 1, dtype=dtype)
+        ckpt = opened({"a.weight": weight, "a.weight_scale": scale}, tmp_path)
+        found = ckpt["a.weight"].materialize(dtype=dtype, dequantize=True)
+        assert same(found, weight.to(dtype) * scale)
+
+
+def test_scales_of_bytes_are_exponents_and_other_integers_are_refused(tmp_path: Path) -> None:
+    weight = fp8()
+    exponents = torch.tensor([[0, 127], [254, 255]], dtype=U8)
+    powers = torch.tensor([[2.0**-127, 1.0], [2.0**127, float("nan")]])
+    for name in ("weight_scale_inv", "scale"):
+        for scale in (exponents, exponents.view(E8M0)):
+            ckpt = opened({"a.weight": weight, f"a.{name}": scale}, tmp_path)
+            wanted = weight.float() * wide(powers, ROWS, COLUMNS)
+            assert same(ckpt["a.weight"].materialize(dequantize=True), wanted)
+            assert same(
+                ckpt["a.weight"][120:130, 120:130].materialize(dequantize=True), wanted[120:130, 120:130]
+            )
+            assert ckpt["a.weight"].block_scale.dtype == str(scale.dtype).removeprefix("torch.")
+        for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.bool):
+            ckpt = opened({"a.weight": weight, f"a.{name}": torch.ones(2, 2).to(dtype)}, tmp_path)
+            with pytest.raises(rustload.UnsupportedError, match="no floats or exponents") as caught:
+                ckpt["a.weight"].materialize(dequantize=True)
+            refused(caught, f"a.{name}")
+
+
+def test_ragged_blocks_have_the_scale_of_their_block(tmp_path: Path) -> None:
+    weight = torch.ones(192, 200).to(torch.float8_e4m3fn)
+    scale = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    found = opened({"w": weight, "w_scale_inv": scale}, tmp_path)["w"].materialize(dequantize=True)
+    assert found[127, 127] == 0
+    assert (found[127, 128], found[128, 127], found[128, 128]) == (1, 2, 3)
+
+
+def test_scales_of_no_known_shape_are_refused(tmp_path: Path) -> None:
+    for shape, name, wrong in [
+        ((256, 256), "weight_scale_inv", [(1, 1), (4, 4), (256,), (256, 1), (1, 2)]),
+        ((256, 256), "weight_scale", [(4, 4), (256, 2), (256, 8), (1, 256), (1, 2), (2,), (0, 1), (1, 1, 1)]),
+        ((3, 128, 128), "weight_scale_inv", [(3,), (3, 1), (1, 1), (1, 1, 1)]),
+        ((3, 128, 128), "weight_scale", [(3,), (3, 128, 1), (3, 1, 128), (128, 1)]),
+    ]:
+        for form in wrong:
+            ckpt = opened({"a.weight": fp8(*shape), f"a.{name}": torch.ones(form)}, tmp_path)
+            with pytest.raises(rustload.FormatError) as caught:
+                ckpt["a.weight"].materialize(dequantize=True)
+            assert caught.value.code == "TensorBounds", (name, form)
+
+
+def test_ordinary_integers_and_scales_stay_what_they_are(tmp_path: Path) -> None:
+    given = {
+        "embeddings.position_ids": torch.arange(8).reshape(1, 8),
+        "embeddings.token_type_ids": torch.zeros(1, 8, dtype=I32),
+        "attn.bias": torch.ones(1, 1, 4, 4, dtype=U8),
+        "attn.relative_position_index": torch.zeros(4, 4, dtype=I32),
+        "attn.logit_scale": torch.ones(()),
+        "q_norm.scale": torch.ones(4),
+        "conv.weight": torch.ones(4, 4, dtype=torch.bfloat16),
+        "conv.weight_scale": torch.ones(4, 1),
+        "image": torch.ones(3, 4, 4, dtype=U8),
+        "scale": torch.ones(()),
+        "table.values": torch.ones(4, 4, dtype=I8),
+        "bn.num_batches_tracked": torch.ones((), dtype=torch.int64),
+    }
+    ckpt = opened(given, tmp_path)
+    assert all(same(ckpt[name].materialize(dequantize=True), one) for name, one in given.items())
+    found = ckpt.materialize(dtype="float16", dequantize=True)
+    for name, one in given.items():
+        assert same(found[name], one.half() if one.is_floating_point() else one), name
+    report = rustload.convert(ckpt.files[0], tmp_path / "o.safetensors", dtype="float16", dequantize=True)
+    assert report.kept == ()
+    assert set(load_file(tmp_path / "o.safetensors")) == set(given)
+
+
+def test_joined_codes_are_refused(tmp_path: Path) -> None:
+    tensors = {
+        "a.weight": made((4, 4), I8),
+        "a.scale": scales(4),
+        "b.weight": made((4, 4), I8),
+        "b.scale": scales(4),
+    }
+    ckpt = opened(tensors, tmp_path)
+    joined = rustload.concat([ckpt["a.weight"], ckpt["b.weight"]])
+    assert joined.materialize().dtype == I8
+    with pytest.raises(ValueError, match="one by one"):
+        joined.materialize(dequantize=True)
+
+
+def test_a_file_that_lacks_the_scales_is_refused(tmp_path: Path) -> None:
+    opened({"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}, tmp_path, "sharded")
+    lone = rustload.open(tmp_path / "model-00001-of-00002.safetensors", trailing="error")
+    assert list(lone) == ["a.weight"]
+    with pytest.raises(rustload.UnsupportedError, match="no scales are beside it"):
+        lone["a.weight"].materialize(dequantize=True)
+
+
+def test_info_notes_weights_of_an_unknown_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, tensors = UNKNOWN["NVFP4 of ModelOpt"]
+    opened(tensors | PLAIN, tmp_path)
+    assert main(["info", str(tmp_path / "m.safetensors"), "--json"]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["checkpoints"][0]["notes"]
+    assert note.startswith(f"1 tensor(s) are codes of a quantization that is not known, such as {name!r}")
+    opened({"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}, tmp_path)
+    assert main(["info", str(tmp_path / "m.safetensors"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"][0]["notes"] == []
+
+
+def test_the_command_converts_with_a_dtype_for_all_and_patterns(tmp_path: Path) -> None:
+    given = {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2), "b": torch.ones(2), "c": torch.ones(2)}
+    opened(given, tmp_path)
+    source, target = str(tmp_path / "m.safetensors"), str(tmp_path / "o.safetensors")
+    assert main(["convert", source, target, "--dtype", "bfloat16", "--dtype", "c=float16", "-q"]) == 0
+    written = load_file(target)
+    assert {name: one.dtype for name, one in written.items()} == {
+        "a.weight": torch.float8_e4m3fn,
+        "a.weight_scale_inv": torch.float32,
+        "b": torch.bfloat16,
+        "c": torch.float16,
+    }
