@@ -25,6 +25,7 @@ from rustload._save.job import (
 )
 from rustload._save.objects_file import ObjectsFile
 from rustload._save.part import Part
+from rustload._save.quantization_config import Others, dequantized_others
 from rustload._save.report import SaveReport
 from rustload._save.selection import Selection, warn_of_unused_rules
 from rustload._save.sources import find_checkpoints
@@ -95,7 +96,8 @@ def convert(
             dtypes, or a callable. Patterns are for the new names.
         transpose: The tensors to transpose, in the same forms.
         allow_lossy: Allows casts that change the kind of number, such as float to int.
-        dequantize: Dequantizes quantized tensors, and fp8 with scales; these scales are left out.
+        dequantize: Dequantizes quantized tensors, and fp8 with scales; these scales are left out. With `copy_others`, the copied
+            `config.json` does not describe the quantization any more, and files that describe nothing else are left out.
         ties: What to do with names of the same tensor, as in `save`. "auto" leaves out the output head where the folder's
             `config.json` says that it is the embedding (`tie_word_embeddings`), and writes all others in full.
         keep: Names or glob patterns that `ties="drop"` prefers.
@@ -197,6 +199,7 @@ def convert(
         name, size = (None, None) if target.is_file else (name, size)
         planned = [file for part in written for file in part.files(job, name, size)]
     watched = watching(progress, job.nbytes, "converting", verify=bool(verify), resume=bool(resume))
+    changed: tuple[str, ...] = ()
     with document or contextlib.nullcontext(), advising(writing=True), watched as watch:
         options = write_options(
             overwrite=overwrite,
@@ -216,13 +219,15 @@ def convert(
             files = {os.path.basename(target.path): nbytes}  # noqa: PTH119 - pathlib is slow to import
         else:
             copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
+            others = dequantized_others(copies, job.dequantized) if dequantize else Others(copies, [], [])
+            changed = tuple(others.changed)
             files = dict(
                 _rustload.write_folder(
                     target.path,
                     planned,
                     job.requests,
-                    texts=[] if document is None else document.in_target,
-                    copies=copies,
+                    texts=[*others.texts, *(() if document is None else document.in_target)],
+                    copies=others.copies,
                     joins=target.joins,
                     options=options,
                 )
@@ -240,6 +245,7 @@ def convert(
         skipped_objects=sum(part.objects.count for part in parts),
         reused=watch.reused,
         kept=tuple(job.kept),
+        changed=changed,
         seconds=time.perf_counter() - start,
     )
 

@@ -82,6 +82,7 @@ class Job:
         requests: The conversions.
         tensors: The number of tensors.
         converted: The number of tensors that are cast, transposed or dequantized.
+        dequantized: The dtypes of those that are dequantized.
         kept: The names of tensors that a dtype for all leaves, as they belong to quantized weights.
         nbytes: The bytes of all tensors, as they are written.
     """
@@ -96,6 +97,7 @@ class Job:
         self.requests: list[Request] = []
         self.tensors = 0
         self.converted = 0
+        self.dequantized: set[str] = set()
         self.kept: list[str] = []
         self.nbytes = 0
         self._rules, self._plain = rules, plain
@@ -121,7 +123,9 @@ class Job:
             info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is no lazy tensor
         dims = self._rules.transpose(info)
         dtype = self._rules.dtype(info, is_float=dequantizes) or ("float32" if dequantizes else None)
-        if not dequantizes:
+        if dequantizes:
+            self.dequantized.add(str(dtype))
+        else:
             self.kept += self._rules.kept([info])
         key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
         if key not in self._numbers:

@@ -26,6 +26,7 @@ class SaveReport(NamedTuple):
         reused: The bytes of tensors that an earlier call with `resume=True`, which was killed or failed, had written.
         kept: The names of tensors that a dtype for all tensors left as stored, as they are scales of quantized weights or belong
             to them otherwise.
+        changed: What `convert` with `copy_others` and `dequantize` changed in other files, one text for each.
     """
 
     path: str
@@ -39,6 +40,7 @@ class SaveReport(NamedTuple):
     seconds: float
     reused: int = 0
     kept: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """One line of text."""
@@ -50,6 +52,8 @@ class SaveReport(NamedTuple):
             left_out += f", {_count(self.skipped_objects, 'other value')} left out"
         if self.kept:
             left_out += f", {_count(len(self.kept), 'tensor')} of quantized weights kept as stored"
+        if self.changed:
+            left_out += f", {', '.join(map(_printable, self.changed))}"
         reused = f", {format_bytes(self.reused)} of it by an earlier call" if self.reused else ""
         files, tensors = _count(len(self.files), "file"), _count(self.tensors, "tensor")
         return f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}{reused}, in {self.seconds:.1f} s"

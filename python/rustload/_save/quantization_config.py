@@ -1,0 +1,85 @@
+"""What the files beside a checkpoint say of its quantization, for one whose weights were dequantized: it is taken out of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from rustload._common.rules import DEFAULT_CAST_DTYPES
+
+__all__ = ["Others", "dequantized_others"]
+
+_CONFIG = "config.json"
+
+_SIDECARS = ("hf_quant_config.json", "quantize_config.json")
+"""Files that describe a quantization and nothing else."""
+
+_KEYS = ("quantization_config", "compression_config", "quantization", "expert_dtype")
+"""The keys of `config.json`, and of the configurations in it, that describe a quantization."""
+
+_CONFIG_MAX_BYTES = 16 << 20
+
+
+class Others(NamedTuple):
+    """The other files of a folder.
+
+    Attributes:
+        copies: Those that are copied: their paths in the folder, and their paths.
+        texts: Those that are written anew: their paths in the folder, and their texts.
+        changed: What differs from the source, a text for each file.
+    """
+
+    copies: list[tuple[str, str]]
+    texts: list[tuple[str, str]]
+    changed: list[str]
+
+
+def dequantized_others(copies: list[tuple[str, str]], dtypes: set[str]) -> Others:
+    """The other files of a folder whose weights were dequantized to `dtypes`."""
+    others = Others([], [], [])
+    for path, source in copies:
+        name = os.path.basename(path)  # noqa: PTH119 - pathlib is slow to import
+        if name in _SIDECARS:
+            others.changed.append(f"{path} left out")
+            continue
+        config = _read(source) if name == _CONFIG else None
+        changes = [] if config is None else _dequantize(config, dtypes)
+        if changes:
+            others.texts.append((path, json.dumps(config, indent=2, ensure_ascii=False) + "\n"))
+            others.changed.append(f"{path} {' and '.join(changes)}")
+        else:
+            others.copies.append((path, source))
+    return others
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    """The configuration; None if it is none."""
+    with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+        content = file.read(_CONFIG_MAX_BYTES + 1)
+    try:
+        found = json.loads(content) if len(content) <= _CONFIG_MAX_BYTES else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _dequantize(config: dict[str, Any], dtypes: set[str]) -> list[str]:
+    """Takes out what describes a quantization, and corrects the dtype. Returns what was changed."""
+    removed: set[str] = set()
+    corrected: set[str] = set()
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        for key in _KEYS:
+            if key in part:
+                del part[key]
+                removed.add(key)
+        for key in ("torch_dtype", "dtype") if len(dtypes) == 1 else ():
+            (dtype,) = dtypes
+            if part.get(key) in DEFAULT_CAST_DTYPES - dtypes:
+                part[key] = dtype
+                corrected.add(f"with {dtype}")
+        parts += [value for key, value in part.items() if key.endswith("_config") and isinstance(value, dict)]
+    without = [f"without {', '.join(sorted(removed))}"] if removed else []
+    return without + sorted(corrected)
