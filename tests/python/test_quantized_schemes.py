@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import bits
 from test_block_scales import same
+from test_dtensor import as_rank
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import rustload
 import rustload.torch
@@ -366,6 +369,26 @@ def test_joined_codes_are_refused(tmp_path: Path) -> None:
     assert joined.materialize().dtype == I8
     with pytest.raises(ValueError, match="one by one"):
         joined.materialize(dequantize=True)
+
+
+def test_codes_in_parts_and_behind_file_objects_are_refused(tmp_path: Path) -> None:
+    codes, scale = made((8, 16), I8), scales(8, 1)
+    for rank in range(2):
+        with as_rank(rank, 2):
+            mesh = init_device_mesh("cpu", (2,))
+            part = DTensor.from_local(codes.chunk(2)[rank].clone(), mesh, [Shard(0)], run_check=False)
+            torch.save({"a.weight": part, "a.weight_scale": scale}, tmp_path / f"{rank}.pt")
+    joined = rustload.open([tmp_path / "0.pt", tmp_path / "1.pt"])
+    opened({"a.weight": codes, "a.weight_scale": scale}, tmp_path)
+    with (tmp_path / "m.safetensors").open("rb") as file:
+        for ckpt in (joined, rustload.open(file)):
+            assert same(ckpt["a.weight"].materialize(), codes)
+            with pytest.raises(rustload.UnsupportedError) as caught:
+                ckpt["a.weight"][2:6].materialize(dequantize=True)
+            refused(caught, "a.weight_scale")
+            with pytest.warns(rustload.RustloadWarning, match="belong to quantized weights"):
+                found = ckpt.materialize(dtype="bfloat16")
+            assert same(found["a.weight_scale"], scale)
 
 
 def test_a_file_that_lacks_the_scales_is_refused(tmp_path: Path) -> None:
