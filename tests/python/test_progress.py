@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from support import child
 
 from rustload._common import progress
@@ -104,6 +107,72 @@ def test_a_total_of_zero_is_no_error(monkeypatch, output):
     monkeypatch.setattr(sys, "stderr", Terminal() if output == "rich" else io.StringIO())
     with reporting((lambda *_call: None) if output == "callable" else True, 0):
         pass
+
+
+class Broken(io.StringIO):
+    """A stream that fails from its `after`th write on, as a full disk, or a pipe whose reader is gone."""
+
+    def __init__(self, error: OSError, *, terminal: bool, after: int = 0) -> None:
+        super().__init__()
+        self.error, self.terminal, self.after = error, terminal, after
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.after -= 1
+        if self.after < 0:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["log", "text", "rich"])
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "pipe"), OSError(28, "full")])
+def test_a_stderr_that_fails_does_not_end_the_work(monkeypatch, error, kind, after):
+    if kind == "text":
+        monkeypatch.setattr(progress.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "_REFRESH_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", broken := Broken(error, terminal=kind != "log", after=after))
+    out = sys.stdout
+    run(True)
+    assert broken.after < 0
+    # rich redirects both while its bar is shown.
+    assert (sys.stdout, sys.stderr) == (out, broken)
+    with pytest.raises(KeyboardInterrupt):
+        run(True, fail_at=4)
+
+
+@pytest.mark.parametrize("stderr", [None, "closed"])
+def test_a_stderr_that_is_closed_does_not_end_the_work(monkeypatch, stderr):
+    closed = Terminal()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", stderr and closed)
+    run(True)
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+def test_a_command_without_a_stderr_does_its_work(tmp_path, redirect):
+    save_file({"w": torch.ones(3)}, tmp_path / "m.safetensors")
+    command = f"{sys.executable} -m rustload"
+    for arguments in (
+        "convert m.safetensors n.safetensors --progress --overwrite",
+        "convert m.safetensors n.safetensors --overwrite",
+        "info m.safetensors",
+    ):
+        done = subprocess.run(
+            f"{command} {arguments} {redirect}", shell=True, cwd=tmp_path, stdout=subprocess.PIPE, check=False
+        )
+        assert done.returncode == 0, arguments
+        assert done.stdout
+    assert torch.equal(load_file(tmp_path / "n.safetensors")["w"], torch.ones(3))
+    # What it could not say, its exit code says.
+    for arguments, code in (("info missing", 3), ("scan missing", 3), ("info --wrong", 2)):
+        done = subprocess.run(
+            f"{command} {arguments} {redirect}", shell=True, cwd=tmp_path, stdout=subprocess.PIPE, check=False
+        )
+        assert done.returncode == code, arguments
 
 
 @pytest.mark.parametrize("wrong", [1, "yes", []])

@@ -18,8 +18,7 @@ from rustload._cli.scan_arguments import add_scan
 from rustload._cli.schema import add_schema, print_schema
 from rustload._cli.stats_arguments import add_stats
 from rustload._cli.view_arguments import add_view
-from rustload._common.terminal import terminal_columns
-from rustload.errors import _printable
+from rustload._common.terminal import print_messages, terminal_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,12 +41,13 @@ COMMANDS = ("info", "view", "diff", "stats", "convert", "scan", "doctor", "schem
 class Parser(argparse.ArgumentParser):
     """A parser that prints errors in the format of all other errors of the command."""
 
-    # A suggestion for a misspelled or missing command.
-    hint = ""
+    # Suggestions for a misspelled or missing command.
+    hints: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits with code 2."""
-        self.exit(USAGE, f"rustload: error: {message}\n{self.hint}  see: {self.prog} --help\n")
+        print_messages([f"rustload: error: {message}", *self.hints, f"  see: {self.prog} --help"])
+        self.exit(USAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
-    parser.hint = _hint(given)
+    parser.hints = _hints(given)
     if sys.stdout is None:
         return _write_failed("stdout is closed")
     collects = gc.isenabled()
@@ -85,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_failed(why: str) -> int:
-    with contextlib.suppress(OSError):
-        print(f"rustload: error: the output could not be written: {why}", file=sys.stderr)  # noqa: T201 - a message on stderr
+    print_messages([f"rustload: error: the output could not be written: {why}"])
     return READ_FAILED
 
 
@@ -96,21 +95,21 @@ def _redirect_stdout_to_devnull() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _hint(given: Sequence[str]) -> str:
-    """A suggestion if the first argument is a misspelled command, or a path without a command."""
+def _hints(given: Sequence[str]) -> Sequence[str]:
+    """Suggestions if the first argument is a misspelled command, or a path without a command."""
     from rustload._common.similar import similar
 
     words = [word for word in given if not word.startswith("-")]
     if not words or words[0] in COMMANDS:
-        return ""
+        return ()
     near = similar(words[0], COMMANDS, 1)
     if near:
-        return f"  did you mean: rustload {near[0]}\n"
+        return (f"  did you mean: rustload {near[0]}",)
     if not (os.path.lexists(words[0]) or "." in words[0]):
-        return ""
+        return ()
     import shlex
 
-    return f"  did you mean: rustload info {_printable(shlex.quote(words[0]))}\n"
+    return (f"  did you mean: rustload info {shlex.quote(words[0])}",)
 
 
 def _run(args: argparse.Namespace, parser: Parser) -> int:

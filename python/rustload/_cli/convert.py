@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         "discard": args.discard,
         "verify": args.verify,
         "resume": args.resume,
-        "progress": sys.stderr.isatty() and not args.quiet if args.progress is None else args.progress,
+        "progress": _on_terminal() and not args.quiet if args.progress is None else args.progress,
         "max_shard_size": args.max_shard_size,
         "name": args.name,
         "metadata": dict(args.metadata) or None,
@@ -66,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
         page.line(str(report))
         page.flush()
     return code
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
 
 
 def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:

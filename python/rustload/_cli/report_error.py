@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from rustload._common.terminal import Page
+from rustload._common.terminal import print_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +24,6 @@ def report_error(error: Exception, reword: Callable[[str], str] | None = None) -
         message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
     if reword is not None:
         message, notes = reword(message), [reword(note) for note in notes]
-    page = Page(sys.stderr, "never")
-    page.line(f"rustload: error: {page.safe(message)}")
-    for note in notes:
-        page.line(f"  note: {page.safe(note)}")
-    page.flush()
+    print_messages([f"rustload: error: {message}", *(f"  note: {note}" for note in notes)])
     location = {name: getattr(error, name, None) for name in ("code", "member", "offset")}
     return {"class": type(error).__name__, **location, "message": message, "notes": notes}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from rustload._common.terminal import Page
+from rustload._common.terminal import print_messages
 from rustload.errors import RustloadWarning
 
 if TYPE_CHECKING:
@@ -27,8 +26,5 @@ def report_warnings(reword: Callable[[str], str] = str, path: str = "") -> Itera
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RustloadWarning)
         yield
-    page = Page(sys.stderr, "never")
-    about = f"{page.safe(path)}: " if path else ""
-    for warning in caught:
-        page.line(f"rustload: warning: {about}{page.safe(reword(str(warning.message)))}")
-    page.flush()
+    about = f"{path}: " if path else ""
+    print_messages(f"rustload: warning: {about}{reword(str(warning.message))}" for warning in caught)

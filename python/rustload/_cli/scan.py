@@ -12,7 +12,7 @@ from rustload import _rustload
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED, USAGE
 from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
-from rustload._common.terminal import Page, count, print_json
+from rustload._common.terminal import Page, count, print_json, print_messages
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import is_url, name_of
 from rustload._scan.gate import Gate
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, policy: Policy | None) -> int:
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             part = _failed(name_of(path) if is_url(path) else path, report_error(error))
         if not part["files"]:
-            _print_to_stderr(f"nothing to scan: {path} has no files")
+            print_messages([f"rustload: nothing to scan: {path} has no files"])
         parts.append(part)
     report = merged(parts)
     gate.judge(report)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, policy: Policy | None) -> int:
     else:
         _print_text(report, quiet=args.quiet, color=args.color)
     if {file["status"] for file in report["files"]} == {"skipped"}:
-        _print_to_stderr("nothing was scanned: no file holds a pickle, as far as is known")
+        print_messages(["rustload: nothing was scanned: no file holds a pickle, as far as is known"])
     return code if args.sarif_file is None else _write_sarif(args.sarif_file, report, code)
 
 
@@ -151,13 +151,7 @@ def _warn_of_unused(report: dict[str, Any]) -> None:
     }
     unused = [pattern for pattern in report["policy"]["allow"] if pattern not in used]
     if unused:
-        _print_to_stderr(f"allowed, and not in any file: {', '.join(unused)}")
-
-
-def _print_to_stderr(text: str) -> None:
-    page = Page(sys.stderr, "never")
-    page.line(f"rustload: {page.safe(text)}")
-    page.flush()
+        print_messages([f"rustload: allowed, and not in any file: {', '.join(unused)}"])
 
 
 def _sum_up(files: list[dict[str, Any]]) -> None:
@@ -169,4 +163,4 @@ def _sum_up(files: list[dict[str, Any]]) -> None:
         word = file["verdict"] if file["status"] == "scanned" else file["status"]
         counts[word] = counts.get(word, 0) + 1
     summary = ", ".join(f"{number:,} {word}" for word, number in counts.items())
-    _print_to_stderr(f"{count(len(files), 'file')}: {summary}")
+    print_messages([f"rustload: {count(len(files), 'file')}: {summary}"])

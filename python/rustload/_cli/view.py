@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import rustload
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report_error import report_error
-from rustload.errors import RustloadError, _printable
+from rustload._common.terminal import Page
+from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 __all__ = ["run"]
 
@@ -20,10 +23,10 @@ def run(args: argparse.Namespace) -> int:
     stats = None if args.stats == "none" else args.stats
     try:
         if args.svg is not None:
-            print(_printable(str(rustload.view(args.path, args.svg, svg=True, overwrite=args.force))))  # noqa: T201 - the result
+            _print(rustload.view(args.path, args.svg, svg=True, overwrite=args.force))
         if args.svg is None or args.output is not None:
             page = rustload.view(args.path, args.output, stats=stats, scan=args.scan, overwrite=args.force)
-            print(_printable(str(page)))  # noqa: T201 - the result
+            _print(page)
             if args.open:
                 import webbrowser
 
@@ -32,6 +35,12 @@ def run(args: argparse.Namespace) -> int:
         report_error(error, _as_options)
         return READ_FAILED
     return 0
+
+
+def _print(written: Path) -> None:
+    page = Page(sys.stdout, "never")
+    page.line(page.safe(str(written)))
+    page.flush()
 
 
 def _as_options(text: str) -> str:

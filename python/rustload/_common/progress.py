@@ -80,7 +80,7 @@ def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator
 
         yield report
         return
-    display = _display_for(total, what)
+    display = _Forgiving(total, what)
     shown = 0.0
 
     def draw(nbytes: int, name: str) -> None:
@@ -100,7 +100,38 @@ def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator
         display.end(done, finished=finished)
 
 
-def _display_for(total: int, what: str) -> _Display:
+class _Forgiving:
+    """The display for stderr as it is, which ends at its first error: what cannot be shown does not end the work."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self._display: _Display | None = None
+        with self._ends_on_error():
+            self._display = _display_for(total, what)
+
+    def show(self, done: int, name: str) -> None:
+        with self._ends_on_error():
+            if self._display is not None:
+                self._display.show(done, name)
+
+    def end(self, done: int, *, finished: bool) -> None:
+        with self._ends_on_error():
+            if self._display is not None:
+                self._display.end(done, finished=finished)
+
+    @contextlib.contextmanager
+    def _ends_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # noqa: BLE001  # a stream, and rich, raise anything
+            display, self._display = self._display, None
+            if display is not None:
+                with contextlib.suppress(Exception):
+                    display.end(0, finished=False)  # releases the terminal, as far as it can
+
+
+def _display_for(total: int, what: str) -> _Display | None:
+    if sys.stderr is None:
+        return None
     if type(sys.stderr).__module__.partition(".")[0] == "ipykernel":
         # A notebook: it is no TTY, and redraws a line after a carriage return.
         return _TextBar(total, what)
@@ -125,8 +156,15 @@ class _RichBar:
             TimeRemainingColumn(),
             TextColumn("[dim]{task.fields[name]}", markup=True),
         )
+
+        class Plain(Console):
+            """A console whose errors are exceptions; rich's own ends the process, and redirects stdout to /dev/null."""
+
+            def on_broken_pipe(self) -> None:
+                raise  # noqa: PLE0704  # it is called while a BrokenPipeError is handled
+
         # No refresh thread (auto_refresh=False): after a fork, the child would have to stop it.
-        self._bars = Bars(*columns, console=Console(stderr=True), auto_refresh=False)
+        self._bars = Bars(*columns, console=Plain(stderr=True), auto_refresh=False)
         self._task = self._bars.add_task(what, total=max(total, 1), name="")
         self._bars.start()
 

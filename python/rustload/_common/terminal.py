@@ -5,7 +5,9 @@ On a terminal every line fits its width. Elsewhere rows are never split, because
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,13 +15,16 @@ from rustload._common.columns import clip, columns_of, wrap
 from rustload.errors import _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["BAR_COLUMNS", "Page", "count", "print_json", "terminal_columns"]
+__all__ = ["BAR_COLUMNS", "Page", "count", "print_json", "print_messages", "terminal_columns"]
 
 BAR_COLUMNS = 24
 # The columns of running text where there is no terminal.
 DEFAULT_COLUMNS = 120
+# What a runner of GitHub Actions takes for the start of a command: `::` with only blanks before it, and `##[` anywhere in a
+# line. It compares by the rules of a language, which pass over some characters.
+_COMMAND = re.compile(r"^(?P<lead>[^0-9A-Za-z\n]*?):(?=[^ -~]*:)|#(?=[^ -~]*#[^ -~]*\[)", re.MULTILINE)
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -57,7 +62,7 @@ class Page:
         encoding = self._stream.encoding or "utf-8"
         # Line by line: an unbuffered stream (python -u) loses the end of a long text when the reader closes the pipe.
         for line in self._lines:
-            self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+            self._stream.write(_without_commands(line).encode(encoding, "backslashreplace").decode(encoding))
         self._lines.clear()
 
     def safe(self, text: str) -> str:
@@ -224,8 +229,32 @@ def print_json(document: object) -> None:
     """Prints a JSON document to stdout, indented as in all commands."""
     import json  # imported only when needed
 
-    json.dump(document, sys.stdout, indent=1)
+    for part in json.JSONEncoder(indent=1).iterencode(document):
+        # In JSON, these characters are part of a string, which no line begins with.
+        sys.stdout.write(part.replace("##[", "\\u0023#[") if _on_github() else part)
     sys.stdout.write("\n")
+
+
+def print_messages(lines: Iterable[str]) -> None:
+    """Prints lines to stderr, with text from files in them escaped. A stderr that cannot be written ends no work."""
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        page = Page(sys.stderr, "never")
+        for line in lines:
+            page.line(page.safe(line))
+        page.flush()
+
+
+def _on_github() -> bool:
+    return bool(os.environ.get("GITHUB_ACTIONS"))
+
+
+def _without_commands(text: str) -> str:
+    """The text of which GitHub Actions takes no line for a command: names from files must not set variables or hide findings."""
+    if not _on_github():
+        return text
+    return _COMMAND.sub(lambda found: "\\x23" if found["lead"] is None else f"{found['lead']}\\x3a", text)
 
 
 def count(number: int, noun: str) -> str:
