@@ -44,7 +44,7 @@ def add_scan(commands: argparse._SubParsersAction[P], formatter: Callable[..., a
         metavar="PATH",
         help="a file, a directory of which all files are scanned, or - for standard input",
     )
-    add("-q", "--quiet", action="store_true", help="leave out what is inert")
+    add("-q", "--quiet", action="store_true", help="leave out what is inert or holds no pickle")
     add(
         "--allow",
         action="append",

@@ -47,7 +47,7 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
     for file in report["files"]:
         if file["status"] == "skipped" and not file["findings"]:
             skipped.append(file["path"])
-        elif not (quiet and file["verdict"] == "inert"):
+        elif not (quiet and (file["verdict"] == "inert" or file["status"] == "skipped")):
             _file(page, file, quiet=quiet)
     if skipped and not quiet:
         names = ", ".join(page.safe(name) for name in skipped[:SKIPPED_SHOWN_MAX])
