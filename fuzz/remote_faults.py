@@ -35,6 +35,7 @@ import rustload
 import rustload.remote
 import rustload.torch
 from rustload import _rustload
+from rustload._remote import web
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "python"))
 from web_server import Server
@@ -78,7 +79,10 @@ FSSPEC_FAULTS = (
     "version",
     "listing",
 )
-WEB_FAULTS = ("200", "500", "short", "long", "moved", "etag", "closed", "no size")
+WEB_FAULTS = (
+    *("200", "500", "short", "long", "moved", "etag", "no size", "no etag"),
+    *("429", "503", "closed", "cut", "reset"),  # sent again
+)
 
 
 class Plan:
@@ -395,6 +399,7 @@ def seeds(seed: int, count: int) -> Iterator[int]:
 
 def run(seed: int, count: int) -> collections.Counter[str]:
     """Runs so many cases; how many ended how."""
+    web.RETRY_SECONDS = (0.001,) * len(web.RETRY_SECONDS)
     cases = Cases()
     try:
         for one in seeds(seed, count):

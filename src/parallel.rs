@@ -1,5 +1,6 @@
 //! Scoped threads over a list of jobs. There is no global thread pool, which would deadlock in a forked process.
 
+use std::cell::RefCell;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -10,6 +11,11 @@ use crate::num::to_usize;
 
 /// Bytes of work per thread: with less, starting the thread costs more than it saves.
 const BYTES_PER_THREAD_MIN: u64 = 4 << 20;
+
+thread_local! {
+    /// The token of the operation that this thread works for.
+    static CURRENT: RefCell<Option<Cancel>> = const { RefCell::new(None) };
+}
 
 /// A cancellation token, shared by all threads of one operation.
 #[derive(Clone, Debug, Default)]
@@ -28,12 +34,41 @@ impl Cancel {
 
     /// Fails with `Cancelled` once the token is cancelled.
     pub fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) {
-            Err(Error::new(Code::Cancelled, "stopped on request"))
-        } else {
-            Ok(())
+        if self.is_cancelled() { Err(Error::new(Code::Cancelled, "stopped on request")) } else { Ok(()) }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Runs `work` as a part of this operation: [`Cancel::is_current_cancelled`] in it, and in threads of [`for_each`] that it starts,
+    /// tells of this token.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        during(Some(self.clone()), work)
+    }
+
+    /// Cancels the operation that this thread works for, if it has a token.
+    pub fn cancel_current() {
+        CURRENT.with_borrow(|current| current.iter().for_each(Cancel::cancel));
+    }
+
+    /// Whether the operation that this thread works for was cancelled. For code that waits outside of the core, such as a source
+    /// whose request does not return.
+    pub fn is_current_cancelled() -> bool {
+        CURRENT.with_borrow(|current| current.as_ref().is_some_and(Cancel::is_cancelled))
+    }
+}
+
+fn during<T>(cancel: Option<Cancel>, work: impl FnOnce() -> T) -> T {
+    /// Restores the outer token, also if the work panics.
+    struct Outer(Option<Cancel>);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            CURRENT.set(self.0.take());
         }
     }
+    let _outer = Outer(CURRENT.replace(cancel));
+    work()
 }
 
 /// Locks a mutex within that many attempts; `None` if another thread holds it during all of them.
@@ -100,10 +135,12 @@ where
             }
         }
     };
+    let cancel = CURRENT.with_borrow(Clone::clone);
     thread::scope(|scope| {
         for _ in 1..threads {
+            let (cancel, worker) = (cancel.clone(), &worker);
             // Where the system refuses another thread, the existing ones do the work.
-            if thread::Builder::new().spawn_scoped(scope, worker).is_err() {
+            if thread::Builder::new().spawn_scoped(scope, move || during(cancel, worker)).is_err() {
                 break;
             }
         }
@@ -155,6 +192,25 @@ mod tests {
         assert!(lock_within(&mutex, 100).is_none());
         drop(held);
         assert_eq!(lock_within(&mutex, 1).map(|guard| *guard), Some(1));
+    }
+
+    #[test]
+    fn threads_know_the_operation_that_they_work_for() {
+        let (outer, inner) = (Cancel::new(), Cancel::new());
+        outer.cancel();
+        let check = |expected| {
+            let job = |(): &mut (), _| {
+                assert_eq!(Cancel::is_current_cancelled(), expected);
+                Ok::<(), Error>(())
+            };
+            for_each(4, 0..100, || (), job).unwrap();
+        };
+        outer.during(|| {
+            check(true);
+            inner.during(|| check(false));
+            check(true);
+        });
+        check(false);
     }
 
     #[test]

@@ -35,6 +35,7 @@ __all__ = [
     "cuda_info",
     "direct_upload_bytes",
     "end_upload_workers",
+    "is_cancelled",
     "machine",
     "memory",
     "open_at",
@@ -910,6 +911,9 @@ def order(
         The index of each in the list. And for the positions of tied ones in this order: the index of the first with the same
         elements, and whether they occur again later.
     """
+
+def is_cancelled() -> bool:
+    """Whether the operation that this thread works for was stopped. A source that waits for an answer asks this."""
 
 def cuda_info() -> dict[str, Any]:
     """The CUDA driver and GPUs. Initializes the driver, creates no context, and never raises.

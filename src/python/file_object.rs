@@ -1,7 +1,6 @@
 //! A binary file object of Python as a source of bytes: read by `seek` and `read`, or by `read_ranges` if it has that.
 
 use std::cell::Cell;
-use std::io;
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -127,7 +126,7 @@ impl FileObject {
 
     /// The error for an exception of one of the object's methods, which becomes its cause.
     fn failed(&self, error: PyErr) -> Error {
-        Error::io(io::Error::other(error), self.name.as_ref().map(PathBuf::from))
+        run::callback_failed(error, self.name.as_ref().map(PathBuf::from))
     }
 
     fn read_by_position(&self, file: &Bound<'_, PyAny>, offset: u64, out: &mut [u8]) -> PyResult<()> {

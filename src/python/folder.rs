@@ -1,6 +1,5 @@
 //! A folder of a store: an object of Python with `name`, `names`, `sizes` and `open`.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,7 +28,7 @@ impl FolderObject {
     /// Runs `call` with the object; an exception is the cause of the error.
     fn with_object<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         run::callback(|py| call(self.0.object.bind(py)))
-            .map_err(|error| Error::io(io::Error::other(error), self.0.path.clone()))
+            .map_err(|error| run::callback_failed(error, self.0.path.clone()))
     }
 }
 

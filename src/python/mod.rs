@@ -56,6 +56,8 @@ mod _rustload {
     #[pymodule_export]
     use super::request::Mappings;
     #[pymodule_export]
+    use super::run::is_cancelled;
+    #[pymodule_export]
     use super::scan::{check_allowance, scan_bytes, scan_file, scan_folder, scan_paths};
     #[pymodule_export]
     use super::statistics::statistics_of;

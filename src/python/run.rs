@@ -1,11 +1,14 @@
 //! Runs core work detached from the interpreter. Panics become errors, and Ctrl-C cancels long work.
 
 use std::cell::Cell;
+use std::io;
 use std::mem::ManuallyDrop;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 use crate::error::{Code, Error, Result, guarded};
@@ -30,6 +33,15 @@ pub(super) fn callback<T>(call: impl FnOnce(Python<'_>) -> T) -> T {
     result
 }
 
+/// The error for an exception of a [`callback`], which becomes its cause. An interruption, such as Ctrl-C, ends the whole operation: its
+/// other threads may be waiting for callbacks, too.
+pub(super) fn callback_failed(error: PyErr, path: impl Into<Option<PathBuf>>) -> Error {
+    if !Python::attach(|py| error.is_instance_of::<PyException>(py)) {
+        Cancel::cancel_current();
+    }
+    Error::io(io::Error::other(error), path)
+}
+
 /// Drops background work, which waits for its threads, detached from the interpreter: they may be waiting for it, to call Python code.
 ///
 /// Inside a callback, from which the garbage collector may drop the work, another thread drops it: its threads may wait for the
@@ -43,6 +55,12 @@ pub(super) fn drop_detached<T: Send + 'static>(work: T) {
         // While the interpreter shuts down, the work is dropped without detaching.
         let _ = Python::try_attach(|py| py.detach(|| drop(work)));
     }
+}
+
+/// Whether the operation that this thread works for was stopped, so that a source that waits for an answer waits no longer.
+#[pyfunction]
+pub(crate) fn is_cancelled() -> bool {
+    Cancel::is_current_cancelled()
 }
 
 /// Runs `work` detached from the interpreter. A panic becomes an `InternalError`.
@@ -74,7 +92,7 @@ pub(super) fn interruptible_if<T: Send>(
     work: impl FnOnce() -> Result<T> + Send,
 ) -> PyResult<T> {
     if !long {
-        return detached(py, work);
+        return detached(py, || cancel.during(work));
     }
     interruptible_with(py, cancel, |py| py.check_signals(), |_| work())
 }
@@ -113,7 +131,7 @@ pub(super) fn interruptible_with<T: Send>(
             let take = &take;
             let worker = move || {
                 let work = take()?;
-                let result = guarded(|| work(Wake(Some(events.clone()))));
+                let result = cancel.during(|| guarded(|| work(Wake(Some(events.clone())))));
                 // The receiver lives until the scope ends.
                 let _ = events.send(Event::Done);
                 Some(result)

@@ -26,6 +26,14 @@ collect_ignore = ["ranks_child.py", "tensor_parallel_child.py", "stand_ins"]
 """Programs that tests run in processes of their own, and packages that tests import in place of others."""
 
 
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are sent again do not wait."""
+    from rustload._remote import web
+
+    monkeypatch.setattr(web, "RETRY_SECONDS", (0.001,) * len(web.RETRY_SECONDS))
+
+
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., Path]:
     """`save(obj, name)`: writes a file in the format of the name's extension, by torch or safetensors."""

@@ -561,6 +561,7 @@ def test_a_folder_object_shows_its_name(memory: Any) -> None:
         folder.open("../step/.metadata")
 
 
+@pytest.mark.filterwarnings("ignore:.*states no version")
 def test_a_folder_that_cannot_be_listed_is_read_by_its_index(
     memory: Any, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, torch.Tensor]
 ) -> None:

@@ -9,21 +9,24 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
+import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from web_server import Server
 
 import rustload
+import rustload.remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytest.importorskip("fsspec")
-pytest.importorskip("aiohttp")
+aiohttp = pytest.importorskip("aiohttp")
 
 UNVERIFIED = {"ssl": False}  # the certificate is signed by nobody
 
@@ -89,7 +92,98 @@ def test_an_encrypted_url_is_not_redirected_to_one_without_encryption(
         with pytest.raises(ValueError, match=r"redirects to a URL whose scheme, 'http'") as caught:
             rustload.open(given, storage_options=UNVERIFIED)
         assert caught.value.code == "RemoteScheme"  # type: ignore[attr-defined]
+        assert not server.requests
     assert rustload.open(server.url, remote=("http",))["w"][7].torch() == 7
+
+
+SECRET = "s3cr3t"
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    BASIC = aiohttp.BasicAuth(SECRET, SECRET)
+
+SECRETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "headers": ("", {"headers": {"X-Token": SECRET}}),
+    "authorization": ("", {"headers": {"Authorization": SECRET}}),
+    "cookies": ("", {"cookies": {"session": SECRET}}),
+    "parameters": ("", {"params": {"token": SECRET}}),
+    "headers of the session": ("", {"client_kwargs": {"headers": {"X-Token": SECRET}}}),
+    "cookies of the session": ("", {"client_kwargs": {"cookies": {"session": SECRET}}}),
+    "credentials": ("", {"auth": BASIC}),
+    "credentials of the session": ("", {"client_kwargs": {"auth": BASIC}}),
+    "credentials of the URL": (f"{SECRET}:{SECRET}@", {}),
+}
+SHOWN = (SECRET, BASIC.encode())
+
+
+@pytest.fixture
+def other(server: Server) -> Iterator[Server]:
+    made = Server(server.files)
+    yield made
+    made.close()
+
+
+def has_secret(server: Server) -> list[bool]:
+    """Whether each request to a server has one."""
+    texts = [f"{one.path} {headers}" for one, headers in zip(server.requests, server.headers, strict=True)]
+    return [any(secret in text for secret in SHOWN) for text in texts]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", SECRETS)
+@pytest.mark.parametrize("hosts", ["127.0.0.1", "localhost"])
+def test_secrets_stay_with_their_host(server: Server, other: Server, kind: str, hosts: str) -> None:
+    """On the same host, another port is another server."""
+    user, options = SECRETS[kind]
+    there = other.host.replace("127.0.0.1", hosts)
+    # Within the first server, to the other one, within that, and back.
+    server.redirects = {"/here": "/there", "/there": f"{there}/next"}
+    other.redirects = {"/next": "/again", "/again": f"{server.host}/model.bin"}
+    # To stay there, and to a page with links.
+    server.redirects |= {"/away": f"{there}/model.bin", "/folder/": f"{there}/"}
+    for path in ("here", "away", "folder/"):
+        url = f"http://{user}{server.host.removeprefix('http://')}/{path}"
+        for one in (server, other):
+            one.requests.clear()
+            one.headers.clear()
+        if path == "folder/":
+            found = rustload.remote.fsspec(url, **options)
+            assert found.names() == ["model.bin"]  # type: ignore[attr-defined]
+        else:
+            checkpoint = rustload.open(url, remote=("http",), storage_options=options)
+            assert torch.equal(checkpoint["w"].materialize(), torch.arange(5000.0))
+        assert other.requests
+        assert not any(has_secret(other))
+        sent = [
+            has for has, one in zip(has_secret(server), server.requests, strict=True) if one.path != "/there"
+        ]
+        # Parameters are those of the first URL; others go with every request to their host.
+        assert all(sent) or (kind == "parameters" and any(sent))
+        if kind != "parameters":
+            assert all(has_secret(server))
+
+
+def test_the_timeout_of_the_user_holds_after_a_redirect(server: Server, other: Server) -> None:
+    server.redirects = {"/model.bin": other.url}
+    other.fault = lambda _: "silent"
+    options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}}
+    start = time.monotonic()
+    with pytest.raises(OSError, match="did not answer in time"):
+        rustload.open(server.url, remote=("http",), storage_options=options)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/m", "mailto:a@b"])
+def test_a_redirect_to_what_is_no_url_of_the_web_is_an_error(server: Server, target: str) -> None:
+    server.redirects = {"/model.bin": target}
+    with pytest.raises((ValueError, OSError), match=r"no URL of the web|Error"):
+        rustload.open(server.url, remote=("http",))
+
+
+def test_redirects_without_an_end_are_an_error(server: Server) -> None:
+    server.redirects = {"/model.bin": "/model.bin"}
+    with pytest.raises(OSError, match="redirects more than 10 times"):
+        rustload.open(server.url, remote=("http",))
+    assert len(server.requests) <= 2 * 11
 
 
 def test_a_server_that_does_not_answer_is_no_missing_file(redirects: Callable[[str], str]) -> None:

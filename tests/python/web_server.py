@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
+import struct
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,8 +33,12 @@ class Server:
         files: The content of each file, by its path.
         etag: The version of all files.
         requests: The requests, in the order in which they came.
+        headers: The headers of each of them.
+        redirects: Where the server redirects requests for a path.
+        retry_after: The header of this name in answers with a status of failure.
         fault: What to do in place of the right answer for the request of this number; None answers right.
         delay: Seconds before each answer.
+        released: Ends the answers that stall in their middle.
         host: The URL of the server, without a slash at its end.
         url: The URL of the file `model.bin`.
     """
@@ -41,6 +47,10 @@ class Server:
         self.files = {"model.bin": files} if isinstance(files, bytes) else dict(files)
         self.etag = '"one"'
         self.requests: list[Request] = []
+        self.headers: list[dict[str, str]] = []
+        self.redirects: dict[str, str] = {}
+        self.retry_after: str | None = None
+        self.released = threading.Event()
         self.fault: Callable[[int], str | None] = lambda _: None
         self.delay = 0.0
         self.lock = threading.Lock()
@@ -79,6 +89,7 @@ class Server:
 
     def close(self) -> None:
         """Stops the server."""
+        self.released.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -102,6 +113,13 @@ class Server:
         with self.lock:
             number = len(self.requests)
             self.requests.append(Request(handler.command, start, end - start if body else 0, handler.path))
+            self.headers.append(dict(handler.headers))
+        if path in self.redirects:
+            handler.send_response(302)
+            handler.send_header("Location", self.redirects[path])
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
         if data is None:
             handler.send_error(404)
             return
@@ -109,8 +127,8 @@ class Server:
         time.sleep(self.delay)
         status, part, etag = (206 if found else 200), data[start:end], self.etag
         stated = (start, end - 1, len(data))
-        if fault == "500":
-            status, part = 500, b"no"
+        if fault in ("429", "500", "502", "503", "504"):
+            status, part = int(fault), b"no"
         elif fault == "200":
             status, part = 200, data
         elif fault == "short":
@@ -128,15 +146,30 @@ class Server:
             time.sleep(2)
             handler.close_connection = True
             return
+        elif fault == "silent":
+            self.released.wait(60)
+            handler.close_connection = True
+            return
         handler.send_response(status)
         if fault != "no size":
             handler.send_header("Content-Length", str(len(part)))
         if status == 206:
             handler.send_header("Content-Range", f"bytes {stated[0]}-{stated[1]}/{stated[2]}")
-        handler.send_header("ETag", etag)
+        if self.retry_after is not None and status > 400:
+            handler.send_header("Retry-After", self.retry_after)
+        if fault != "no etag":
+            handler.send_header("ETag", etag)
         handler.send_header("Content-Type", kind)
         handler.end_headers()
-        if body:
+        if body and fault in ("cut", "reset", "stalls"):
+            handler.wfile.write(part[: len(part) // 2])
+            if fault == "stalls":
+                self.released.wait(60)
+            if fault == "reset":
+                handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                handler.wfile.flush()
+                handler.connection.close()
+        elif body:
             with contextlib.suppress(OSError):
                 handler.wfile.write(part)
         if fault:

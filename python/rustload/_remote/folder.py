@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ["ObjectFolder", "ObjectList", "check_plain", "in_parallel", "joined", "names_others", "trimmed"]
-
-AT_ONCE = 8
-"""The most requests of one call that are under way."""
+__all__ = ["ObjectFolder", "ObjectList", "check_plain", "joined", "names_others", "trimmed"]
 
 LOOKUPS_MAX = 10_000
 """The most files that are looked up one by one, where a store does not list folders."""
@@ -45,22 +42,6 @@ def check_plain(name: str) -> str:
     if name in ("", ".", "..") or any(char in name for char in "/\\\0"):
         raise _make("Format", "IndexFormat", f"file name {name!r} is not a plain name in its folder")
     return name
-
-
-def in_parallel(call: Callable[[Any], Any], given: Iterable[Any]) -> list[Any]:
-    """The results of calls, of which several are under way at once. Raises the first exception."""
-    given = list(given)
-    if len(given) < 2:
-        return [call(one) for one in given]
-    from concurrent.futures import ThreadPoolExecutor  # slow to import
-
-    with ThreadPoolExecutor(min(AT_ONCE, len(given)), thread_name_prefix="rustload-remote") as pool:
-        waiting = [pool.submit(call, one) for one in given]
-        try:
-            return [one.result() for one in waiting]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 class ObjectFolder(ABC):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urljoin
 
 from rustload._remote.folder import (
     LOOKUPS_MAX,
     ObjectFolder,
     check_plain,
-    in_parallel,
     joined,
     names_others,
     trimmed,
@@ -18,6 +17,8 @@ from rustload._remote.fsspec_ranges import FsspecRanges, is_http, is_hub, open_f
 from rustload._remote.hub import pinned
 from rustload._remote.ranges import failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
+from rustload._remote.waiting import in_parallel, interruptible
+from rustload._remote.web import answered, repeated
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _try(name: str, call: Callable[[], Any]) -> Any:
     """The result of `call`; an error of the store is raised without its text, outside of the handler."""
     error: BaseException | None = None
     try:
-        return call()
+        return interruptible(call)
     except Exception as cause:  # noqa: BLE001  # stores raise anything
         error = failed(name, cause)
     raise error
@@ -117,6 +118,20 @@ def _split(url: str) -> tuple[str, str]:
         rest = rest.partition(separator)[0]
     base, slash, last = rest.rpartition("/")
     return (f"{scheme}://{base}", unquote(last)) if slash else (f"{scheme}://{rest}", "")
+
+
+def _links(page: str) -> list[str]:
+    """What the links of a page lead to."""
+    from html.parser import HTMLParser  # slow to import
+
+    found: list[str] = []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found.extend(value for key, value in attrs if (tag, key) == ("a", "href") and value)
+
+    Parser().feed(page)
+    return found
 
 
 class FsspecFolder(ObjectFolder):
@@ -222,10 +237,23 @@ class HttpFolder(FsspecFolder):
     __slots__ = ()
 
     def _list(self) -> list[dict[str, Any]]:
+        from fsspec.asyn import sync
+
         base = f"{self._path}/"
-        links = [str(link).removeprefix(base) for link in self._fs.ls(base, detail=False)]
-        plain = [link for link in links if link and not any(char in link for char in "/?#")]
-        return [{"name": unquote(link), "type": "file"} for link in plain if "/" not in unquote(link)]
+        page = sync(self._fs.loop, repeated, self._page, is_first=True)
+        # Behind a proxy, a server may not know that it is reached by https.
+        base_rest = base.partition("://")[2]
+        rests = [urljoin(base, link).partition("://")[2] for link in _links(page)]
+        names = [rest.removeprefix(base_rest) for rest in rests if rest.startswith(base_rest)]
+        plain = [name for name in names if name and not any(char in name for char in "/?#")]
+        return [{"name": unquote(name), "type": "file"} for name in plain if "/" not in unquote(name)]
+
+    async def _page(self) -> str:
+        """The page with links to its files; empty for what is no page."""
+        async with answered(self._fs, "GET", f"{self._path}/", self.name, {}) as answer:
+            answer.raise_for_status()
+            is_page = answer.headers.get("Content-Type", "text/html").partition(";")[0] == "text/html"
+            return str(await answer.text(errors="replace")) if is_page else ""
 
     def sizes(self, names: Sequence[str], /) -> list[int | None]:
         """The sizes. Each file is asked for, as listings have none."""

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
+from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rustload._remote.ranges import ObjectRanges, changed, failed, wrong_length
-from rustload.errors import _make
+from rustload._remote.waiting import interruptible
+from rustload._remote.web import answered, repeated
+from rustload.errors import RustloadWarning, _make
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractAsyncContextManager
 
 __all__ = ["FsspecRanges", "is_http", "is_hub", "open_file", "protocols"]
 
@@ -27,6 +35,9 @@ _VERSION_KEYS = (
 )
 """What the file systems call the version of an object. `created` of the memory file system changes when a file is replaced."""
 
+_warned: set[str] = set()
+"""The servers that were warned of."""
+
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -45,10 +56,23 @@ def open_file(fs: Any, path: str, name: str, info: dict[str, Any] | None = None)
     kind: type[FsspecRanges] = HttpRanges if is_http(fs) else HfRanges if is_hub(fs) else FsspecRanges
     error: BaseException | None = None
     try:
-        return kind(fs, path, name, info)
+        file = interruptible(lambda: kind(fs, path, name, info))
     except Exception as cause:  # noqa: BLE001  # stores raise anything
         error = failed(name, cause)
-    raise error
+    if error is not None:
+        raise error
+    if file.identity is None:
+        _warn_of_no_version(name)
+    return file
+
+
+def _warn_of_no_version(name: str) -> None:
+    """Warns, once for each server, of objects that cannot be told from what replaces them."""
+    server = "/".join(name.split("/")[:3])
+    if server not in _warned:
+        _warned.add(server)
+        text = f"{server} states no version (such as an ETag): an object replaced by one of its size is not noticed"
+        warnings.warn(RustloadWarning(text), stacklevel=2)
 
 
 def protocols(fs: Any) -> tuple[str, ...]:
@@ -136,31 +160,54 @@ class HttpRanges(FsspecRanges):
 
     __slots__ = ()
 
+    def _info(self) -> dict[str, Any]:
+        from fsspec.asyn import sync
+
+        return dict(sync(self._fs.loop, self._describe))
+
+    async def _describe(self) -> dict[str, Any]:
+        """The size and the version, as the answer to HEAD says; where a server has no such answer, the head of that to GET."""
+        found: dict[str, Any] = {}
+        for method in ("HEAD", "GET"):
+            try:
+                found = await repeated(lambda: self._head(method), is_first=True)  # noqa: B023  # called at once
+            except Exception as error:
+                if method == "GET" or not hasattr(error, "status"):
+                    raise
+            if found.get("size") is not None:
+                break
+        return found
+
+    async def _head(self, method: str) -> dict[str, Any]:
+        async with self._answered(method, {}) as answer:
+            answer.raise_for_status()
+            size = answer.headers.get("Content-Length", "")
+            is_plain = answer.headers.get("Content-Encoding", "identity") in ("identity", "")
+            versions = {
+                key: answer.headers[key] for key in ("ETag", "Last-Modified") if key in answer.headers
+            }
+            return {"size": int(size) if size.isdecimal() and is_plain else None, **versions}
+
+    def _answered(self, method: str, headers: dict[str, str]) -> AbstractAsyncContextManager[Any]:
+        headers = {**headers, "Accept-Encoding": "identity"}
+        return answered(self._fs, method, self._path, self.name, headers)
+
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[Any]:
         import asyncio
 
         from fsspec.asyn import sync
 
         async def fetch_all() -> list[Any]:
-            return list(await asyncio.gather(*(self._get(start, length) for start, length in ranges)))
+            requests = (partial(self._get, start, length) for start, length in ranges)
+            return list(await asyncio.gather(*map(repeated, requests)))
 
         return list(sync(self._fs.loop, fetch_all))
 
-    async def _get(self, start: int, length: int) -> bytes:
-        options = dict(self._fs.kwargs)
+    async def _get(self, start: int, length: int) -> bytearray:
         end = start + length - 1
-        options["headers"] = {
-            **options.get("headers", {}),
-            "Range": f"bytes={start}-{end}",
-            "Accept-Encoding": "identity",
-        }
-        session = await self._fs.set_session()
-        async with session.get(self._fs.encode_url(self._path), **options) as answer:
+        async with self._answered("GET", {"Range": f"bytes={start}-{end}"}) as answer:
             answer.raise_for_status()
-            self._check_encrypted([str(one.url) for one in (*answer.history, answer)])
-            version = None if self._version is None else answer.headers.get(self._version[0])
-            if version is not None and version != self._version[1]:  # type: ignore[index]
-                raise changed(self.name)
+            self._check_version(answer.headers)
             found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or found is None:
                 raise _make(
@@ -177,19 +224,22 @@ class HttpRanges(FsspecRanges):
                 parts += part
                 if len(parts) > length:
                     break
-            return parts  # type: ignore[return-value]
+            return parts
 
-    def _check_encrypted(self, urls: list[str]) -> None:
-        """Raises if a server to which the request was encrypted has redirected it to one to which it was not.
+    def _check_version(self, headers: Mapping[str, str]) -> None:
+        """Checks that an answer is about the object that was opened.
 
         Raises:
-            ValueError: It has.
+            FormatError: It is about another one, or does not say so any more.
         """
-        if self._path.lower().startswith("https:") and any(url.startswith("http:") for url in urls):
-            text = f"{self.name}: the server redirects to a URL whose scheme, 'http', has no encryption"
-            raise _make(
-                "Value", "RemoteScheme", text, "open that URL with remote=('http',) if you trust the network"
-            )
+        if self._version is None:
+            return
+        key, version = self._version
+        if key not in headers:
+            text = f"{self.name}: the server said {key} when it was opened, and does not now: it may be another object"
+            raise _make("Format", "FileChanged", text)
+        if headers[key] != version:
+            raise changed(self.name)
 
     def _is_same(self) -> bool:
         return True  # every answer was checked

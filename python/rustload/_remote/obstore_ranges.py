@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rustload._remote.folder import ObjectFolder, check_plain, names_others
 from rustload._remote.ranges import ObjectRanges, failed
 from rustload._remote.urls import name_of
+from rustload._remote.waiting import interruptible
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _try(name: str, call: Callable[[], Any]) -> Any:
     """The result of `call`; an error of the store is raised without its text, outside of the handler."""
     error: BaseException | None = None
     try:
-        return call()
+        return interruptible(call)
     except ImportError:
         error = _make("Unsupported", "RemoteUnavailable", "obstore is not installed", "pip install obstore")
     except Exception as cause:  # noqa: BLE001  # stores raise anything

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from rustload._remote.urls import name_of
+from rustload._remote.waiting import interruptible
 from rustload.errors import RustloadError, _make
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectRanges", "changed", "failed", "wrong_length"]
 
 
-_CODES = ("RemoteRange", "RemoteScheme", "RemoteSize")
+_CODES = ("Io", "RemoteRange", "RemoteScheme", "RemoteSize", "Value")
 """The codes of rustload's own errors here that are no `RustloadError`."""
 
 
@@ -72,7 +73,7 @@ class ObjectRanges(ABC):
     def _try(self, call: Any) -> tuple[Any, BaseException | None]:
         """The result of `call`, or the error to raise outside of the handler, so that it has no context with secrets."""
         try:
-            return call(), None
+            return interruptible(call), None
         except Exception as error:  # noqa: BLE001  # stores raise anything
             return None, failed(self.name, error)
 
@@ -101,29 +102,15 @@ def failed(name: str, error: Exception) -> BaseException:
         type(error) in (OSError, ValueError) and getattr(error, "code", None) in _CODES
     ):
         return error
-    cause = error.__cause__
-    # fsspec raises FileNotFoundError whatever a web server answered, and if it did not.
-    is_other = _is_no_connection(cause) or getattr(cause, "status", 404) not in (404, 410)
-    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and is_other:
-        error = cause
-    if isinstance(error, FileNotFoundError):
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
         made: Any = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name_of(name))
     elif isinstance(error, PermissionError):
         made = PermissionError(errno.EACCES, os.strerror(errno.EACCES), name_of(name))
     else:
-        status = getattr(error, "status", None) or getattr(
-            getattr(error, "response", None), "status_code", None
-        )
         text = f"{type(error).__name__}, status {status}" if isinstance(status, int) else type(error).__name__
         if isinstance(error, TimeoutError):
             text = f"the store did not answer in time ({type(error).__name__})"
         return _make("Io", "Io", f"{name}: {text}")
     made.code = "Io"
     return made  # type: ignore[no-any-return]
-
-
-def _is_no_connection(cause: BaseException | None) -> bool:
-    """Whether a request had no answer: the host is unknown, refuses, is not the one of the certificate, or took too long."""
-    if isinstance(cause, FileNotFoundError) or hasattr(cause, "status") or hasattr(cause, "response"):
-        return False
-    return isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] == "aiohttp"

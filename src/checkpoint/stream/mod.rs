@@ -228,7 +228,8 @@ impl Stream {
         let Some(plan) = self.plan.take() else { return Ok(()) };
         self.process.store(process::id(), Ordering::Relaxed);
         let queue = FinishOnDrop(self.queue.clone());
-        let work = move || plan.run(&queue.0);
+        let cancel = self.cancel.clone();
+        let work = move || cancel.during(|| plan.run(&queue.0));
         if self.runs_inline {
             work();
             return Ok(());

@@ -1,0 +1,104 @@
+"""Calls of stores, for which a caller waits only as long as its operation goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rustload import _rustload
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["in_parallel", "interruptible"]
+
+Result = TypeVar("Result")
+Outcome = tuple[Any, BaseException | None]
+
+AT_ONCE = 8
+"""The most requests of one call that are under way."""
+
+CANCEL_CHECK_SECONDS = 0.1
+
+
+def interruptible(call: Callable[[], Result]) -> Result:
+    """The result of a call, or its exception, for which Ctrl-C does not wait.
+
+    The call is made by another thread, since it may hang in code that knows of no interruption. If this thread is interrupted, or
+    the operation that it works for is, the other thread is left to end by its own timeout.
+
+    Raises:
+        Cancelled: The operation was stopped.
+    """
+    done: SimpleQueue[Outcome] = SimpleQueue()
+    if not _start(lambda: done.put(_outcome(call))):
+        return call()
+    return _result(_next(done))  # type: ignore[no-any-return]
+
+
+def in_parallel(call: Callable[[Any], Any], given: Iterable[Any]) -> list[Any]:
+    """The results of calls, of which several are under way at once. Raises the first exception."""
+    given = list(given)
+    if len(given) < 2:
+        return [call(one) for one in given]
+    waiting: SimpleQueue[int] = SimpleQueue()
+    done: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
+    for number in range(len(given)):
+        waiting.put(number)
+
+    def work() -> None:
+        while True:
+            try:
+                number = waiting.get_nowait()
+            except Empty:
+                return
+            done.put((number, _outcome(lambda: call(given[number]))))  # noqa: B023  # called at once
+
+    if not [True for _ in range(min(AT_ONCE, len(given))) if _start(work)]:
+        work()
+    results = [None] * len(given)
+    try:
+        for _ in given:
+            number, outcome = _next(done)
+            results[number] = _result(outcome)
+    finally:
+        with contextlib.suppress(Empty):  # what is left after an exception
+            while True:
+                waiting.get_nowait()
+    return results
+
+
+def _start(work: Callable[[], None]) -> bool:
+    """Starts a thread; False if the system refuses one. The process does not wait for it to end."""
+    try:
+        Thread(target=work, name="rustload-remote", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _outcome(call: Callable[[], Any]) -> Outcome:
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001  # another thread raises it
+        return None, error
+
+
+def _result(outcome: Outcome) -> Any:
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
+
+
+def _next(done: SimpleQueue[Any]) -> Any:
+    """What comes next through a queue."""
+    while True:
+        try:
+            return done.get(timeout=CANCEL_CHECK_SECONDS)
+        except Empty:
+            if _rustload.is_cancelled():
+                raise _make("Cancelled", "Cancelled", "stopped on request") from None
