@@ -17,7 +17,8 @@ from web_server import Server
 
 import rustload
 import rustload.remote
-from rustload._remote import fsspec_ranges, waiting, web
+from rustload._common import waiting
+from rustload._remote import fsspec_ranges, web
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")

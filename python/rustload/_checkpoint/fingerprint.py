@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from rustload import _rustload
 from rustload._common.request import Request
+from rustload._common.waiting import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -71,13 +71,10 @@ def _digests(tensors: list[LazyTensor], threads: int | None) -> dict[tuple[int, 
     # Each thread reads for itself.
     request = Request.checked(copy=True, allow_lossy=False, dequantize=False, overflow="nan", threads=1)
     workers = threads or int(_rustload.machine()["threads"])
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            return dict(zip(different, pool.map(digest, different.values()), strict=True))
-        finally:
-            # After an error or Ctrl-C, the others end at their next slice.
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+    try:
+        return dict(zip(different, in_parallel(digest, different.values(), workers), strict=True))
+    finally:
+        stop.set()  # after an error or Ctrl-C, the others end at their next slice
 
 
 def _slices(tensor: LazyTensor) -> Iterator[LazyTensor]:

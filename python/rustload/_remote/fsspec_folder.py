@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin
 
+from rustload._common.waiting import in_parallel, interruptible
 from rustload._remote.folder import (
     LOOKUPS_MAX,
     ObjectFolder,
@@ -17,7 +18,6 @@ from rustload._remote.fsspec_ranges import FsspecRanges, is_http, is_hub, open_f
 from rustload._remote.hub import pinned
 from rustload._remote.ranges import failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
-from rustload._remote.waiting import in_parallel, interruptible
 from rustload._remote.web import answered, repeated
 from rustload.errors import _make
 

@@ -8,8 +8,8 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from rustload._common.waiting import interruptible
 from rustload._remote.ranges import ObjectRanges, changed, failed, wrong_length
-from rustload._remote.waiting import interruptible
 from rustload._remote.web import answered, repeated
 from rustload.errors import RustloadWarning, _make
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rustload._common.waiting import interruptible
 from rustload._remote.folder import ObjectFolder, check_plain, names_others
 from rustload._remote.ranges import ObjectRanges, failed
 from rustload._remote.urls import name_of
-from rustload._remote.waiting import interruptible
 from rustload.errors import _make
 
 if TYPE_CHECKING:

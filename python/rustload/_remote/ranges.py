@@ -7,8 +7,8 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from rustload._common.waiting import interruptible
 from rustload._remote.urls import name_of
-from rustload._remote.waiting import interruptible
 from rustload.errors import RustloadError, _make
 
 if TYPE_CHECKING:

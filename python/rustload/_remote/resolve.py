@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rustload._common.waiting import in_parallel
 from rustload._remote.folder import ObjectFolder, ObjectList
 from rustload._remote.urls import (
     DEFAULT_SCHEMES,
@@ -13,7 +14,6 @@ from rustload._remote.urls import (
     is_url,
     name_of,
 )
-from rustload._remote.waiting import in_parallel
 from rustload.errors import _make
 
 if TYPE_CHECKING:

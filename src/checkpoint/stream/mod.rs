@@ -2,7 +2,8 @@
 //!
 //! A stream has one producer thread. It gathers small tensors into batches, blocks until a batch fits the window, and fills the
 //! batch with scoped threads while the consumer has the batch before. The thread starts with the first call of [`Stream::next_within`].
-//! Dropping a stream stops the thread and joins it. Small streams have no producer thread: they run on the consumer's thread.
+//! Dropping a stream stops the thread and joins it. Small streams have no producer thread: they run on the consumer's thread. So do others where the system refuses a thread, a batch at a
+//! time.
 //!
 //! A forked child has no producer thread, and a lock may have been held at the fork, so a stream of another process is left alone.
 
@@ -15,12 +16,12 @@ pub(crate) use order::StreamStep;
 
 use std::fmt;
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use self::producer::Plan;
+use self::producer::{Plan, Producer};
 use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
@@ -107,6 +108,8 @@ pub struct Stream {
     /// Whether the first call of `next` does all the work, without a thread.
     runs_inline: bool,
     worker: Option<JoinHandle<()>>,
+    /// The work, where the system refused a thread: the calls of `next` do it.
+    producer: Option<Producer>,
 }
 
 /// Stops a stream from any thread, also while another is blocked in [`Stream::next_within`].
@@ -189,7 +192,7 @@ impl Stream {
         let queue = Arc::new(Queue::new(budget));
         let plan = Some(Plan { requests, steps, options, batch_bytes });
         let process = Arc::new(AtomicU32::new(process::id()));
-        Stream { queue, cancel, process, order, plan, runs_inline, worker: None }
+        Stream { queue, cancel, process, order, plan, runs_inline, worker: None, producer: None }
     }
 
     /// The indices of the requests in the order of the items.
@@ -205,14 +208,18 @@ impl Stream {
     /// Waits up to `timeout` for the next item, and starts the stream if need be. After an error the stream is finished. Fails
     /// with [`Code::Forked`] in a forked child.
     pub fn next_within(&mut self, timeout: Duration) -> Result<Taken<StreamItem>, TensorError> {
-        self.start()?;
+        self.start();
         if self.is_forked() {
             let text = "the stream was started before the process forked";
             return Err(TensorError::general(Error::new(Code::Forked, text)));
         }
+        let timeout = if self.producer.is_some() { Duration::ZERO } else { timeout };
         match self.queue.take(timeout) {
             Taken::Item(item) => item.map(Taken::Item),
-            Taken::Waiting => Ok(Taken::Waiting),
+            Taken::Waiting => {
+                self.advance();
+                Ok(Taken::Waiting)
+            }
             Taken::Finished => Ok(Taken::Finished),
         }
     }
@@ -222,21 +229,35 @@ impl Stream {
         self.plan.is_some()
     }
 
-    /// Starts the producer thread; little work is done in this call instead. Later calls do nothing. Fails where the system
-    /// refuses a thread.
-    pub fn start(&mut self) -> Result<(), TensorError> {
-        let Some(plan) = self.plan.take() else { return Ok(()) };
-        self.process.store(process::id(), Ordering::Relaxed);
-        let queue = FinishOnDrop(self.queue.clone());
-        let cancel = self.cancel.clone();
-        let work = move || cancel.during(|| plan.run(&queue.0));
-        if self.runs_inline {
-            work();
-            return Ok(());
+    /// Makes the next batch in this call, if there is no producer thread.
+    fn advance(&mut self) {
+        let Some(producer) = &mut self.producer else { return };
+        if !self.cancel.during(|| producer.advance()) {
+            self.producer = None;
         }
-        let worker = thread::Builder::new().name("rustload-stream".to_owned()).spawn(work);
-        self.worker = Some(worker.map_err(|error| TensorError::general(Error::io(error, None)))?);
-        Ok(())
+    }
+
+    /// Starts the producer thread; little work is done in this call instead. Later calls do nothing. Where the system refuses a
+    /// thread, the calls of [`Stream::next_within`] do the work.
+    pub fn start(&mut self) {
+        let Some(plan) = self.plan.take() else { return };
+        self.process.store(process::id(), Ordering::Relaxed);
+        let (cancel, queue) = (self.cancel.clone(), FinishOnDrop(self.queue.clone()));
+        if self.runs_inline {
+            return cancel.during(|| Producer::new(plan, queue).run());
+        }
+        let work = Arc::new(Mutex::new(Some((plan, queue))));
+        let take = |work: &Mutex<Option<_>>| work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let of_thread = work.clone();
+        let run = move || {
+            if let Some((plan, queue)) = take(&of_thread) {
+                cancel.during(|| Producer::new(plan, queue).run());
+            }
+        };
+        match thread::Builder::new().name("rustload-stream".to_owned()).spawn(run) {
+            Ok(worker) => self.worker = Some(worker),
+            Err(_) => self.producer = take(&work).map(|(plan, queue)| Producer::new(plan, queue)),
+        }
     }
 
     /// Cancels the work, joins the producer thread, and frees results that were not taken.
@@ -249,6 +270,7 @@ impl Stream {
         }
         self.cancel.cancel();
         self.queue.close();
+        self.producer = None;
         if let Some(worker) = self.worker.take() {
             // A panic was reported as an error by `FinishOnDrop`.
             let _ = worker.join();

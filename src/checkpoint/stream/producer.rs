@@ -1,12 +1,13 @@
 //! The producer of a stream: gathers requests into batches, fills them, and puts the results in the queue.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::order::StreamStep;
-use super::{Output, StreamItem, StreamOptions, TensorError};
+use super::{FinishOnDrop, Output, StreamItem, StreamOptions, TensorError};
 use crate::bytes::Access;
 use crate::error::{Error, Result};
-use crate::sink;
+use crate::sink::{self, CarriedOver};
 use crate::stream::{Queue, Task, fill_all};
 use crate::tensor::{Growth, MaterializePlan, OwnedPlan, Request, SharedStorage, Tensor};
 
@@ -38,17 +39,31 @@ pub(super) struct Plan {
     pub(super) batch_bytes: u64,
 }
 
+/// What makes the items of a stream, a batch at a time.
+pub(super) struct Producer {
+    /// Dropped first, which unmaps kept memory that no result used.
+    _carried_over: Option<CarriedOver>,
+    plan: Plan,
+    /// The first step of which no item was made.
+    position: usize,
+    growth: Growth,
+    /// An item for which the batch before it had no room.
+    pending: Option<Item>,
+    /// Finished with the last item.
+    queue: FinishOnDrop,
+}
+
 /// Tensors that are filled and delivered together.
 #[derive(Default)]
-struct Batch<'a> {
-    items: Vec<Item<'a>>,
+struct Batch {
+    items: Vec<Item>,
     /// Bytes that count in the window until the tensors are taken.
     bytes: u64,
 }
 
 /// One tensor of a batch.
-struct Item<'a> {
-    step: &'a StreamStep,
+struct Item {
+    step: StreamStep,
     /// Bytes that count in the window.
     window_bytes: u64,
     action: Action,
@@ -62,40 +77,77 @@ enum Action {
     Fill(OwnedPlan),
 }
 
-impl Plan {
+impl fmt::Debug for Producer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("plan", &self.plan)
+            .field("position", &self.position)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Batch {
+    fn push(&mut self, item: Item) {
+        self.bytes = self.bytes.saturating_add(item.window_bytes);
+        self.items.push(item);
+    }
+}
+
+impl Producer {
+    pub(super) fn new(plan: Plan, queue: FinishOnDrop) -> Producer {
+        let carried_over = (!plan.options.results_kept)
+            .then(|| sink::limit_while_alive(queue.0.window_left(), || plan.result_bytes()));
+        plan.evict(plan.steps.iter(), plan.steps.first());
+        Producer {
+            _carried_over: carried_over,
+            plan,
+            position: 0,
+            growth: Growth::default(),
+            pending: None,
+            queue,
+        }
+    }
+
     /// Makes all results and puts them in the queue. Ends early after an error, or if the queue is closed.
-    pub(super) fn run(&self, queue: &Queue<Result<StreamItem, TensorError>>) {
-        // Dropped at the end of the run, which unmaps kept memory that no result used.
-        let _carried_over = (!self.options.results_kept)
-            .then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
-        let batch_bytes = self.batch_bytes.min(self.options.window / 4).max(1);
-        self.evict(self.steps.iter(), self.steps.first());
-        let (mut batch, mut growth) = (Batch::default(), Growth::default());
-        for (number, step) in self.steps.iter().enumerate() {
-            if number % BATCH_MAX_TENSORS == 0 {
-                self.prefetch_headers(number);
+    pub(super) fn run(mut self) {
+        while self.advance() {}
+    }
+
+    /// Makes the next batch of results once it fits the window; one fits that has no item that was not taken. False if no batch
+    /// follows.
+    pub(super) fn advance(&mut self) -> bool {
+        let plan = &self.plan;
+        let batch_bytes = plan.batch_bytes.min(plan.options.window / 4).max(1);
+        let mut batch = Batch::default();
+        self.pending.take().into_iter().for_each(|item| batch.push(item));
+        while let Some(&step) = plan.steps.get(self.position) {
+            if self.position.is_multiple_of(BATCH_MAX_TENSORS) {
+                plan.prefetch_headers(self.position);
             }
-            let item = match self.item(step).and_then(|item| self.count(item, &mut growth)) {
+            self.position += 1;
+            let item = match plan.item(step).and_then(|item| plan.count(item, &mut self.growth)) {
                 Ok(item) => item,
                 Err(error) => {
                     // Earlier items come before the error.
-                    if self.deliver(batch, queue, None).is_ok() {
-                        queue.put([(Err(self.failed(step.index, error)), 0)]);
+                    if plan.deliver(batch, &self.queue.0, None).is_ok() {
+                        self.queue.0.put([(Err(plan.failed(step.index, error)), 0)]);
                     }
-                    return;
+                    return false;
                 }
             };
             let over_size = batch.bytes.saturating_add(item.window_bytes) > batch_bytes;
-            let full = !batch.items.is_empty() && (over_size || batch.items.len() >= BATCH_MAX_TENSORS);
-            if full && self.deliver(std::mem::take(&mut batch), queue, Some(step)).is_err() {
-                return;
+            if !batch.items.is_empty() && (over_size || batch.items.len() >= BATCH_MAX_TENSORS) {
+                self.pending = Some(item);
+                return plan.deliver(batch, &self.queue.0, Some(&step)).is_ok();
             }
-            batch.bytes = batch.bytes.saturating_add(item.window_bytes);
-            batch.items.push(item);
+            batch.push(item);
         }
-        let _ = self.deliver(batch, queue, None);
+        let _ = plan.deliver(batch, &self.queue.0, None);
+        false
     }
+}
 
+impl Plan {
     /// The most memory of all results, in bytes; views and aliases have none.
     fn result_bytes(&self) -> u64 {
         let distinct = self.steps.iter().filter(|step| step.first == step.index);
@@ -132,7 +184,7 @@ impl Plan {
     }
 
     /// The item of a step. Reads nothing but bools, which are validated before they are viewed.
-    fn item<'a>(&self, step: &'a StreamStep) -> Result<Item<'a>> {
+    fn item(&self, step: StreamStep) -> Result<Item> {
         let ready = |output| Item { step, window_bytes: 0, action: Action::Ready(output) };
         if step.first != step.index {
             return Ok(ready(Output::Alias));
@@ -158,7 +210,7 @@ impl Plan {
     }
 
     /// Counts an item that takes memory of its own, where the consumer keeps all of them.
-    fn count<'a>(&self, item: Item<'a>, growth: &mut Growth) -> Result<Item<'a>> {
+    fn count(&self, item: Item, growth: &mut Growth) -> Result<Item> {
         if self.options.results_kept && matches!(item.action, Action::Fill(_)) {
             growth.add(&self.requests[item.step.index].0)?;
         }
@@ -169,7 +221,7 @@ impl Plan {
     /// that the stream has ended.
     fn deliver(
         &self,
-        batch: Batch<'_>,
+        batch: Batch,
         queue: &Queue<Result<StreamItem, TensorError>>,
         next: Option<&StreamStep>,
     ) -> Result<()> {
@@ -177,9 +229,9 @@ impl Plan {
             return Ok(());
         }
         queue.reserve(batch.bytes)?;
-        let steps: Vec<&StreamStep> = batch.items.iter().map(|item| item.step).collect();
+        let steps: Vec<StreamStep> = batch.items.iter().map(|item| item.step).collect();
         let results = self.materialize(batch);
-        self.evict(steps.into_iter(), next);
+        self.evict(steps.iter(), next);
         match results {
             Ok(results) => {
                 queue.put(results.into_iter().map(|(item, bytes)| (Ok(item), bytes)));
@@ -194,7 +246,7 @@ impl Plan {
     }
 
     /// Allocates and fills the results of a batch; pairs them with their bytes in the window.
-    fn materialize(&self, batch: Batch<'_>) -> Result<Vec<(StreamItem, u64)>, TensorError> {
+    fn materialize(&self, batch: Batch) -> Result<Vec<(StreamItem, u64)>, TensorError> {
         let mut memory = Vec::with_capacity(batch.items.len());
         for Item { step, action, .. } in &batch.items {
             memory.push(match action {
@@ -229,7 +281,7 @@ impl Plan {
                 },
                 (Action::Fill(_), None) => return None,
             };
-            let StreamStep { index, first, has_later_alias } = *step;
+            let StreamStep { index, first, has_later_alias } = step;
             Some(Ok((StreamItem { index, first, has_later_alias, output }, window_bytes)))
         });
         results.collect()

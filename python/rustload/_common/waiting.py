@@ -1,4 +1,4 @@
-"""Calls of stores, for which a caller waits only as long as its operation goes on."""
+"""Calls on other threads, for which a caller waits only as long as its operation goes on."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ def interruptible(call: Callable[[], Result]) -> Result:
     return _result(_next(done))  # type: ignore[no-any-return]
 
 
-def in_parallel(call: Callable[[Any], Any], given: Iterable[Any]) -> list[Any]:
-    """The results of calls, of which several are under way at once. Raises the first exception."""
+def in_parallel(call: Callable[[Any], Any], given: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:
+    """The results of calls, of which so many are under way at once; where the system refuses threads, one.
+
+    Raises the first exception. Ctrl-C does not wait for the calls that are under way.
+    """
     given = list(given)
     if len(given) < 2:
         return [call(one) for one in given]
@@ -57,7 +60,7 @@ def in_parallel(call: Callable[[Any], Any], given: Iterable[Any]) -> list[Any]:
                 return
             done.put((number, _outcome(lambda: call(given[number]))))  # noqa: B023  # called at once
 
-    if not [True for _ in range(min(AT_ONCE, len(given))) if _start(work)]:
+    if not [True for _ in range(min(at_once, len(given))) if _start(work)]:
         work()
     results = [None] * len(given)
     try:

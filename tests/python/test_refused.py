@@ -1,0 +1,125 @@
+"""What the system refuses, and work that goes on without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import child
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CALLS = """
+import sys
+from pathlib import Path
+import torch
+import rustload, rustload.torch
+
+folder = Path(sys.argv[1])
+safetensors, archive, deflated, target = (folder / name for name in ("m.safetensors", "m.pt", "m.npz", "out.safetensors"))
+expected = torch.load(archive, weights_only=True, mmap=False)
+
+def opened(path=safetensors, framework="torch"):
+    return rustload.open(path, framework=framework)
+
+def loaded_into(**options):
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros_like(one)) for name, one in expected.items()})
+    rustload.torch.load_into(model, safetensors, **options)
+    return {name: one.data for name, one in model.items()}
+
+def converted(source, target, **options):
+    rustload.convert(source, target, overwrite=True, **options)
+    return dict(opened(target).materialize(copy=True))
+
+def some():
+    stream = opened().stream(copy=True)
+    names = {name for name, _ in zip(range(2), stream)}
+    stream.close()
+    return len(names) == 2
+
+STATES = {
+    "materialize": lambda: opened().materialize(),
+    "materialize, copied": lambda: opened().materialize(copy=True),
+    "materialize, archive": lambda: opened(archive).materialize(),
+    "stream": lambda: dict(opened().stream()),
+    "stream, copied": lambda: dict(opened().stream(copy=True)),
+    "stream, in a small window": lambda: dict(opened().stream(copy=True, memory="12MiB")),
+    "stream, archive": lambda: dict(opened(archive).stream()),
+    "torch.load": lambda: rustload.torch.load(archive),
+    "safe_open": lambda: rustload.torch.load(safetensors),
+    "load_into": loaded_into,
+    "load_into, assigned": lambda: loaded_into(assign=True),
+    "convert": lambda: converted(archive, target),
+    "convert, verified": lambda: converted(archive, target, verify=True),
+    "convert, in shards": lambda: converted(archive, folder / "out", max_shard_size="10MB"),
+}
+OTHERS = {
+    "tensor": lambda: torch.equal(opened()["w0"].materialize(copy=True), expected["w0"]),
+    "fingerprint": lambda: opened().fingerprint(data=True) == opened(archive).fingerprint(data=True),
+    "stats": lambda: bool(opened().stats()),
+    "diff": lambda: rustload.diff(safetensors, archive, data=True).same,
+    "scan": lambda: rustload.scan(archive).verdict == "inert",
+    "npz": lambda: len(opened(deflated, "numpy").materialize()) == 2,
+    "a part of a stream": some,
+}
+
+def failures():
+    found = {}
+    for name, call in [*STATES.items(), *OTHERS.items()]:
+        try:
+            result = call()
+            if name in STATES:
+                assert result.keys() == expected.keys()
+                result = all(torch.equal(result[key], one) for key, one in expected.items())
+            assert result, "another result"
+        except BaseException as error:
+            found[name] = repr(error)
+    return found
+
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    generator = torch.Generator().manual_seed(7)
+    tensors = {f"w{number}": torch.randn(1024, 1024, generator=generator) for number in range(10)}
+    save_file(tensors, made / "m.safetensors")
+    torch.save(tensors, made / "m.pt")
+    np.savez_compressed(made / "m.npz", **{name: tensors[name].numpy() for name in ("w0", "w1")})
+    return made
+
+
+def test_without_threads_the_caller_does_the_work(folder: Path) -> None:
+    """The system has no memory for the stack of another thread: of Rust, or of Python."""
+    code = CALLS + "import threading; threading.stack_size(1 << 46)\nprint(failures())"
+    done = child(code, folder, env={"RUST_MIN_STACK": str(1 << 46), "OMP_NUM_THREADS": "1"})
+    assert done.stdout == "{}\n"
+
+
+def test_an_error_in_a_stream_without_threads_comes_after_what_is_before_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    content = bytearray((folder / "m.safetensors").read_bytes())
+    (tmp_path / "m.safetensors").write_bytes(content)
+    code = """
+    import os, sys
+    import rustload
+    stream = iter(rustload.open(sys.argv[1], framework="torch").stream(copy=True, memory="12MiB"))
+    names = [next(stream)[0]]
+    os.truncate(sys.argv[1], 30 << 20)
+    try:
+        names += [name for name, _ in stream]
+    except rustload.FormatError as error:
+        print(len(names), error.code, list(stream))
+    """
+    done = child(
+        code, tmp_path / "m.safetensors", env={"RUST_MIN_STACK": str(1 << 46), "OMP_NUM_THREADS": "1"}
+    )
+    count, code, rest = done.stdout.split()
+    assert (code, rest) == ("FileChanged", "[]")
+    assert 1 <= int(count) <= 7
