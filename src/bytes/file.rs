@@ -188,10 +188,14 @@ impl LocalFile {
         Ok(self.mapping.get_or_init(|| Box::new(Arc::new(mapping))).clone())
     }
 
-    /// A mapping that nothing else shares.
+    /// A mapping that nothing else shares. Where the system refuses it (no address space, a file system without mappings), the error
+    /// is that of other bytes that have no view, so that they are copied.
     pub(super) fn map_unshared(&self) -> Result<Mapping> {
         self.check_unchanged()?;
-        Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))
+        Mapping::new(&self.file).map_err(|error| {
+            let text = format!("the system does not map the file into memory ({error})");
+            Error::new(Code::Buffer, text).in_file(&self.path)
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -123,3 +124,45 @@ def test_an_error_in_a_stream_without_threads_comes_after_what_is_before_it(
     count, code, rest = done.stdout.split()
     assert (code, rest) == ("FileChanged", "[]")
     assert 1 <= int(count) <= 7
+
+
+NO_MAPPINGS = '''
+import ctypes, errno, struct
+
+def refuse_mappings_of_files():
+    """From now on, mmap of a file fails with ENODEV, as on a file system without mappings."""
+    number, descriptor = 0, 16 + 8 * 4  # of `struct seccomp_data`
+    load, equal, end, allow, refuse = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000 | errno.ENODEV
+    program = b"".join(struct.pack("HBBI", *one) for one in [
+        (load, 0, 0, number), (equal, 0, 3, 9), (load, 0, 0, descriptor), (equal, 1, 0, 0xFFFFFFFF),
+        (end, 0, 0, refuse), (end, 0, 0, allow),
+    ])
+    class Filter(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_char_p)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    made = Filter(len(program) // 8, program)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(made), 0, 0) == 0, ctypes.get_errno()
+'''
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter has numbers of x86-64")
+def test_without_mappings_results_are_copied(folder: Path) -> None:
+    # First with mappings: the calls import modules, and libraries of those are mapped.
+    code = (
+        CALLS
+        + NO_MAPPINGS
+        + """
+assert not failures()
+refuse_mappings_of_files()
+print(failures())
+for call in (lambda: opened()["w0"].materialize(copy=False), lambda: opened().materialize(copy=False)):
+    try:
+        call()
+    except BufferError as error:
+        print(error)
+"""
+    )
+    lines = child(code, folder).stdout.splitlines()
+    assert lines[0] == "{}"
+    assert len(lines) == 3
+    assert all("does not map the file" in line and "No such device" in line for line in lines[1:])
