@@ -9,6 +9,7 @@ use std::sync::Arc;
 use once_cell::race::OnceBox;
 
 use super::file_system::{FileSystem, FileSystemKind};
+use super::handle::{self, Handle, OpenFile};
 use super::io_choice::{Io, IoChoice};
 use super::os;
 use super::{Access, Mapping, ReadRanges};
@@ -16,8 +17,10 @@ use crate::error::{Code, Error, Result, ResultExt};
 
 /// An open regular file.
 pub struct LocalFile {
-    file: File,
+    handle: Handle,
     path: PathBuf,
+    /// Where the file is opened again, whatever the working directory is by then.
+    absolute: PathBuf,
     stamp: Stamp,
     /// Made at first use, like the fields below. Two threads may both make it, and the first result is kept: a lock held during
     /// such work would stay locked for ever in a child that is forked meanwhile.
@@ -26,8 +29,6 @@ pub struct LocalFile {
     file_system: OnceBox<FileSystem>,
     /// Decided at the first large read.
     io_choice: OnceBox<IoChoice>,
-    /// The file opened again with `O_DIRECT`, if that is chosen and the file system supports it.
-    direct: OnceBox<Option<File>>,
 }
 
 /// Size, modification time and inode: whether a file is still the one that was opened.
@@ -81,7 +82,8 @@ impl LocalFile {
         let failed = |error| Error::io(error, path.to_owned());
         // Checked before opening: opening a pipe would wait for its writer.
         check_regular(&fs::metadata(path).map_err(failed)?, path)?;
-        let file = File::open(path).map_err(failed)?;
+        let absolute = std::path::absolute(path).map_err(failed)?;
+        let file = handle::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         check_regular(&metadata, path)?;
         let stamp = Stamp::of(&metadata);
@@ -90,14 +92,14 @@ impl LocalFile {
             return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
         }
         Ok(LocalFile {
-            file,
+            handle: Handle::new(file),
             path: path.to_owned(),
+            absolute,
             stamp,
             mapping: OnceBox::new(),
             io,
             file_system: OnceBox::new(),
             io_choice: OnceBox::new(),
-            direct: OnceBox::new(),
         })
     }
 
@@ -114,8 +116,18 @@ impl LocalFile {
         self.io
     }
 
-    pub(super) fn descriptor(&self) -> &File {
-        &self.file
+    /// The open file. Opened again by its path if it was closed because the process may open no more files; fails if another file, or a
+    /// later version of it, has the path by then.
+    pub(super) fn opened(&self) -> Result<Arc<OpenFile>> {
+        self.handle.get(|| {
+            let failed = |error| Error::io(error, self.path.clone());
+            let file = handle::open(&self.absolute).map_err(failed)?;
+            if Stamp::of(&file.metadata().map_err(failed)?) == self.stamp {
+                Ok(file)
+            } else {
+                Err(self.changed_error())
+            }
+        })
     }
 
     /// Fills `out` through this descriptor of the file.
@@ -130,21 +142,23 @@ impl LocalFile {
     }
 
     pub(super) fn file_system(&self) -> &FileSystem {
-        self.file_system.get_or_init(|| Box::new(FileSystem::of(&self.file)))
+        self.file_system
+            .get_or_init(|| Box::new(FileSystem::of(self.opened().ok().as_ref().map(|open| &open.file))))
     }
 
     /// How tensor data is read, and why. Decided at the first call.
     pub(super) fn io_choice(&self) -> &IoChoice {
-        let of = || IoChoice::of(&self.file, self.stamp.len, self.file_system(), self.io);
+        let cached = || os::cached_share(&self.opened().ok()?.file, self.stamp.len);
+        let of = || IoChoice::of(self.stamp.len, self.file_system(), self.io, cached);
         self.io_choice.get_or_init(|| Box::new(of()))
     }
 
-    /// The file opened with `O_DIRECT`; `None` if tensor data is read through the page cache, or the file system has no direct I/O.
-    pub(super) fn direct(&self) -> Option<&File> {
+    /// The file, opened with `O_DIRECT` too; `None` if tensor data is read through the page cache, or the file system has no direct I/O.
+    pub(super) fn direct(&self) -> Option<Arc<OpenFile>> {
         if self.io_choice().io != Io::Direct {
             return None;
         }
-        self.direct.get_or_init(|| Box::new(os::open_direct(&self.file))).as_ref()
+        self.opened().ok().filter(|open| open.direct().is_some())
     }
 
     /// Whether [`LocalFile::direct`] may return a file. Compares sizes only.
@@ -192,7 +206,7 @@ impl LocalFile {
     /// is that of other bytes that have no view, so that they are copied.
     pub(super) fn map_unshared(&self) -> Result<Mapping> {
         self.check_unchanged()?;
-        Mapping::new(&self.file).map_err(|error| {
+        Mapping::new(&self.opened()?.file).map_err(|error| {
             let text = format!("the system does not map the file into memory ({error})");
             Error::new(Code::Buffer, text).in_file(&self.path)
         })
@@ -205,7 +219,7 @@ impl ReadRanges for LocalFile {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.read_through(&self.file, offset, out)
+        self.read_through(&self.opened()?.file, offset, out)
     }
 
     fn access(&self) -> Access {
@@ -213,7 +227,7 @@ impl ReadRanges for LocalFile {
     }
 
     fn check_unchanged(&self) -> Result<()> {
-        let metadata = self.file.metadata().map_err(|error| Error::io(error, self.path.clone()))?;
+        let metadata = self.opened()?.file.metadata().map_err(|error| Error::io(error, self.path.clone()))?;
         if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed_error()) }
     }
 

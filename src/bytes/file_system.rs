@@ -57,10 +57,10 @@ const MAGIC_NUMBERS: &[(u32, &str, FileSystemKind)] = &[
 ];
 
 impl FileSystem {
-    /// The file system of an open file. `RUSTLOAD_FILESYSTEM=local|network` overrides the kind where it is detected wrongly.
-    pub(super) fn of(file: &File) -> FileSystem {
+    /// The file system of an open file; the unknown one for none. `RUSTLOAD_FILESYSTEM=local|network` overrides the kind where it is detected wrongly.
+    pub(super) fn of(file: Option<&File>) -> FileSystem {
         let override_kind = std::env::var("RUSTLOAD_FILESYSTEM").ok();
-        FileSystem::classify(os::file_system_magic(file), override_kind.as_deref())
+        FileSystem::classify(file.and_then(os::file_system_magic), override_kind.as_deref())
     }
 
     fn classify(magic: Option<u32>, override_kind: Option<&str>) -> FileSystem {
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn the_file_system_of_a_file_is_found() {
         let file = tempfile::tempfile().unwrap();
-        let is_known = FileSystem::of(&file).name != "unknown";
+        let is_known = FileSystem::of(Some(&file)).name != "unknown";
         assert_eq!(is_known, cfg!(all(target_os = "linux", not(rustload_portable))));
     }
 }

@@ -5,10 +5,7 @@
 //! the available memory. If the system refuses a direct read, the same bytes are read through the page cache.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-
 use super::file_system::{FileSystem, FileSystemKind};
-use super::os;
 use crate::memory::Memory;
 
 /// How tensor data is read.
@@ -45,9 +42,13 @@ const DIRECT_MIN_FILE_BYTES: u64 = 64 << 20;
 const WARM_SHARE: f64 = 0.25;
 
 impl IoChoice {
-    /// How to read a file of `len` bytes for which the caller requested `requested`.
-    pub(super) fn of(file: &File, len: u64, file_system: &FileSystem, requested: Io) -> IoChoice {
-        let cached = || os::cached_share(file, len);
+    /// How to read a file of `len` bytes for which the caller requested `requested`, and of which the page cache has the share `cached`.
+    pub(super) fn of(
+        len: u64,
+        file_system: &FileSystem,
+        requested: Io,
+        cached: impl FnOnce() -> Option<f64>,
+    ) -> IoChoice {
         IoChoice::from(requested, len, file_system, Memory::now().headroom(), cached)
     }
 

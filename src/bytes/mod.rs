@@ -9,6 +9,7 @@ mod fetched;
 mod file;
 mod file_system;
 mod folder;
+mod handle;
 mod in_memory;
 mod io_choice;
 mod mapping;

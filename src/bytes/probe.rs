@@ -56,7 +56,7 @@ impl Probe {
         let (Some(file_system), Some(io_choice)) = (source.file_system(), source.io_choice()) else {
             return Err(Error::new(Code::InternalError, "a file has no file system"));
         };
-        let cached = source.file().and_then(|file| os::cached_share(file.descriptor(), source.len()));
+        let cached = source.file().and_then(|file| os::cached_share(&file.opened().ok()?.file, source.len()));
         let direct = direct_source.direct().is_some();
         // Direct reads first: they leave the page cache as it is.
         let direct_rate = if measure && direct { read_rate(&direct_source, 0, allocate)? } else { None };

@@ -11,10 +11,11 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use super::handle::OpenFile;
 use super::io_choice::DIRECT_ALIGNMENT;
 use super::os;
 use super::scratch::BounceBuffer;
-use super::{Access, LocalFile, RangeRead, Scratch, Source};
+use super::{Access, RangeRead, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::parallel;
 
@@ -99,8 +100,10 @@ impl Descriptor {
         match &self.0 {
             Some((last, descriptor)) if last.same_backing(source) => descriptor.clone(),
             _ => {
-                let opened =
-                    source.file().map(LocalFile::descriptor).and_then(os::open_sequential).map(Arc::new);
+                let opened = source
+                    .file()
+                    .and_then(|file| os::open_sequential(&file.opened().ok()?.file))
+                    .map(Arc::new);
                 self.0.insert((source.clone(), opened)).1.clone()
             }
         }
@@ -138,7 +141,7 @@ pub fn scratch_bounds(source: &Source) -> (u64, Option<usize>) {
 pub struct Reader<'a> {
     source: &'a Source,
     access: Access,
-    direct: Option<&'a File>,
+    direct: Option<Arc<OpenFile>>,
     /// This reader's own file descriptor, so that the kernel's read-ahead follows this thread alone.
     sequential: Option<Arc<File>>,
 }
@@ -170,7 +173,7 @@ impl<'a> Reader<'a> {
 
     /// Reads `len` bytes at `offset` of the source's window into scratch.
     pub fn read<'s>(&self, offset: u64, len: usize, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
-        if let Some(file) = self.direct.filter(|_| len >= DIRECT_READ_MIN_BYTES)
+        if let Some(file) = self.direct_file(len)
             && let Some(range) = self.read_blocks(file, offset, len, scratch.bounce_buffer())
         {
             return last_read(range, scratch.bounce_buffer());
@@ -221,6 +224,11 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
+    /// The file that is opened with `O_DIRECT`, if `len` bytes are worth it.
+    fn direct_file(&self, len: usize) -> Option<&File> {
+        self.direct.as_ref().filter(|_| len >= DIRECT_READ_MIN_BYTES)?.direct()
+    }
+
     /// Fills `out` with the bytes at `offset` of the source's window, without `O_DIRECT`.
     pub fn read_plain(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         match &self.sequential {
@@ -235,7 +243,7 @@ impl<'a> Reader<'a> {
         out: &mut [u8],
         bounce_buffer: &mut BounceBuffer,
     ) -> Result<()> {
-        let Some(file) = self.direct.filter(|_| out.len() >= DIRECT_READ_MIN_BYTES) else {
+        let Some(file) = self.direct_file(out.len()) else {
             return self.read_plain(offset, out);
         };
         let block_offset = self.source.block_offset(offset, DIRECT_ALIGNMENT);
@@ -455,7 +463,8 @@ mod tests {
         let source = Source::open(file.path()).unwrap();
         // Every read of a directory is an error.
         let folder = File::open(std::env::temp_dir()).unwrap();
-        let (reader, mut scratch) = (Reader { direct: Some(&folder), ..Reader::new(&source) }, scratch());
+        let direct = Some(Arc::new(OpenFile::with_direct(file.reopen().unwrap(), folder)));
+        let (reader, mut scratch) = (Reader { direct, ..Reader::new(&source) }, scratch());
         let mut out = vec![0; bytes.len()];
         reader.read_at(0, &mut out, &mut scratch).unwrap();
         assert!(out == bytes);

@@ -10,6 +10,7 @@ use super::block_cache::BlockCache;
 use super::deferred::{Deferred, Proof};
 use super::fetched::{self, Fetched};
 use super::file_system::FileSystem;
+use super::handle::OpenFile;
 use super::in_memory::{self, InMemory};
 use super::io_choice::{Io, IoChoice};
 use super::os;
@@ -134,7 +135,7 @@ impl Source {
     }
 
     /// The file opened with `O_DIRECT`; `None` if tensor data is read otherwise, or the file system has no direct I/O.
-    pub(super) fn direct(&self) -> Option<&File> {
+    pub(super) fn direct(&self) -> Option<Arc<OpenFile>> {
         self.file()?.direct()
     }
 
@@ -347,7 +348,7 @@ impl Source {
         let Some(file) = self.file().filter(|file| !file.access().waits_for_requests()) else {
             return Ok(false);
         };
-        os::copy_range(file.descriptor(), self.proved()?.window, target, offset)
+        os::copy_range(&file.opened()?.file, self.proved()?.window, target, offset)
             .map_err(|error| self.locate_error(Error::io(error, None)))
     }
 

@@ -1,15 +1,18 @@
-"""What the system refuses, and work that goes on without it."""
+"""What the system refuses, and work that goes on without it: threads, mappings of files, file descriptors."""
 
 from __future__ import annotations
 
+import json
 import platform
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support import child
+
+import rustload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,3 +169,94 @@ for call in (lambda: opened()["w0"].materialize(copy=False), lambda: opened().ma
     assert lines[0] == "{}"
     assert len(lines) == 3
     assert all("does not map the file" in line and "No such device" in line for line in lines[1:])
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A hundred shards."""
+    made = tmp_path / "shards"
+    made.mkdir()
+    files = {f"x{number}": f"model-{number + 1:05}-of-00100.safetensors" for number in range(100)}
+    for number, (name, file) in enumerate(files.items()):
+        save_file({name: torch.full((3000,), float(number))}, made / file)
+    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files, "metadata": {}}))
+    return made
+
+
+@pytest.mark.parametrize("io", ["auto", "direct"])
+@pytest.mark.parametrize("limit", [48, 128])
+def test_more_shards_than_descriptors(shards: Path, tmp_path: Path, limit: int, io: str) -> None:
+    code = """
+    import os, resource, sys
+    from pathlib import Path
+    import torch
+    import rustload, rustload.torch
+    source, folder, limit, io = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    rustload.convert(source, folder / "first.safetensors", verify=True)  # imports what it needs
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    most = 0
+    def right(state):
+        global most
+        most = max(most, len(os.listdir("/proc/self/fd")))
+        assert len(state) == 100
+        return all(bool((state[f"x{n}"] == n).all()) for n in range(100))
+    ckpt = rustload.open(source, framework="torch", io=io)
+    assert right(ckpt.materialize(copy=True))
+    assert right(ckpt.materialize())
+    assert right(dict(ckpt.stream(copy=True)))
+    assert all(ckpt[f"x{n}"][n].item() == n for n in range(100))
+    others = [rustload.open(source, framework="torch", io=io) for _ in range(5)]
+    assert all(right(other.materialize(copy=True)) for other in others)
+    for verify in (False, True):
+        rustload.convert(source, folder / "one.safetensors", overwrite=True, verify=verify)
+        assert right(rustload.open(folder / "one.safetensors", framework="torch").materialize())
+        rustload.convert(source, folder / "many", overwrite=True, verify=verify, max_shard_size="13KB")
+        assert len(list((folder / "many").glob("*.safetensors"))) == 100
+        assert right(rustload.open(folder / "many", framework="torch").materialize())
+    assert rustload.diff(source, folder / "many", data=True).same
+    assert rustload.scan(source).verdict == "inert"
+    with rustload.safe_open(folder / "one.safetensors", "pt") as file:
+        assert file.get_tensor("x7")[0] == 7
+    del ckpt, others
+    left = len(os.listdir("/proc/self/fd"))
+    print(most <= limit // 2 + 12, left)
+    """
+    done = child(code, shards, tmp_path, limit, io)
+    most_is_bounded, left = done.stdout.split()
+    assert most_is_bounded == "True"
+    assert int(left) < 16
+
+
+def test_a_file_that_is_opened_again_is_the_same_one(shards: Path, tmp_path: Path) -> None:
+    code = """
+    import os, resource, shutil, sys
+    from pathlib import Path
+    import rustload
+    shards = sorted(Path(sys.argv[1]).glob("*.safetensors"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+    os.chdir(sys.argv[1])
+    ckpt = rustload.open(".", framework="torch")
+    os.chdir("/")
+    # The first files were closed: one is replaced by a copy, with the same times, and one is removed.
+    shutil.copy2(shards[0], sys.argv[2])
+    os.replace(sys.argv[2], shards[0])
+    shards[1].unlink()
+    for name in ("x0", "x1", "x2", "x99"):
+        try:
+            print(ckpt[name].materialize(copy=True)[0].item())
+        except (rustload.FormatError, FileNotFoundError) as error:
+            print(type(error).__name__, error.code)
+    """
+    done = child(code, shards, tmp_path / "copy")
+    assert done.stdout.splitlines() == ["FormatError FileChanged", "FileNotFoundError Io", "2.0", "99.0"]
+
+
+def test_files_within_the_limit_stay_open(shards: Path) -> None:
+    """So that what is written over their names does not matter."""
+    checkpoint = rustload.open(shards, framework="torch")
+    for path in shards.glob("*.safetensors"):
+        other = path.with_suffix(".tmp")
+        save_file({"other": torch.zeros(5)}, other)
+        other.replace(path)
+    assert all(checkpoint[f"x{n}"].materialize(copy=True)[0] == n for n in range(100))
+    assert load_file(shards / "model-00001-of-00100.safetensors").keys() == {"other"}
