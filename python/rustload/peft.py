@@ -64,7 +64,7 @@ def load_adapter(
 
     Raises:
         ModelMismatchError: The adapter has parameters that the file lacks, or the file has others; the adapter was removed again
-            from a model that had one before.
+            from a model that had one before. A base model keeps it, without the file's weights if some are missing.
         ValueError: The folder has no `adapter_config.json`.
         FormatError: As for `rustload.open`; its other errors are possible too.
     """
@@ -89,10 +89,20 @@ def load_adapter(
     missing = {name: tuple(tensor.shape) for name, tensor in expected.items() if name not in state}
     unexpected = {}
     if not missing:
-        loaded = peft.set_peft_model_state_dict(model, state, adapter_name=adapter_name)
-        unexpected = dict.fromkeys(loaded.unexpected_keys, ())
+        # PEFT reports prompts, and projections of VeRA, as unexpected and loads them all the same: those of its own adapter too.
+        own = _unexpected(model, expected, adapter_name)
+        found = _unexpected(model, state, adapter_name)
+        unexpected = {name: () for name in found if name not in own}
     if missing or unexpected:
         if had_adapters:
             model.delete_adapter(adapter_name)
-        raise mismatch_error(repr(str(file)), type(model).__name__, missing, unexpected, ())
+        is_loaded = bool(unexpected) and not had_adapters
+        what = "the adapter is in the model, with the weights that fit" if is_loaded else None
+        raise mismatch_error(repr(str(file)), type(model).__name__, missing, unexpected, (), loaded=what)
     return model if is_trainable else model.eval()
+
+
+def _unexpected(model: Any, state: dict[str, Any], adapter_name: str) -> list[str]:
+    """Loads the weights of an adapter; returns the names that PEFT reports as unexpected."""
+    loaded = peft.set_peft_model_state_dict(model, state, adapter_name=adapter_name)
+    return list(loaded.unexpected_keys)

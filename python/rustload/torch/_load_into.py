@@ -275,7 +275,7 @@ def _mismatch(
         plan.unexpected,
         plan.mismatched,
         plan.messages,
-        loaded=loaded,
+        loaded="what fits was loaded, since hooks that run then have the last word" if loaded else None,
     )
 
 

@@ -120,9 +120,9 @@ def mismatch_error(
     mismatched: Sequence[Mismatch],
     messages: Sequence[str] = (),
     *,
-    loaded: bool = False,
+    loaded: str | None = None,
 ) -> ModelMismatchError:
-    """The error with everything that does not fit, with similar names and hints."""
+    """The error with everything that does not fit, with similar names and hints. `loaded` says what was loaded, if any."""
     counts = [
         f"{len(found)} {word}"
         for word, found in (
@@ -133,12 +133,7 @@ def mismatch_error(
         )
         if found
     ]
-    what = (
-        "what fits was loaded, since hooks that run then have the last word"
-        if loaded
-        else "nothing was loaded"
-    )
-    lines = [f"{source} does not fit {model}: {', '.join(counts)}; {what}"]
+    lines = [f"{source} does not fit {model}: {', '.join(counts)}; {loaded or 'nothing was loaded'}"]
     for name in list(missing)[:NAMES_SHOWN_MAX]:
         near = did_you_mean(_near(name, missing[name], unexpected))
         lines.append(f"  missing: {_shown(name)} {list(missing[name])}" + (f" ({near})" if near else ""))
