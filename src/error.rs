@@ -168,7 +168,7 @@ codes! {
         "Ask for a copy.";
     RecordMissing: Format, "A member that the checkpoint needs is missing.",
         "The file is incomplete or was packed by hand.";
-    ByteOrder: Format, "The byteorder record is neither little nor big.",
+    ByteOrder: Format, "The byteorder record is neither little nor big, or big-endian numbers lie on a storage of another width.",
         "The file is damaged or was made by hand: fetch it again, or ask its author.";
 
     TarStructure: Format, "Readers of tar archives may see different members in the file, or a member is a link or a device.",

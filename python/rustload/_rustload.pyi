@@ -428,8 +428,12 @@ class _Builder(Protocol):
     def parameter(self, made: Any, /) -> Any:
         """A tensor as a parameter."""
 
-    def storage(self, storage: int, dtype: str, /) -> Any:
-        """A storage that is a value of the tree."""
+    @property
+    def byte_string(self) -> Callable[[bytes], Any] | None:
+        """What makes a value of a binary string of Python 2; None for a string if it is UTF-8, else bytes."""
+
+    def storage(self, number: int, dtype: str, part: tuple[int, int] | None, /) -> Any:
+        """A storage that is a value of the tree; of a part of one, the first byte and the size."""
 
     def size(self, items: tuple[Any, ...], /) -> Any:
         """A `torch.Size`."""

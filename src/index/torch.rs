@@ -54,14 +54,13 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
         true => script::read(&archive, &root, &pickle.values, options)?,
         false => ScriptClasses::new(),
     };
-    let ids = PersistentIds::described(PersistentIdForm::Archive, &locate);
+    let ids = PersistentIds::described(PersistentIdForm::Archive, &locate).big_endian(big_endian);
     let mut read = pickled::read_executed(pickle, ids, scripts, options).in_member(&member)?;
     notes.append(&mut read.notes);
     let mut index = read.into_index(Format::Zip, notes, archive.source())?;
     index.is_torchscript = is_script;
-    for storage in &mut index.storages {
-        storage.big_endian |= big_endian && matches!(storage.location, Location::Member { .. });
-        if options.verify {
+    if options.verify {
+        for storage in &index.storages {
             storage.location.verify(&options.cancel)?;
         }
     }

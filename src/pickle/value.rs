@@ -258,6 +258,14 @@ impl Values {
         matches!(self.arena.node(handle), Node::Str(range) if range.is_byte_string)
     }
 
+    /// The offset in the pickle of the first byte of a string or of bytes; `None` for other values, and for text with escapes.
+    pub fn text_offset(&self, handle: Handle) -> Option<usize> {
+        match self.arena.node(handle) {
+            Node::Str(range) | Node::Bytes(range) if !range.decoded => Some(u32_to_usize(range.start)),
+            _ => None,
+        }
+    }
+
     /// The handles of all values.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = Handle> + use<> {
         (0..self.len()).map(Handle::at)

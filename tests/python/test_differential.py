@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -81,3 +83,16 @@ def test_an_unhashable_element_or_key_is_a_format_error(name: str) -> None:
     with pytest.raises(rustload.FormatError) as caught:
         ckpt.objects  # noqa: B018 - must fail
     assert caught.value.code == "PickleType"
+
+
+@pytest.mark.parametrize("form", ["legacy", "zip"])
+def test_random_persistent_ids_are_read_as_torch_reads_them(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SOURCE.parent)
+    persistent_ids = importlib.import_module("persistent_ids")
+    found = persistent_ids.loop(seed=16, count=1500, form=form)
+    assert "0 differences" in found
+    opened, read = (int(number) for number in re.findall(r"(?:reads|opens) ([0-9]+)", found))
+    assert opened > 400, found
+    assert read > 0.8 * opened, found

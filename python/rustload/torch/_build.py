@@ -26,6 +26,7 @@ __all__ = ["Builder"]
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 
 # Annotated here because torch's stubs lack some arguments.
+_empty: Callable[..., torch.UntypedStorage] = torch.UntypedStorage
 _sparse_coo: Callable[..., torch.Tensor] = torch.sparse_coo_tensor
 _sparse_compressed: Callable[..., torch.Tensor] = torch.sparse_compressed_tensor
 
@@ -40,16 +41,22 @@ class Builder:
     Args:
         storages: The file's storages.
         strict: Whether values that torch would reject raise, instead of being kept as inert data.
+        encoding: The encoding of binary strings of Python 2, or `"bytes"`, as for `torch.load`; None reads them as UTF-8, and as
+            bytes if they are not.
 
     Attributes:
         has_data: Whether the storages hold the bytes of the file.
+        byte_string: What makes a value of a binary string of Python 2; None without an `encoding`.
     """
 
-    def __init__(self, storages: Storages, *, strict: bool) -> None:
+    def __init__(self, storages: Storages, *, strict: bool, encoding: Any = None) -> None:
         self._storages = storages
         self._strict = strict
         self.has_data = storages.has_data
-        self._storage_objects: dict[int, torch.storage.TypedStorage] = {}
+        self.byte_string: Callable[[bytes], Any] | None = None
+        if encoding is not None:
+            self.byte_string = bytes if encoding == "bytes" else lambda data: data.decode(encoding, "strict")
+        self._storage_objects: dict[tuple[int, str, tuple[int, int] | None], torch.storage.TypedStorage] = {}
 
     def tensor(
         self,
@@ -148,13 +155,25 @@ class Builder:
         """A parameter, for a tensor that the file marks as one only by its class."""
         return made.as_subclass(torch.nn.Parameter)
 
-    def storage(self, storage: int, dtype: str) -> torch.storage.TypedStorage:
-        """A storage that is a value of the tree; the same object for each occurrence."""
-        if storage not in self._storage_objects:
-            self._storage_objects[storage] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
-                wrap_storage=self._storages.by_number[storage], dtype=_dtype(dtype), _internal=True
+    def storage(self, number: int, dtype: str, part: tuple[int, int] | None) -> torch.storage.TypedStorage:
+        """A storage that is a value of the tree; the same object for each occurrence.
+
+        Args:
+            number: Its number.
+            dtype: The dtype of its elements.
+            part: The first byte and the size of a part; None for the whole storage.
+        """
+        key = (number, dtype, part)
+        if key not in self._storage_objects:
+            made = self._storages.by_number[number]
+            if part is not None:
+                start, nbytes = part
+                is_meta = made.device.type == "meta"  # where torch has no slices
+                made = _empty(nbytes, device="meta") if is_meta else made[start : start + nbytes]
+            self._storage_objects[key] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
+                wrap_storage=made, dtype=_dtype(dtype), _internal=True
             )
-        return self._storage_objects[storage]
+        return self._storage_objects[key]
 
     def size(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
         """A `torch.Size`; a plain tuple if the items are not valid sizes."""

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use super::quantized::quantized_dtype;
 use super::storage::StorageSlice;
 use super::{CallInterpreter, Found, Meaning, PersistentIdForm};
 use crate::bytes::Source;
@@ -32,7 +33,7 @@ impl<'a> CallInterpreter<'a> {
             let stream_storage = self.read_stream(bytes).map_err(|error| at_call(error, call.offset))?;
             self.embedded.insert(key, stream_storage);
         }
-        let Some(Some(SingleStorage { storage, dtype, .. })) = self.embedded.get(&key) else {
+        let Some(Some(SingleStorage { storage, dtype, class })) = self.embedded.get(&key) else {
             return Ok(Meaning::Opaque);
         };
         let Storage { location: Location::Range(region), nbytes, numel, big_endian, device } = storage else {
@@ -43,8 +44,13 @@ impl<'a> CallInterpreter<'a> {
         let storage = Storage { location, nbytes, numel: *numel, big_endian: *big_endian, device };
         let number = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         let tensor = Tensor::contiguous(*dtype, &[storage.numel], number, storage.nbytes)?;
+        let quantized = quantized_dtype(class);
         self.out.storages.push(storage);
-        self.push(tensor).map(Meaning::Storage)
+        let id = self.push(tensor)?;
+        if let Some((dtype, _)) = quantized {
+            self.out.quantized_storages.insert(id, dtype);
+        }
+        Ok(Meaning::Storage(id))
     }
 
     /// Whether a value is a call of `_load_from_bytes`, on any bytes.

@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub use self::embedded::holds_storage;
 pub(super) use self::keyed::{Keyed, KeyedObjects};
 pub(super) use self::numpy::NumpyType;
-use self::storage::DescribedStorage;
+use self::storage::DescribedObject;
 pub(super) use self::storage::StorageSlice;
 use super::extra::{Extra, SparseLayout};
 use super::known::{Known, Rebuild, lookup};
@@ -92,20 +92,26 @@ pub enum PersistentIdForm {
 pub(super) struct PersistentIds<'a> {
     form: PersistentIdForm,
     locate: Locate<'a>,
+    big_endian: bool,
     objects: KeyedObjects,
 }
 
 impl<'a> PersistentIds<'a> {
     /// Those of a form that describes storages. `locate` finds their bytes.
     pub(super) fn described(form: PersistentIdForm, locate: Locate<'a>) -> PersistentIds<'a> {
-        PersistentIds { form, locate, objects: KeyedObjects::default() }
+        PersistentIds { form, locate, big_endian: false, objects: KeyedObjects::default() }
+    }
+
+    /// Whether the numbers of all storages are big-endian.
+    pub(super) fn big_endian(self, big_endian: bool) -> PersistentIds<'a> {
+        PersistentIds { big_endian, ..self }
     }
 
     /// The numbers of these tensors and storages.
     pub(super) fn keyed(objects: KeyedObjects) -> PersistentIds<'static> {
         let locate: Locate<'static> =
             &|_, _| Err(Error::new(Code::InternalError, "a storage of torch 0.1 has no key of its own"));
-        PersistentIds { form: PersistentIdForm::Keyed, locate, objects }
+        PersistentIds { form: PersistentIdForm::Keyed, locate, big_endian: false, objects }
     }
 }
 
@@ -143,6 +149,8 @@ pub(super) struct Meanings {
     pub(super) globals: Vec<Option<Known>>,
     /// By persistent id, a storage that is a value of the tree itself and not part of a tensor, as a 1-D tensor.
     pub(super) bare: HashMap<Handle, u32>,
+    /// The quantized dtype of such a storage, by the number of its 1-D tensor.
+    pub(super) quantized_storages: HashMap<u32, &'static str>,
     /// The persistent ids that are tensors.
     pub(super) keyed_tensors: HashMap<Handle, u32>,
     pub(super) tensors: Vec<Tensor>,
@@ -185,9 +193,12 @@ pub(super) struct CallInterpreter<'a> {
     bare_keyed: HashMap<StorageSlice, u32>,
     /// The offset of the call or BUILD that is being interpreted.
     now: u64,
-    storages_by_key: HashMap<&'a str, DescribedStorage>,
-    /// Storage views with keys of their own, as torch before 0.4 wrote them.
-    views: HashMap<&'a str, StorageSlice>,
+    /// The storages and views that persistent ids describe.
+    described: HashMap<&'a str, DescribedObject>,
+    /// The persistent ids that were resolved, in no particular order.
+    resolved: Vec<Handle>,
+    /// Whether the storages that persistent ids describe are big-endian.
+    big_endian: bool,
     /// The number of leading items of a list that are pairs, or finite numbers, and whether a string is latin-1. Cached, since any
     /// number of calls may share them.
     pairs: HashMap<Handle, usize>,
@@ -247,6 +258,9 @@ impl<'a> CallInterpreter<'a> {
         for build in builds {
             interpreter.build(build).map_err(|error| error.at(build.offset))?;
         }
+        if !is_keyed {
+            interpreter.resolve_others()?;
+        }
         Ok(interpreter)
     }
 
@@ -262,7 +276,7 @@ impl<'a> CallInterpreter<'a> {
         ids: PersistentIds<'a>,
         cancel: Cancel,
     ) -> CallInterpreter<'a> {
-        let PersistentIds { form, locate, objects } = ids;
+        let PersistentIds { form, locate, big_endian, objects } = ids;
         let KeyedObjects { by_key, tensors, storages } = objects;
         CallInterpreter {
             values,
@@ -272,8 +286,9 @@ impl<'a> CallInterpreter<'a> {
             keys: by_key,
             bare_keyed: HashMap::new(),
             now: 0,
-            storages_by_key: HashMap::new(),
-            views: HashMap::new(),
+            described: HashMap::new(),
+            resolved: Vec::new(),
+            big_endian,
             pairs: HashMap::new(),
             numbers: HashMap::new(),
             latin1: HashMap::new(),

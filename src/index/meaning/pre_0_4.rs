@@ -40,7 +40,8 @@ impl<'a> CallInterpreter<'a> {
                 if matches!(self.values.get(storage), Value::PersistentId(_)) =>
             {
                 let slice = self.storage_of(storage)?;
-                if self.plain_dtype(call.callable).is_none_or(|dtype| dtype != slice.dtype) {
+                let is_quantized = self.quantized_class(storage).is_some();
+                if is_quantized || self.plain_dtype(call.callable).is_none_or(|dtype| dtype != slice.dtype) {
                     return Ok(Meaning::Opaque);
                 }
                 self.tensor(slice, slice.dtype, [offset, size, stride], Flags::default())?

@@ -27,6 +27,12 @@ const SCHEMES: [&str; 5] = [
     "per_channel_affine_float_qparams",
 ];
 
+/// The quantized dtype of a storage class, and its elements per byte; `None` where the class is not a quantized one.
+pub(super) fn quantized_dtype(class: &str) -> Option<(&'static str, u64)> {
+    let found = STORAGE_CLASSES.iter().find(|(name, _, _)| *name == class);
+    found.map(|&(_, dtype, per_byte)| (dtype, per_byte))
+}
+
 impl<'a> CallInterpreter<'a> {
     /// Adds the integers of a quantized tensor; `None` where a part of it is of an unknown class.
     pub(super) fn quantized(
@@ -51,6 +57,10 @@ impl<'a> CallInterpreter<'a> {
             let strides = self.counts(stride, "stride")?;
             let offset = u64::try_from(self.int(offset, "offset")?).unwrap_or(u64::MAX);
             let packed = Packed { shape, strides, offset };
+            if slice.nbytes < self.nbytes(slice.storage) {
+                // Views are of torch before 0.4, which had no such tensors.
+                return Err(Error::new(Code::PersistentId, "a quantized tensor is on a view of a storage"));
+            }
             packed.check(slice.nbytes, per_byte)?;
             quantization.packed = Some(packed);
             let packed_bytes = Tensor::contiguous(DType::U8, &[slice.nbytes], slice.storage, slice.nbytes)?;
@@ -68,19 +78,18 @@ impl<'a> CallInterpreter<'a> {
     }
 
     /// The quantized dtype of a storage's class, and its elements per byte; `None` where the class is not a quantized one.
-    fn quantized_class(&self, storage: Handle) -> Option<(&'static str, u64)> {
-        let name = match self.values.get(storage) {
-            Value::PersistentId(pid) => {
-                let Value::Tuple(&[_, class, ..]) = self.values.get(pid) else { return None };
-                let Value::Global(class) = self.values.get(class) else { return None };
-                self.values.global(class).name
-            }
-            _ => self.embedded_class(storage)?,
-        };
-        STORAGE_CLASSES
-            .iter()
-            .find(|(class, _, _)| *class == name)
-            .map(|&(_, dtype, per_byte)| (dtype, per_byte))
+    pub(super) fn quantized_class(&self, storage: Handle) -> Option<(&'static str, u64)> {
+        match self.values.get(storage) {
+            Value::PersistentId(pid) => self.quantized_id(pid),
+            _ => quantized_dtype(self.embedded_class(storage)?),
+        }
+    }
+
+    /// As `quantized_class`, for the persistent id of a storage.
+    pub(super) fn quantized_id(&self, pid: Handle) -> Option<(&'static str, u64)> {
+        let Value::Tuple(&[_, class, ..]) = self.values.get(pid) else { return None };
+        let Value::Global(class) = self.values.get(class) else { return None };
+        quantized_dtype(self.values.global(class).name)
     }
 
     /// Reads `(scheme, scale, zero_point)`, or `(scheme, scales, zero_points, axis)` with tensors or lists; `None` where the scheme is

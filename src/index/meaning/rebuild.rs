@@ -128,6 +128,10 @@ impl<'a> CallInterpreter<'a> {
                     Some(_) => return Ok(None),
                 };
                 let slice = self.storage_of(storage)?;
+                if dtype.is_none() && self.quantized_class(storage).is_some() {
+                    let text = "a tensor on a quantized storage has no scale";
+                    return Err(Error::new(Code::PickleType, text));
+                }
                 if let Some(dtype) = dtype
                     && slice.nbytes.checked_rem(dtype.itemsize()) != Some(0)
                 {
@@ -230,8 +234,24 @@ impl<'a> CallInterpreter<'a> {
         let [offset, size, stride] = geometry;
         let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
         let offset = self.int(offset, "offset")?;
+        self.check_swap_unit(slice, dtype)?;
         let raw = RawTensor { dtype, shape, strides, offset, storage: slice.storage, flags };
         raw.prove(slice.nbytes, self.limits)?.shifted(slice.start)
+    }
+
+    /// Fails with `ByteOrder` where a tensor lies on a big-endian storage whose numbers are not as wide as its own. torch swaps a storage
+    /// once, by the storage's own class (torch/serialization.py: `load_tensor`), and one of bytes not at all: its numbers are not those
+    /// that a big-endian machine wrote.
+    fn check_swap_unit(&self, slice: StorageSlice, dtype: DType) -> Result<()> {
+        let is_big_endian = self.storage_record(slice.storage).is_some_and(|storage| storage.big_endian);
+        let (unit, swapped) = (dtype.swap_unit(), slice.dtype.swap_unit());
+        if is_big_endian && unit != swapped {
+            let text = format!(
+                "a tensor of {dtype} is on a big-endian storage that torch reads as numbers of {swapped} byte(s)"
+            );
+            return Err(Error::new(Code::ByteOrder, text));
+        }
+        Ok(())
     }
 
     /// Adds a tensor on the meta device, with an empty storage of its own.
@@ -268,8 +288,11 @@ impl<'a> CallInterpreter<'a> {
 
     /// The size of a storage in bytes.
     pub(super) fn nbytes(&self, storage: u32) -> u64 {
-        let record = usize::try_from(storage).ok().and_then(|id| self.out.storages.get(id));
-        record.map_or(0, |storage| storage.nbytes)
+        self.storage_record(storage).map_or(0, |storage| storage.nbytes)
+    }
+
+    fn storage_record(&self, storage: u32) -> Option<&Storage<Found>> {
+        usize::try_from(storage).ok().and_then(|id| self.out.storages.get(id))
     }
 
     fn flags(&self, grad: Handle, metadata: Option<Handle>) -> Result<Flags> {

@@ -1,5 +1,6 @@
 //! Storages that persistent ids describe (torch/serialization.py: `persistent_load`).
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use super::{CallInterpreter, PersistentIdForm, SHORT_STRING_MAX_BYTES};
@@ -9,10 +10,22 @@ use crate::index::known::Known;
 use crate::index::{Storage, Tensor};
 use crate::pickle::{Handle, Value, Values};
 
+/// What the first persistent id with a key described. torch keeps storages and views in one table, and a key refers to what it referred
+/// to first, whatever a later id says of it (torch/serialization.py: `deserialized_objects`, `loaded_storages`). A key that is described
+/// in two ways is refused.
+pub(super) enum DescribedObject {
+    Storage(DescribedStorage),
+    /// A slice of a storage with a key of its own (torch before 0.4).
+    View(StorageSlice, Class),
+}
+
+/// The element type of a storage class, and its name if it is a quantized one.
+type Class = (DType, Option<&'static str>);
+
 /// A storage as the first persistent id described it.
 pub(super) struct DescribedStorage {
     id: u32,
-    dtype: DType,
+    class: Class,
     numel: i64,
     device: Handle,
     /// Whether a note says that another id names another device.
@@ -47,8 +60,28 @@ impl<'a> CallInterpreter<'a> {
             let tensor = Tensor::contiguous(slice.dtype, &[numel], slice.storage, slice.nbytes)?;
             let id = self.push(tensor.shifted(slice.start)?)?;
             self.out.bare.insert(pid, id);
+            if let Some((dtype, _)) = self.quantized_id(pid) {
+                self.out.quantized_storages.insert(id, dtype);
+            }
             if self.out.form == PersistentIdForm::Keyed {
                 self.bare_keyed.insert(slice, id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves the persistent ids that no call has used, so that all of a key's descriptions are compared: torch resolves also those
+    /// whose result is dropped.
+    pub(super) fn resolve_others(&mut self) -> Result<()> {
+        let values: &'a Values = self.values;
+        self.resolved.sort_unstable();
+        let resolved = std::mem::take(&mut self.resolved);
+        for value in values.iter() {
+            if let Value::PersistentId(pid) = value
+                && resolved.binary_search(&pid).is_err()
+                && self.out.module(values, pid).is_none()
+            {
+                self.storage(pid)?;
             }
         }
         Ok(())
@@ -108,30 +141,32 @@ impl<'a> CallInterpreter<'a> {
                 ));
             }
         };
-        let storage = self.root_storage(key, dtype, numel, location)?;
+        self.resolved.push(pid);
+        let class = (dtype, self.quantized_id(pid).map(|(name, _)| name));
+        let storage = self.root_storage(key, class, numel, location)?;
         let root = StorageSlice { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
         match view.map(|view| values.get(view)) {
             None | Some(Value::None) => Ok(root),
-            Some(Value::Tuple(&[view, offset, numel])) => self.view(root, view, offset, numel),
+            Some(Value::Tuple(&[view, offset, numel])) => self.view(root, class, [view, offset, numel]),
             Some(_) => Err(wrong("view is neither None nor (key, offset, numel)")),
         }
     }
 
     /// The storage of a key: a new one, or the one that was described before. Fails where the descriptions conflict.
-    fn root_storage(&mut self, key: &'a str, dtype: DType, numel: i64, device: Handle) -> Result<u32> {
-        if let Some(described) = self.storages_by_key.get(key) {
-            self.check_conflict(described, key, dtype, numel)?;
-            let id = described.id;
-            let is_other = short_string(self.values, described.device) != short_string(self.values, device);
-            if let Some(described) = self
-                .storages_by_key
-                .get_mut(key)
-                .filter(|described| is_other && !described.device_conflict_noted)
-            {
-                described.device_conflict_noted = true;
-                self.out.notes.push(format!("storage {key} is described as on two devices"));
+    fn root_storage(&mut self, key: &'a str, class: Class, numel: i64, device: Handle) -> Result<u32> {
+        let (dtype, _) = class;
+        match self.described.get_mut(key) {
+            Some(DescribedObject::Storage(seen)) => {
+                seen.check_conflict(key, class, numel)?;
+                let is_other = short_string(self.values, seen.device) != short_string(self.values, device);
+                if is_other && !seen.device_conflict_noted {
+                    seen.device_conflict_noted = true;
+                    self.out.notes.push(format!("storage {key} is described as on two devices"));
+                }
+                return Ok(seen.id);
             }
-            return Ok(id);
+            Some(DescribedObject::View(..)) => return Err(both(key)),
+            None => {}
         }
         let sizes =
             u64::try_from(numel).ok().and_then(|numel| Some((numel, numel.checked_mul(dtype.itemsize())?)));
@@ -141,10 +176,11 @@ impl<'a> CallInterpreter<'a> {
         let location = (self.locate)(key, nbytes)?;
         let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         let device_name = self.device(device);
-        let storage = Storage { location, nbytes, numel: count, big_endian: false, device: device_name };
+        let big_endian = self.big_endian && nbytes > 0;
+        let storage = Storage { location, nbytes, numel: count, big_endian, device: device_name };
         self.out.storages.push(storage);
-        let described = DescribedStorage { id, dtype, numel, device, device_conflict_noted: false };
-        self.storages_by_key.insert(key, described);
+        let described = DescribedStorage { id, class, numel, device, device_conflict_noted: false };
+        self.described.insert(key, DescribedObject::Storage(described));
         Ok(id)
     }
 
@@ -154,13 +190,12 @@ impl<'a> CallInterpreter<'a> {
         Some(self.devices.entry(location).or_insert_with(|| text.into()).clone())
     }
 
-    /// A slice of a storage with a key of its own (torch before 0.4).
+    /// A slice of a storage with a key of its own (torch before 0.4): `[key, offset, numel]`.
     fn view(
         &mut self,
         root: StorageSlice,
-        key: Handle,
-        offset: Handle,
-        numel: Handle,
+        class: Class,
+        [key, offset, numel]: [Handle; 3],
     ) -> Result<StorageSlice> {
         let key = short_string(self.values, key)
             .ok_or_else(|| Error::new(Code::StorageKey, "a view's key is not a string"))?;
@@ -174,27 +209,47 @@ impl<'a> CallInterpreter<'a> {
             let text = format!("view {key} of {numel} element(s) from {offset} reaches outside its storage");
             Error::new(Code::StorageBounds, text)
         })?;
-        match self.views.insert(key, slice) {
-            Some(before) if before != slice => {
-                Err(Error::new(Code::StorageConflict, format!("view {key} has two conflicting descriptions")))
+        match self.described.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(DescribedObject::View(slice, class));
+                Ok(slice)
             }
-            _ => Ok(slice),
+            Entry::Occupied(entry) => match entry.get() {
+                DescribedObject::View(seen, seen_class) if (*seen, *seen_class) == (slice, class) => {
+                    Ok(slice)
+                }
+                DescribedObject::View(..) => {
+                    let text = format!("view {key} has two conflicting descriptions");
+                    Err(Error::new(Code::StorageConflict, text))
+                }
+                DescribedObject::Storage(_) => Err(both(key)),
+            },
         }
     }
+}
 
+impl DescribedStorage {
     /// Fails with `StorageConflict` where a key is described again in another way (torch 2.15's rule for typed storages).
-    fn check_conflict(&self, seen: &DescribedStorage, key: &str, dtype: DType, numel: i64) -> Result<()> {
-        if seen.dtype != dtype && self.nbytes(seen.id) > 0 {
-            let text = format!("storage {key} is {} in one place and {dtype} in another", seen.dtype);
+    fn check_conflict(&self, key: &str, class: Class, numel: i64) -> Result<()> {
+        let name = |(dtype, quantized): Class| quantized.unwrap_or(dtype.name());
+        let is_empty = self.numel == 0 && numel == 0;
+        if self.class != class && !is_empty {
+            let (seen, other) = (name(self.class), name(class));
+            let text = format!("storage {key} is {seen} in one place and {other} in another");
             return Err(Error::new(Code::StorageConflict, text));
         }
-        if seen.dtype == dtype && seen.numel != numel {
-            let text =
-                format!("storage {key} holds {} element(s) in one place and {numel} in another", seen.numel);
+        if self.numel != numel {
+            let seen = self.numel;
+            let text = format!("storage {key} holds {seen} element(s) in one place and {numel} in another");
             return Err(Error::new(Code::StorageConflict, text));
         }
         Ok(())
     }
+}
+
+/// The error for a key of a storage that is also one of a view.
+fn both(key: &str) -> Error {
+    Error::new(Code::StorageConflict, format!("{key} is the key of a storage and of a view"))
 }
 
 /// A short string; `None` for other values. The pickle module reads byte strings of Python 2 as strings too.

@@ -7,6 +7,7 @@ mod number;
 pub(super) use children::{Child, Naming};
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use self::number::number;
@@ -16,8 +17,9 @@ use super::meaning::{Meaning, Meanings, NumpyType};
 use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::layout::Dims;
+use crate::limits::Limits;
 use crate::num::to_u64;
-use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Snapshot, Text, Value, Values};
+use crate::pickle::{BigInt, Call, CallId, Disasm, GlobalId, Handle, Opcode, Snapshot, Text, Value, Values};
 
 /// The values of one pickle and the interpretation of its calls.
 #[derive(Debug)]
@@ -204,6 +206,11 @@ impl Tree {
         }
     }
 
+    /// The quantized dtype of a storage that is a value itself, by its 1-D tensor; `None` for any other storage.
+    pub fn quantized_storage(&self, tensor: u32) -> Option<&'static str> {
+        self.meanings.quantized_storages.get(&tensor).copied()
+    }
+
     /// The bytes of a value: bytes, a byte array, a byte string of Python 2, or a string as latin-1; `None` for other values.
     /// They are borrowed from the pickle, except where they have to be encoded.
     pub fn bytes(self: &Arc<Tree>, handle: Handle) -> Option<Bytes> {
@@ -220,6 +227,18 @@ impl Tree {
             Object::Str(text) => Some(Arc::new(latin1(text))),
             _ => None,
         }
+    }
+
+    /// The offsets of all binary strings of Python 2, which are text or bytes as a reader chooses.
+    pub fn byte_strings(&self, limits: &Limits) -> HashSet<usize> {
+        let ops = Disasm::strict(self.values.data(), 0, limits).map_while(|op| op.ok());
+        let strings = ops.filter(|op| matches!(op.opcode, Opcode::BinString | Opcode::ShortBinString));
+        strings.map(|op| op.payload).collect()
+    }
+
+    /// The offset of the first byte of a string or of bytes, as in [`byte_strings`](Tree::byte_strings).
+    pub fn text_offset(&self, handle: Handle) -> Option<usize> {
+        self.values.text_offset(handle)
     }
 
     /// The further properties of a tensor; `None` where it has none.

@@ -2,8 +2,10 @@
 //! lazy handles and inert labels, or torch's objects for `rustload.torch.load`. This calls only the callables that it is given;
 //! what they return is made in Python.
 
+use std::collections::HashSet;
+
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::checkpoint::Checkpoint;
 use crate::dtype::DType;
@@ -47,6 +49,8 @@ pub(super) struct Torch<'a, 'py> {
     record: Bound<'py, PyAny>,
     opaque: Bound<'py, PyAny>,
     attributes: Bound<'py, PyAny>,
+    /// What decodes binary strings of Python 2, and their offsets in the pickle; `None` where they are read as usual.
+    byte_strings: Option<(Bound<'py, PyAny>, HashSet<usize>)>,
     /// Whether the storages hold the file's data.
     has_data: bool,
     /// Bytes that torch allocates for repeated elements, which the file does not have.
@@ -72,6 +76,8 @@ impl<'a, 'py> Torch<'a, 'py> {
         shard: usize,
         builder: &Bound<'py, PyAny>,
     ) -> PyResult<Torch<'a, 'py>> {
+        let decode = builder.getattr("byte_string")?;
+        let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree).filter(|_| !decode.is_none());
         Ok(Torch {
             checkpoint,
             shard,
@@ -85,30 +91,36 @@ impl<'a, 'py> Torch<'a, 'py> {
             record: builder.getattr("record")?,
             opaque: builder.getattr("opaque")?,
             attributes: builder.getattr("attributes")?,
+            byte_strings: tree.map(|tree| (decode, tree.byte_strings(checkpoint.limits()))),
             has_data: builder.getattr("has_data")?.extract()?,
             repeated: 0,
         })
     }
 
-    /// A tensor, or its storage where the tree has the storage itself; `None` where there is no such tensor.
+    /// A tensor; `None` where there is no such tensor.
     pub(super) fn tensor(
         &self,
         py: Python<'py>,
         tensor: u32,
-        is_storage: bool,
         has_hooks: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(core_tensor) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
-        if is_storage {
-            self.storage(py, &core_tensor)
-        } else {
-            self.tensor_on_storage(py, &core_tensor, has_hooks)
-        }
-        .map(Some)
+        self.tensor_on_storage(py, &core_tensor, has_hooks).map(Some)
     }
 
-    fn storage(&self, py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyAny>> {
-        self.storage.call1((tensor.storage().1, PyString::intern(py, tensor.dtype().name())))
+    /// The storage, or the part of one, that a 1-D tensor stands for; `None` where there is no such tensor.
+    pub(super) fn storage(
+        &self,
+        py: Python<'py>,
+        tensor: u32,
+        quantized: Option<&str>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(core_tensor) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
+        let (dtype, layout) = (core_tensor.dtype(), core_tensor.layout());
+        let (start, nbytes) = (layout.offset.saturating_mul(dtype.itemsize()), core_tensor.nbytes());
+        let part = (nbytes < core_tensor.storage_nbytes()).then_some((start, nbytes));
+        let name = PyString::intern(py, quantized.unwrap_or(dtype.name()));
+        self.storage.call1((core_tensor.storage().1, name, part)).map(Some)
     }
 
     /// A tensor by its storage, dtype, layout and flags.
@@ -142,7 +154,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         extra: &Extra,
         scale: (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<u64>),
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(quantization) = &extra.quantization else { return self.tensor(py, tensor, false, true) };
+        let Some(quantization) = &extra.quantization else { return self.tensor(py, tensor, true) };
         let Some(core_tensor) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
         let (shape, strides, offset) = match &quantization.packed {
             Some(packed) => (&packed.shape, &packed.strides, packed.offset),
@@ -270,6 +282,21 @@ impl<'a, 'py> Torch<'a, 'py> {
     /// The tensor as a parameter, for files that name the class `Parameter` and do not call the rebuild function.
     pub(super) fn parameter(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.parameter.call1((tensor,))
+    }
+
+    /// A binary string of Python 2, decoded as the builder does; `None` for other values, and where they are read as usual.
+    pub(super) fn byte_string(
+        &self,
+        py: Python<'py>,
+        tree: &Tree,
+        handle: Handle,
+        bytes: &[u8],
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((decode, offsets)) = &self.byte_strings else { return Ok(None) };
+        match tree.text_offset(handle).is_some_and(|offset| offsets.contains(&offset)) {
+            true => decode.call1((PyBytes::new(py, bytes),)).map(Some),
+            false => Ok(None),
+        }
     }
 
     /// Sets the attributes of a mapping or tensor.

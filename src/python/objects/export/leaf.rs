@@ -16,6 +16,9 @@ impl<'a, 'py> Export<'a, 'py> {
     pub(super) fn plain(&mut self, handle: Handle, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         self.charge(text_len(object) / TEXT_NODE_BYTES)?;
+        if let Some(py_object) = self.byte_string(handle, object)? {
+            return Ok(py_object);
+        }
         Ok(match object {
             Object::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
             Object::Int(value) => value.into_pyobject(py)?.into_any(),
@@ -43,6 +46,19 @@ impl<'a, 'py> Export<'a, 'py> {
         })
     }
 
+    /// A binary string of Python 2, where the target decodes them.
+    fn byte_string(&self, handle: Handle, object: &Object<'a>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match (&self.target, object) {
+            (Target::Torch(torch), Object::Str(text)) => {
+                torch.byte_string(self.py, self.tree, handle, text.as_bytes())
+            }
+            (Target::Torch(torch), Object::Bytes(bytes)) => {
+                torch.byte_string(self.py, self.tree, handle, bytes)
+            }
+            _ => Ok(None),
+        }
+    }
+
     fn tensor(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         if let Some(py_object) = self.tensors.get(&tensor) {
@@ -51,10 +67,10 @@ impl<'a, 'py> Export<'a, 'py> {
         let py_object = match &self.target {
             Target::Keys => return Ok(py.None().into_bound(py)),
             Target::Lazy(lazy) => lazy.handle(py, tensor)?,
-            Target::Torch(torch) => {
-                let (is_storage, has_hooks) = (self.tree.is_storage(handle), self.tree.has_hooks(handle));
-                torch.tensor(py, tensor, is_storage, has_hooks)?
-            }
+            Target::Torch(torch) => match self.tree.is_storage(handle) {
+                true => torch.storage(py, tensor, self.tree.quantized_storage(tensor))?,
+                false => torch.tensor(py, tensor, self.tree.has_hooks(handle))?,
+            },
         };
         let py_object = py_object.ok_or_else(|| {
             Error::new(Code::InternalError, "the object tree refers to a tensor that does not exist")
@@ -91,7 +107,7 @@ impl<'a, 'py> Export<'a, 'py> {
             return Err(missing().into());
         };
         let py_object = match extra.quantization.as_ref().map(|quantization| &quantization.scale) {
-            None => torch.tensor(py, tensor, false, self.tree.has_hooks(handle))?,
+            None => torch.tensor(py, tensor, self.tree.has_hooks(handle))?,
             Some(Scale::Tensor { scale, zero_point }) => {
                 let (scale, zero_point) = (scale.into_pyobject(py)?, zero_point.into_pyobject(py)?);
                 torch.quantized(py, tensor, extra, (scale.into_any(), zero_point.into_any(), None))?
