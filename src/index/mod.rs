@@ -317,6 +317,9 @@ impl OpaqueClass {
 pub fn read(source: &Source, options: &Options) -> Result<Index> {
     // Checksums of storages are verified by reading them.
     let _limit = (!options.verify).then(|| source.limit_requests(&options.limits));
+    if numpy_files::is_empty_npz(source)? {
+        return Ok(Index::empty(Format::Npz, source));
+    }
     match sniff(source)? {
         Format::Safetensors => safetensors::read(source, options),
         Format::Zip | Format::Npz | Format::TorchExport => {

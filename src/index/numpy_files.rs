@@ -16,7 +16,7 @@ use crate::container::zip::{Archive, Member, fold_case};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
-use crate::num::to_u32;
+use crate::num::{to_u32, to_u64};
 
 /// The name of the array of a `.npy` file.
 const UNNAMED: &str = "arr_0";
@@ -53,6 +53,19 @@ pub(super) fn is_npz(archive: &Archive) -> bool {
     let is_pickle = |name: &str| name.rsplit('/').next().is_some_and(|name| fold_case(name) == "data.pkl");
     let has = |test: &dyn Fn(&str) -> bool| archive.members().iter().any(|member| test(member.name()));
     !has(&is_pickle) && archive.find(SKOPS_SCHEMA).is_none() && has(&|name| name.ends_with(SUFFIX))
+}
+
+/// Whether a file is what `numpy.savez` writes for no arrays: an archive without members. Under another name than NumPy's, such an
+/// archive is more probably what is left of one.
+pub(super) fn is_empty_npz(source: &Source) -> Result<bool> {
+    const EMPTY_ZIP: [u8; 22] = *b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let is_named = source.path().is_some_and(|path| path.extension().is_some_and(|end| end == "npz"));
+    if !is_named || source.len() != to_u64(EMPTY_ZIP.len()) {
+        return Ok(false);
+    }
+    let mut bytes = [0; 22];
+    source.read_at(0, &mut bytes)?;
+    Ok(bytes == EMPTY_ZIP)
 }
 
 /// Reads the index of a `.npz` archive.

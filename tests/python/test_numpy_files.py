@@ -97,6 +97,19 @@ def test_a_npy_file_is_what_numpy_loads(tmp_path: Path, code: str, order: str, v
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_of_no_arrays_is_an_empty_checkpoint(save: Callable[..., None], tmp_path: Path) -> None:
+    save(tmp_path / "none.npz")
+    assert np.load(tmp_path / "none.npz").files == []
+    ckpt = rustload.open(tmp_path / "none.npz")
+    assert (ckpt.format, list(ckpt)) == ("npz", [])
+    # Under another name it may be what is left of any archive.
+    (tmp_path / "none.npz").rename(tmp_path / "none.pt")
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(tmp_path / "none.pt")
+    assert caught.value.code == "ZipStructure"
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_archive_is_what_numpy_loads(tmp_path: Path, save: Callable[..., None]):
     made = {
         f"{code}/{order}{layout}{number}": random_array(order + code, shape).copy(layout)
