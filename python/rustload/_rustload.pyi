@@ -230,6 +230,10 @@ class Checkpoint:
         """The files, in shard order; none for bytes in memory."""
 
     @property
+    def file_formats(self) -> list[str]:
+        """The formats of `files`."""
+
+    @property
     def source_name(self) -> str | None:
         """The name of the object that it was opened from; None for files and bytes in memory."""
 

@@ -92,6 +92,12 @@ impl Checkpoint {
         self.0.shards.iter().filter(|shard| !shard.is_inner).filter_map(|shard| shard.path.as_deref())
     }
 
+    /// The formats of [`files`](Checkpoint::files).
+    pub fn file_formats(&self) -> impl Iterator<Item = Format> + '_ {
+        let files = self.0.shards.iter().filter(|shard| !shard.is_inner && shard.path.is_some());
+        files.map(|shard| shard.index.format)
+    }
+
     /// The name of what it was opened from, if that is neither a file nor bytes in memory: see [`ReadRanges::name`].
     pub fn source_name(&self) -> Option<&str> {
         self.0.shards.first()?.index.source.name()

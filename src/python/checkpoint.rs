@@ -17,7 +17,7 @@ use super::tensor::Tensor;
 use super::{objects, run};
 use crate::bytes::{FileStamp, Io};
 use crate::checkpoint::Checkpoint as Core;
-use crate::container::metadata_bytes;
+use crate::container::{Format, metadata_bytes};
 use crate::error::{Code, Error};
 use crate::index::{Options, SavedValue, Unknown};
 use crate::layout::Layout;
@@ -217,6 +217,11 @@ impl Checkpoint {
     /// As strings: a `PathBuf` would become a `pathlib.Path`, which is slow to import.
     fn files(&self) -> Vec<OsString> {
         self.0.files().map(OsString::from).collect()
+    }
+
+    #[getter]
+    fn file_formats(&self) -> Vec<&'static str> {
+        self.0.file_formats().map(Format::name).collect()
     }
 
     #[getter]

@@ -121,7 +121,7 @@ def test_the_environment_can_force_weights_only(simple: Path, monkeypatch: pytes
     assert "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in info.value.__notes__[0]
 
 
-def test_pickle_arguments_warn_and_have_no_effect(simple: Path) -> None:
+def test_an_encoding_warns_as_in_torch(simple: Path) -> None:
     for load in LOADERS:
         with pytest.warns(UserWarning, match="pickle_load_args only works if `weights_only=False`"):
             load(simple, encoding="ascii")
@@ -236,6 +236,22 @@ def test_a_bare_pickle_has_torchs_error_of_the_magic_number(tmp_path: Path) -> N
     path.write_bytes(pickled({"a": 1}))
     assert assert_same_error(path) == "Invalid magic number; corrupt file?"
     assert assert_same_error(io.BytesIO(path.read_bytes())) == "Invalid magic number; corrupt file?"
+
+
+@pytest.mark.parametrize("unknown", ["keep", "error"])
+def test_a_bare_pickle_that_names_what_torch_refuses_has_torchs_error(unknown: str) -> None:
+    """torch reads the magic number with its restricted unpickler."""
+    data = pickled({"a": 1, "x": slice(0, 1)})
+    with pytest.raises(pickle.UnpicklingError) as theirs:
+        torch.load(io.BytesIO(data))
+    with pytest.raises(pickle.UnpicklingError) as ours:
+        rustload.torch.load(data, unknown=unknown)  # type: ignore[arg-type]  # one of its values
+    pattern = re.compile(r"GLOBAL (\S+) was not an allowed global by default")
+    (found, expected) = (pattern.search(str(info.value)) for info in (ours, theirs))
+    assert found is not None
+    assert expected is not None
+    assert found[1] == expected[1]
+    assert "rustload.open" in ours.value.__notes__[0]
 
 
 def test_a_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:
@@ -792,7 +808,20 @@ def test_a_blocked_module_is_named_as_such(module: str) -> None:
 def test_a_nested_tensor_is_named_as_such() -> None:
     data = torch_zip(b"\x80\x02ctorch._dynamo.decorators\n_DimRange\n.")
     text = "``torch.nested`` and ``torch._dynamo`` must be imported to load nested jagged tensors (NJTs)"
-    with pytest.raises(pickle.UnpicklingError, match=re.escape(text)):
+    with pytest.raises(pickle.UnpicklingError, match=re.escape(text)) as caught:
+        rustload.torch.load(data, unknown="error")
+    # To import them does not help here.
+    assert "rustload does not load them, whatever is imported" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["DTensor", "placement_types.Shard", "_dtensor_spec.DTensorSpec"])
+def test_a_part_of_a_dtensor_is_named_as_in_torch(name: str) -> None:
+    module, _, attribute = f"torch.distributed.tensor.{name}".rpartition(".")
+    data = torch_zip(f"\x80\x02c{module}\n{attribute}\n.".encode("latin1"))
+    text = "``torch.distributed.tensor`` must be imported to load DTensors"
+    code = f"import io, torch\ntry: torch.load(io.BytesIO({data!r}))\nexcept Exception as error: print(error)"
+    assert text in child(code).stdout
+    with pytest.raises(pickle.UnpicklingError, match=re.escape(f"Weights only load failed. {text}")):
         rustload.torch.load(data, unknown="error")
 
 

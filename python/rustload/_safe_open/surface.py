@@ -18,7 +18,14 @@ from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open import index
 from rustload._safe_open.header_errors import reference_message
-from rustload.errors import FormatError, LimitError, TensorNotFoundError, UnsupportedError, _safetensor_error
+from rustload.errors import (
+    FormatError,
+    LimitError,
+    TensorNotFoundError,
+    UnsupportedError,
+    _make,
+    _safetensor_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.files import FileObject
+    from rustload._common.limits import Limits
     from rustload._safe_open.prefetch import PrefetchLoader
     from rustload._tensor.handle import LazyTensor
 
@@ -182,6 +190,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         device: str | int | None = "cpu",
         *,
         backend: Literal["mmap", "pread"] = "mmap",
+        limits: Limits | None = None,
     ) -> None:
         """Opens the file and reads its metadata.
 
@@ -193,9 +202,11 @@ class safe_open:  # noqa: N801 - the reference's name for it
                 or another device of torch. NumPy has only the CPU, JAX its default device.
             backend: `"mmap"`: torch tensors on the CPU are views of the file (a private copy-on-write mapping); `"pread"`: they
                 own their memory. Arrays of NumPy and JAX always own theirs.
+            limits: Upper bounds on the memory and work that the file can cause.
 
         Raises:
-            SafetensorError: The file is invalid, or an argument has an unknown value.
+            SafetensorError: The file is invalid, its name ends in `.safetensors` and its content is of another format, or an
+                argument has an unknown value.
             FileNotFoundError: The file does not exist.
             OSError: The file cannot be read.
             TypeError: An argument has a wrong type.
@@ -219,7 +230,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         if backend not in _BACKENDS:
             raise _safetensor_error(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._offsets = None
-        self._file = _open(path, framework_name)
+        self._file = _open(path, framework_name, limits)
         if framework_name != "torch" and target != "cpu":
             raise _safetensor_error(f"Device {shown} is not supported for framework {reference_name}")
         self._target = _Target(framework_name, target, backend == "pread")
@@ -352,10 +363,12 @@ class safe_open:  # noqa: N801 - the reference's name for it
         return tensor.materialize(device, framework=framework, copy=copy)
 
 
-def _open(path: Any, framework: str) -> Checkpoint:
+def _open(path: Any, framework: str, limits: Limits | None) -> Checkpoint:
     """Opens the checkpoint at a path or in an open file; raises the reference's error."""
     try:
-        return open_checkpoint(path, framework=framework, compat=True)  # type: ignore[arg-type]  # one of its names
+        checkpoint = open_checkpoint(path, framework=framework, compat=True, limits=limits)  # type: ignore[arg-type]  # one of its names
+        _check_names(checkpoint)
+        return checkpoint
     except (FileNotFoundError, NotADirectoryError) as cause:
         if getattr(cause, "filename", path) not in (None, path):
             raise  # another file than the one asked for
@@ -369,6 +382,26 @@ def _open(path: Any, framework: str) -> Checkpoint:
         if text:
             error.__notes__.insert(0, str(cause))
         raise error from None
+
+
+def _check_names(checkpoint: Checkpoint) -> None:
+    """Checks that files named as safetensors have that format: a program trusts that name to be no pickle's.
+
+    Raises:
+        FormatError: A file has such a name and another format.
+    """
+    core = checkpoint._core
+    files = list(zip(core.files, core.file_formats, strict=True)) or [(core.source_name or "", core.format)]
+    for name, found in files:
+        if name.lower().endswith(".safetensors") and found != "safetensors":
+            error = _make(
+                "Format",
+                "UnknownFormat",
+                f"{name}: the name is that of a safetensors file, and the format is {found}",
+                "rustload.open reads a file by its content, whatever its name",
+            )
+            error.path = name  # type: ignore[attr-defined]  # every FormatError has it
+            raise error
 
 
 def _path(filename: Any) -> str:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["load"]
 
+# Formats whose values are a flat dict: what is inert in them has no place in it.
+_WITHOUT_TREE = ("npz", "torch-export")
+
 _TRUE = ("1", "y", "yes", "true")
 
 # The global by which torch pickles a storage outside of `torch.save` (torch/storage.py: `__reduce__`).
@@ -69,7 +72,8 @@ def load(
         unknown: What to do with objects that torch rejects: `"keep"` keeps them as inert `rustload.Opaque` and `rustload.Global`
             with their contents, `"error"` raises as torch does.
         limits: Upper bounds on the memory and work that the file can cause.
-        **pickle_load_args: `encoding` has no effect, as in torch with `weights_only=True`; there is a warning.
+        **pickle_load_args: `encoding` is that of strings of Python 2: a codec, or `"bytes"` to keep them as bytes. None is given:
+            UTF-8, and bytes where they are not; torch fails on those. As in torch, there is a warning.
 
     Returns:
         The object.
@@ -98,8 +102,11 @@ def load(
     if mmap is None:
         mmap = _mmap_by_default()
     if is_safetensors:
-        return _safetensors(f, map_location)
-    return _load_pickled(f, map_location, mmap=mmap, strict=unknown == "error", limits=limits)
+        return _safetensors(f, map_location, limits)
+    encoding = pickle_load_args.get("encoding")
+    return _load_pickled(
+        f, map_location, mmap=mmap, strict=unknown == "error", limits=limits, encoding=encoding
+    )
 
 
 def _check_weights_only(*, weights_only: bool | None, pickle_module: Any, unpickles: bool) -> None:
@@ -151,7 +158,7 @@ def _mmap_by_default() -> bool:
     return bool(config.load.mmap)
 
 
-def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
+def _safetensors(f: Any, map_location: MapLocation, limits: Limits | None) -> dict[str, torch.Tensor]:
     """Loads a safetensors file as `safetensors.torch.load_file` does, which torch calls for such paths."""
     if isinstance(map_location, dict) or callable(map_location):
         what = "dict" if isinstance(map_location, dict) else "callable"
@@ -160,12 +167,13 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
             "Use a device string or torch.device instead."
         )
     device = "cpu" if map_location is None else str(map_location)
-    with safe_open(f if hasattr(f, "read_ranges") else os.fspath(f), framework="pt", device=device) as file:
+    path = f if hasattr(f, "read_ranges") else os.fspath(f)
+    with safe_open(path, framework="pt", device=device, limits=limits) as file:
         return file.get_tensors()
 
 
 def _load_pickled(
-    f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None
+    f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None, encoding: Any
 ) -> Any:
     is_read_at_once = isinstance(f, (bytes, bytearray, memoryview, ObjectFolder)) or hasattr(f, "read_ranges")
     if not _files.are_paths(f) and not is_read_at_once:
@@ -179,9 +187,12 @@ def _load_pickled(
         if error.code == "TarUnsupported":
             raise _load_errors.tar() from error
         raise
-    if core.format == "torch-tar" and strict:
+    formats = {core.format, *core.file_formats}
+    if "torch-tar" in formats and strict:
         raise _load_errors.tar()
     if core.format == "pickle" and (strict or _STORAGE not in core.globals_of(0)):
+        # torch reads a magic number here, with its restricted unpickler.
+        _check_globals(core, 0, keep=False)
         raise _load_errors.no_magic()
     if core.format == "torch-dcp":
         raise _load_errors.is_distributed()
@@ -189,7 +200,15 @@ def _load_pickled(
         raise _load_errors.is_torchscript()
     if mmap and not _files.are_paths(f):
         raise _load_errors.no_path()
-    trees = [_tree(core, shard, map_location, mmap=mmap, strict=strict) for shard in range(core.shards)]
+    if strict and not formats.isdisjoint(_WITHOUT_TREE):
+        for class_name, _, _ in core.opaque():
+            _load_errors.refuse_class(class_name)
+    trees = []
+    for shard in range(core.shards):
+        if strict:
+            _check_globals(core, shard)
+        made = storages(core, shard, map_location, mmap=mmap)
+        trees.append(core.rebuild(shard, Builder(made, strict=strict, encoding=encoding)))
     if start is not None:
         _files.seek_past(f, start, core)
     if len(trees) == 1:
@@ -199,13 +218,12 @@ def _load_pickled(
     return {Path(path).name: tree for path, tree in zip(core.files, trees, strict=True)}
 
 
-def _tree(
-    core: _rustload.Checkpoint, shard: int, map_location: MapLocation, *, mmap: bool, strict: bool
-) -> Any:
-    if strict:
-        allowed = _allowed.NAMES
-        for name in core.globals_of(shard):
-            if name not in allowed:
-                _load_errors.refuse_global(name)
-    builder = Builder(storages(core, shard, map_location, mmap=mmap), strict=strict)
-    return core.rebuild(shard, builder)
+def _check_globals(core: _rustload.Checkpoint, shard: int, *, keep: bool = True) -> None:
+    """Raises for the first global of a file that is not on torch's allowlist.
+
+    Raises:
+        DisallowedError: There is one.
+    """
+    for name in core.globals_of(shard):
+        if name not in _allowed.NAMES:
+            _load_errors.refuse_global(name, keep=keep)

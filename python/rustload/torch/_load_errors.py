@@ -22,18 +22,35 @@ _KEEP = (
     "and add_safe_globals has no effect here"
 )
 _OPEN = "rustload.open reads it"
+_BARE = f"this is a bare pickle, not one of torch.save's files; {_OPEN}"
 
 # Names for which torch has a special message (torch/_weights_only_unpickler.py: `Unpickler.load`).
 _BLOCKED = ("sys", "os", "posix", "nt")
-_NESTED = (
-    "torch.nested._internal.nested_tensor.NestedTensor",
-    "torch.nested._internal.nested_tensor._rebuild_njt",
-    "torch._dynamo.decorators._DimRange",
-)
+_AFTER_IMPORT = {
+    "``torch.nested`` and ``torch._dynamo`` must be imported to load nested jagged tensors (NJTs)": (
+        "torch.nested._internal.nested_tensor.NestedTensor",
+        "torch.nested._internal.nested_tensor._rebuild_njt",
+        "torch._dynamo.decorators._DimRange",
+    ),
+    "``torch.distributed.tensor`` must be imported to load DTensors": (
+        "torch.distributed.device_mesh.DeviceMesh",
+        "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+        "torch.distributed.tensor._dtensor_spec.TensorMeta",
+        "torch.distributed.tensor.DTensor",
+        "torch.distributed.tensor.placement_types.Partial",
+        "torch.distributed.tensor.placement_types.Replicate",
+        "torch.distributed.tensor.placement_types.Shard",
+    ),
+}
+_NEEDS_IMPORT = {name: text for text, names in _AFTER_IMPORT.items() for name in names}
 
 
-def refuse_global(found: str) -> NoReturn:
+def refuse_global(found: str, *, keep: bool = True) -> NoReturn:
     """Raises for a global that is not on torch's allowlist.
+
+    Args:
+        found: Its name.
+        keep: Whether the file opens with `unknown="keep"`.
 
     Raises:
         DisallowedError: Always.
@@ -41,12 +58,16 @@ def refuse_global(found: str) -> NoReturn:
     module, _, name = found.rpartition(".")
     if module in _BLOCKED:
         text = f"Trying to load unsupported GLOBAL {found} whose module {module} is blocked."
-    elif found in _NESTED:
-        text = "``torch.nested`` and ``torch._dynamo`` must be imported to load nested jagged tensors (NJTs)"
+    elif found in _NEEDS_IMPORT:
+        _refuse(
+            module,
+            name,
+            f"{_NEEDS_IMPORT[found]} with torch.load; rustload does not load them, whatever is imported",
+        )
     else:
         shown = name if module == "builtins" else found
         text = f"Unsupported global: GLOBAL {shown} was not an allowed global by default."
-    _refuse("DisallowedGlobal", module, name, text)
+    _refuse(module, name, f"WeightsUnpickler error: {text}", _KEEP if keep else _BARE)
 
 
 def refuse_class(class_name: str) -> NoReturn:
@@ -56,11 +77,14 @@ def refuse_class(class_name: str) -> NoReturn:
         DisallowedError: Always.
     """
     module, _, name = class_name.rpartition(".")
-    _refuse("DisallowedCall", module, name, f"{class_name} is called in an unknown way")
+    text = f"WeightsUnpickler error: {class_name} is called in an unknown way"
+    _refuse(module, name, text, code="DisallowedCall")
 
 
-def _refuse(code: str, module: str, name: str, text: str) -> NoReturn:
-    error = _make("Disallowed", code, f"Weights only load failed. WeightsUnpickler error: {text}", _KEEP)
+def _refuse(
+    module: str, name: str, text: str, advice: str = _KEEP, code: str = "DisallowedGlobal"
+) -> NoReturn:
+    error = _make("Disallowed", code, f"Weights only load failed. {text}", advice)
     error.module, error.name = module, name  # type: ignore[attr-defined]  # DisallowedError has both
     raise error
 
@@ -108,5 +132,5 @@ def tar() -> RuntimeError:
 def no_magic() -> RuntimeError:
     """The error for a pickle that `torch.save` did not write."""
     error = RuntimeError("Invalid magic number; corrupt file?")
-    error.add_note(f"this is a bare pickle, not one of torch.save's files; {_OPEN}")
+    error.add_note(_BARE)
     return error

@@ -1,0 +1,310 @@
+"""`unknown=` and `limits=` hold on every path to a file: each entry point, each way to name the file, each format."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from support import pickled, saved
+
+import rustload
+import rustload.lightning
+import rustload.torch
+from rustload.torch import distributed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STATE = {"a": torch.arange(3.0), "b": torch.arange(3.0)}
+
+
+class Custom:
+    """A class that no allow-list has."""
+
+
+def legacy(obj: Any) -> bytes:
+    return saved(obj, _use_new_zipfile_serialization=False)
+
+
+def npz(obj: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **{name: np.asarray(value) for name, value in obj.items()})
+    return out.getvalue()
+
+
+def as_safetensors(obj: Any) -> bytes:
+    return safetensors.torch.save(obj)
+
+
+CONTENTS: dict[str, Callable[[Any], bytes]] = {
+    "zip": saved,
+    "legacy": legacy,
+    "bare pickle": pickled,
+    "npz": npz,
+}
+SUFFIXES = (".pt", ".safetensors", ".SafeTensors", "")
+TENSORS_MAX = rustload.Limits(tensors=1)
+
+
+# The ways to name one file: what the entry point gets.
+
+
+def as_path(path: Path) -> Any:
+    return path
+
+
+def as_text(path: Path) -> Any:
+    return str(path)
+
+
+class File(io.BufferedReader):
+    """An open file; its owner closes it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def as_file(path: Path) -> Any:
+    return File(path)
+
+
+def as_memory(path: Path) -> Any:
+    return io.BytesIO(path.read_bytes())
+
+
+def as_bytes(path: Path) -> Any:
+    return path.read_bytes()
+
+
+def as_list(path: Path) -> Any:
+    return [path]
+
+
+def as_index(path: Path) -> Any:
+    index = path.with_name("model.safetensors.index.json")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(STATE, path.name)}))
+    return index
+
+
+def as_url(path: Path) -> Any:
+    fsspec = pytest.importorskip("fsspec")
+    url = f"memory://arguments/{path.name}"
+    fsspec.filesystem("memory").pipe_file(f"/arguments/{path.name}", path.read_bytes())
+    return url
+
+
+WAYS = [as_path, as_text, as_file, as_memory, as_bytes, as_list, as_index, as_url]
+
+
+def convert(path: Any, **options: Any) -> Any:
+    from rustload import convert
+
+    if not isinstance(path, (str, list)) and not hasattr(path, "with_name"):
+        pytest.skip("convert takes paths")
+    target = path[0] if isinstance(path, list) else path
+    convert(target, f"{target}.out.safetensors", **options)
+    return rustload.open(f"{target}.out.safetensors")
+
+
+def lightning(path: Any, **options: Any) -> Any:
+    if not isinstance(path, str) and not hasattr(path, "with_name"):
+        pytest.skip("Lightning takes paths")
+    return rustload.lightning.RustloadCheckpointIO(**options).load_checkpoint(path)
+
+
+def into_model(path: Any, **options: Any) -> Any:
+    model = torch.nn.ParameterDict({name: torch.zeros(3) for name in STATE})
+    return rustload.torch.load_into(model, path, **options)
+
+
+def reader(path: Any, **options: Any) -> Any:
+    return distributed.Reader(path, **options).read_metadata()
+
+
+def jax(path: Any, **options: Any) -> Any:
+    return pytest.importorskip("rustload.jax").load(path, **options)
+
+
+def names_of(path: Any, **options: Any) -> Any:
+    if isinstance(path, (bytes, list)):
+        pytest.skip("safe_open takes one file")
+    return rustload.safe_open(path, "pt", **options).keys()
+
+
+def loaded(path: Any, **options: Any) -> Any:
+    return rustload.torch.load(path, **options)
+
+
+UNKNOWN: dict[Any, Callable[..., Any]] = {
+    rustload.open: rustload.open,
+    rustload.convert: convert,
+    rustload.torch.load: loaded,
+    rustload.lightning.RustloadCheckpointIO: lightning,
+}
+LIMITS: dict[Any, Callable[..., Any]] = {
+    **UNKNOWN,
+    rustload.safe_open: names_of,
+    rustload.torch.state_dict: rustload.torch.state_dict,
+    rustload.torch.load_into: into_model,
+    distributed.Reader: reader,
+}
+# Their files are folders that a library wrote; a test below.
+FOLDERS = {
+    "rustload.transformers.from_pretrained",
+    "rustload.diffusers.from_pretrained",
+    "rustload.peft.load_adapter",
+}
+# jax.load is in a module that needs JAX; a scan reports what it leaves out.
+OTHERS = {"rustload.jax.load", "rustload.scan"}
+
+
+def entry_points(argument: str) -> set[str]:
+    """The public functions and classes that have the argument."""
+    found = set()
+    modules = [rustload, rustload.torch, rustload.torch.distributed, rustload.lightning]
+    others = ("jax", "transformers", "diffusers", "peft")
+    modules += [pytest.importorskip(f"rustload.{name}") for name in others]
+    for module in modules:
+        for name in module.__all__:
+            value = getattr(module, name)
+            try:
+                parameters = inspect.signature(value).parameters
+            except (TypeError, ValueError):
+                continue
+            if argument in parameters:
+                found.add(f"{module.__name__}.{name}")
+    return found
+
+
+def test_every_entry_point_with_the_arguments_is_in_the_matrix() -> None:
+    names = {f"{value.__module__}.{value.__qualname__}".rpartition(".")[2] for value in LIMITS}
+    tested = {
+        name.rpartition(".")[2] for name in entry_points("limits") - FOLDERS - OTHERS - {"rustload.Limits"}
+    }
+    assert tested == names
+    tested = {name.rpartition(".")[2] for name in entry_points("unknown")}
+    assert tested == {f"{value.__qualname__}" for value in UNKNOWN}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("entry", UNKNOWN, ids=lambda value: value.__name__)
+def test_unknown_error_refuses_what_it_would_lose(
+    entry: Any, content: str, suffix: str, way: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / f"m{suffix}"
+    extra = {"x": np.array([None, 1])} if content == "npz" else {"x": Custom()}
+    # A pickle has no tensors of torch without names that no allow-list has.
+    state = dict.fromkeys(STATE, 0) if content == "bare pickle" else STATE
+    path.write_bytes(CONTENTS[content]({**state, **extra}))
+    if entry is rustload.convert and not suffix and way in (as_path, as_text):
+        pytest.skip("convert finds files by their suffix")
+    if content == "bare pickle" and way is as_index:
+        pytest.skip("an index of tensors, and a file without them")
+    if entry is rustload.lightning.RustloadCheckpointIO and content == "npz":
+        pytest.skip("Lightning's files are pickles")
+    with pytest.raises(rustload.RustloadError) as caught:
+        UNKNOWN[entry](way(path), unknown="error")
+    assert caught.value.code in (
+        "DisallowedGlobal",
+        "DisallowedCall",
+        "NpyObjects",
+        "OpaqueValue",
+        "UnknownFormat",
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("content", [*CONTENTS, "safetensors"])
+@pytest.mark.parametrize("entry", LIMITS, ids=lambda value: value.__name__)
+def test_limits_hold(
+    entry: Any, content: str, suffix: str, way: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / f"m{suffix}"
+    write = as_safetensors if content == "safetensors" else CONTENTS[content]
+    path.write_bytes(write(STATE))
+    with pytest.raises((rustload.LimitError, rustload.SafetensorError)) as caught:
+        LIMITS[entry](way(path), limits=TENSORS_MAX)
+    assert caught.value.code in ("Limit", "UnknownFormat")
+
+
+# A file that is named as one of safetensors and is a pickle.
+
+EVIL = {**STATE, "x": Custom(), "epoch": 3}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("how", ["file", "index", "folder", "URL"])
+@pytest.mark.parametrize("entry", [names_of, loaded])
+def test_a_drop_in_of_safetensors_refuses_a_pickle_of_that_name(
+    entry: Callable[..., Any], how: str, content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    state = dict(STATE) if content == "npz" else EVIL
+    path.write_bytes(CONTENTS[content](state))
+    given = {"file": as_path, "index": as_index, "folder": lambda path: path.parent, "URL": as_url}[how](path)
+    if entry is loaded and how in ("index", "folder"):
+        pytest.skip("torch.load takes no shards: rustload.torch.load reads each by its content")
+    with pytest.raises(rustload.SafetensorError) as caught:
+        entry(given)
+    assert caught.value.code == "UnknownFormat"
+    assert isinstance(caught.value, (safetensors.SafetensorError, rustload.FormatError))
+    assert any("rustload.open" in note for note in caught.value.__notes__)
+    if how == "file":
+        with pytest.raises(safetensors.SafetensorError) as theirs:
+            safetensors.safe_open(path, "pt")
+        assert str(caught.value) == str(theirs.value)
+    assert "a" in rustload.open(path)
+
+
+def test_a_hostile_pickle_named_as_safetensors_is_no_empty_file(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return print, ("executed",)
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(Evil()))
+    for load in (names_of, loaded):
+        for options in ({}, {"unknown": "error"}):
+            if load is names_of and options:
+                continue
+            with pytest.raises(rustload.SafetensorError):
+                load(path, **options)
+
+
+# Folders of libraries.
+
+
+@pytest.mark.parametrize("format_", ["bin", "safetensors"])
+def test_limits_hold_for_models_and_adapters(format_: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from rustload.peft import load_adapter
+
+    base = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
+    model.save_pretrained(tmp_path, safe_serialization=format_ == "safetensors")
+    with pytest.raises(rustload.LimitError):
+        load_adapter(torch.nn.Sequential(torch.nn.Linear(8, 8)), tmp_path, limits=TENSORS_MAX)
+
+
+def test_limits_hold_for_arrays_of_jax(tmp_path: Path) -> None:
+    for name, write in {"m.pt": saved, "m.safetensors": as_safetensors}.items():
+        (tmp_path / name).write_bytes(write(STATE))
+        with pytest.raises(rustload.LimitError):
+            jax(tmp_path / name, limits=TENSORS_MAX)
