@@ -16,7 +16,7 @@ use once_cell::race::OnceBox;
 pub(crate) use self::join::Joins;
 use self::schemes::Roles;
 pub(crate) use self::schemes::{Role, Scheme, is_narrow};
-use crate::bytes::{self, ReadFolder, Source};
+use crate::bytes::{self, FileStamp, ReadFolder, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result, ResultExt};
 use crate::index::{self, Index, Options, Path, Storage, Tree};
@@ -94,6 +94,10 @@ impl Opened {
         let resolved = shards::resolve(paths, &options.limits)?;
         let open = |path: &PathBuf| Ok((path.clone(), Source::open_with(path, options.io)?));
         let shards = read_all(&resolved.files, 1, &options, open)?;
+        if shards.len() > 1 || resolved.index.is_some() {
+            let files = shards.iter().filter_map(|(_, index)| index.source.file_stamp());
+            check_unchanged(files.chain(resolved.index.clone()))?;
+        }
         let mut opened = Opened::of_files(shards, resolved, options)?;
         opened.remember(paths);
         Ok(opened)
@@ -413,6 +417,21 @@ fn read_all<File: Sync>(
     let items = files.iter().zip(&mut shards);
     parallel::for_each(at_once.min(files.len()), items, || (), |&mut state, item| read(state, item))?;
     Ok(shards.into_iter().flatten().collect())
+}
+
+/// Fails if a path is that of another file now than when it was opened.
+///
+/// If none is, there was an instant in which all paths were those of the opened files: when the last one was opened. So they are what
+/// the folder was then, and not files from before and after a replacement.
+fn check_unchanged(opened: impl Iterator<Item = FileStamp>) -> Result<()> {
+    for stamp in opened {
+        let now = FileStamp::of_path(&stamp.path);
+        if !now.is_ok_and(|now| now == stamp) {
+            let text = "the file was replaced or changed while the checkpoint was opened";
+            return Err(Error::new(Code::FileChanged, text).note("Open it again.").in_file(&stamp.path));
+        }
+    }
+    Ok(())
 }
 
 fn read(source: &Source, options: &Options) -> Result<Index> {

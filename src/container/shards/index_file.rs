@@ -46,7 +46,8 @@ fn read_inner(folder: &dyn ReadFolder, name: &str, limits: &Limits) -> Result<Sh
         .iter()
         .filter_map(|(tensor, file)| Some((tensor.clone(), *positions.get(file.as_str())?)))
         .collect();
-    Ok(Shards { files, weight_map: Some(weight_map), metadata: index.metadata, notes: Vec::new() })
+    let (metadata, notes) = (index.metadata, Vec::new());
+    Ok(Shards { files, weight_map: Some(weight_map), metadata, notes, index: source.file_stamp() })
 }
 
 #[derive(Default)]

@@ -13,7 +13,7 @@ mod index_file;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::bytes::{Io, LocalFolder, ReadFolder};
+use crate::bytes::{FileStamp, Io, LocalFolder, ReadFolder};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 
@@ -31,19 +31,22 @@ pub struct Shards<File = PathBuf> {
     pub metadata: Vec<(String, String)>,
     /// Notes on choices between several candidates.
     pub notes: Vec<String>,
+    /// The version of the index, if that is a file on disk.
+    pub index: Option<FileStamp>,
 }
 
 impl<File> Shards<File> {
     /// These files, of which nothing else is known.
     fn of(files: Vec<File>) -> Shards<File> {
-        Shards { files, weight_map: None, metadata: Vec::new(), notes: Vec::new() }
+        Shards { files, weight_map: None, metadata: Vec::new(), notes: Vec::new(), index: None }
     }
 }
 
 impl Shards<String> {
     fn on_disk(self, folder: &Path) -> Shards {
-        let Shards { files, weight_map, metadata, notes } = self;
-        Shards { files: files.iter().map(|name| folder.join(name)).collect(), weight_map, metadata, notes }
+        let Shards { files, weight_map, metadata, notes, index } = self;
+        let files = files.iter().map(|name| folder.join(name)).collect();
+        Shards { files, weight_map, metadata, notes, index }
     }
 }
 
