@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rustload import _rustload
+from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload._save.part import Part
@@ -22,12 +23,17 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
     """The files below `root` to copy: their paths from there, and their paths.
 
     Left out are hidden files, the checkpoints that are converted, indexes, `target`, and pickles, which are told by extension and
-    content.
+    content. Of a link, the file that it leads to is copied.
+
+    Raises:
+        ValueError: A link leads out of the folder, or a folder of a Hugging Face cache out of its blobs.
     """
     sources = {os.path.realpath(path) for part in parts for path in part.paths}
     target = os.path.realpath(target)
-    if target == os.path.realpath(root):
+    real_root = os.path.realpath(root)
+    if target == real_root:
         return []
+    allowed = [real_root, *_blobs(real_root)]
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
@@ -39,10 +45,23 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
             path = os.path.join(folder, name)  # noqa: PTH118
             if name.startswith(".") or not os.path.isfile(path):  # noqa: PTH113
                 continue
-            is_weights = os.path.realpath(path) in sources or _INDEX.fullmatch(name)
-            if not is_weights and not _is_pickle(path):
+            real = os.path.realpath(path)
+            if real in sources or _INDEX.fullmatch(name):
+                continue
+            if not any(os.path.commonpath([real, one]) == one for one in allowed):
+                text = f"copy_others= would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
+                note = "replace the link by the file, or copy the other files yourself"
+                raise _make("Value", "Value", text, note)
+            if not _is_pickle(path):
                 found.append((os.path.relpath(path, root), path))
     return found
+
+
+def _blobs(root: str) -> list[str]:
+    """The folder of blobs, if `root` is in a snapshot of a Hugging Face cache: its files are links to blobs of the repository."""
+    repository, snapshots, _ = root.rpartition("/snapshots/")
+    blobs = os.path.join(repository, "blobs")  # noqa: PTH118
+    return [blobs] if snapshots and os.path.isdir(blobs) else []  # noqa: PTH112
 
 
 def _is_pickle(path: str) -> bool:
