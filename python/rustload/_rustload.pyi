@@ -737,8 +737,8 @@ def write_folder(
     copies: Sequence[tuple[str, str]],
     joins: bool,
     options: _WriteOptions,
-) -> list[tuple[str, int]]:
-    """Writes a folder of safetensors files and others, which replaces a folder of that name in one step.
+) -> tuple[list[tuple[str, int]], str | None]:
+    """Writes a folder of safetensors files and others, which replaces a folder of that name in one step if that is possible.
 
     Paths of files are relative to the folder. Files of an earlier version of the same checkpoints are not kept, others are.
 
@@ -754,13 +754,54 @@ def write_folder(
         options: As for `write_file`; `overwrite`: whether a folder with files is replaced.
 
     Returns:
-        The path and the size of each file.
+        The path and the size of each file, and why the folder was not replaced in one step; None if it was.
 
     Raises:
-        OSError: As for `write_file`, or the file system cannot exchange two folders.
+        OSError: As for `write_file`.
         ValueError: As for `write_file`, or a path is not one of a file in the folder, or two are equal.
         RustloadError: As for `write_file`.
     """
+
+@final
+class FolderStage:
+    """A hidden folder for the files of one checkpoint, which are then moved to the target. Dropped before that, it is removed.
+
+    A target that exists stays the same folder.
+
+    Args:
+        path: The target.
+        name: The name of the checkpoint's files, without `.safetensors`.
+        overwrite: Whether files of this name in the target are replaced.
+
+    Raises:
+        OSError: Another writer has the target, it has files that are not to be replaced, or the system refuses otherwise.
+    """
+
+    path: str
+    """The folder in which to write."""
+    token: str
+    """The content of the file `token` beside that folder, as long as it is this stage's."""
+    generation: int
+    """The generation of shards; from 2 on it is a part of their names."""
+
+    def __new__(cls, path: str, name: str, *, overwrite: bool) -> Self: ...
+    def publish(self, files: Sequence[str], *, sync: bool) -> str | None:
+        """Moves the files to the target, in this order, and removes those of an earlier version.
+
+        Args:
+            files: Their names; an index last.
+            sync: Whether to wait until their names are on the disk.
+
+        Returns:
+            What to say about it, or None.
+
+        Raises:
+            OSError: Another writer has taken the folder, or the system refuses. The next stage
+                for this target moves what is left.
+        """
+
+    def discard(self) -> None:
+        """Removes the hidden folder."""
 
 def write_object(
     file: object,

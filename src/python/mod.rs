@@ -12,6 +12,7 @@ mod error;
 mod extra;
 mod file_object;
 mod folder;
+mod folder_stage;
 mod joined;
 mod memory;
 mod objects;
@@ -49,6 +50,8 @@ mod _rustload {
     use super::doctor::{machine, probe};
     #[pymodule_export]
     use super::extra::check_sparse;
+    #[pymodule_export]
+    use super::folder_stage::FolderStage;
     #[pymodule_export]
     use super::joined::{Joined, concat, stack};
     #[pymodule_export]

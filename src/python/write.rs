@@ -123,7 +123,10 @@ type Metadata = Vec<(String, String)>;
 /// A safetensors file of a folder: path, tensors, metadata, index, the index's metadata, and the most bytes of tensors.
 type FileArg<'py> = (String, Tensors<'py>, Metadata, Option<String>, Metadata, Option<u64>);
 
-/// Writes a folder of safetensors files and others, and returns their paths and sizes.
+/// The paths and sizes of written files, and what to say about the folder.
+type WrittenFolder = (Vec<(String, u64)>, Option<String>);
+
+/// Writes a folder of safetensors files and others. Returns their paths and sizes, and what to say about it.
 #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
 #[pyfunction]
 #[pyo3(signature = (path, files, requests, *, texts, copies, joins, options))]
@@ -136,7 +139,7 @@ pub(crate) fn write_folder(
     copies: Vec<(String, PathBuf)>,
     joins: bool,
     options: OptionsArg,
-) -> PyResult<Vec<(String, u64)>> {
+) -> PyResult<WrittenFolder> {
     let cancel = Cancel::new();
     let core = options.options(Vec::new(), &cancel);
     let requests = Requests::new(requests, &cancel)?;
@@ -148,7 +151,7 @@ pub(crate) fn write_folder(
     plan.files = files.into_iter().map(file).collect::<PyResult<_>>()?;
     plan.texts = texts.into_iter().map(|(path, text)| (path, text.into_bytes())).collect();
     (plan.copies, plan.joins) = (copies, joins);
-    run_reported(py, &core, options.report, |options| plan.write(&path, options))
+    run_reported(py, &core, options.report, |options| plan.write_with_note(&path, options))
 }
 
 /// Writes a file of text.

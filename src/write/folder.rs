@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::plan::{FolderPlan, SafetensorsFile, WrittenFile, no_name};
+use super::plan::{FolderPlan, SafetensorsFile, WrittenFile};
+use super::planned::no_name;
 use super::shards::FileNames;
 use super::{Values, WriteOptions};
 use crate::error::Result;
@@ -40,9 +41,10 @@ impl FolderOptions {
 
 /// Writes tensors to a folder of safetensors files. Divides them as huggingface_hub does, in the order given: tied tensors share a file.
 ///
-/// All files are written to a folder beside `path` first, which then takes its place in one step. An existing folder is replaced only
-/// if it is empty or `options` allow to overwrite: then its other files are kept, and files of an earlier version of this checkpoint
-/// are not. Fails as [`write_file`](super::write_file) does, and if the file system cannot exchange two folders. Then the folder is as it was.
+/// All files are written to a hidden folder first, which then takes the place of `path` in one step. An existing folder is replaced only
+/// if it is empty or `options` allow to overwrite: then its other files and its attributes are kept, and files of an earlier version of
+/// this checkpoint are not. Where it cannot be replaced in one step, the new files are moved to it, the index last;
+/// [`FolderPlan::write_with_note`] says why. Fails as [`write_file`](super::write_file) does. Then the folder is as it was.
 pub fn write_folder(
     path: impl AsRef<Path>,
     tensors: Vec<(String, Values)>,

@@ -4,19 +4,25 @@
 //! sources (`stream::write_all`). The file gets its name when it is complete.
 #![deny(unsafe_code)]
 
+mod attributes;
 mod folder;
 mod lock;
 mod os;
 mod plan;
+mod planned;
 mod progress;
+mod publication;
 mod resume;
 mod shards;
+#[cfg(feature = "python")]
+mod stage;
 mod staged;
 mod staged_folder;
 mod target;
 mod tensors;
 mod values;
 mod verify;
+mod walk;
 mod writer;
 
 use std::io;
@@ -37,6 +43,8 @@ pub use crate::container::safetensors::Declaration;
 pub use folder::{FolderOptions, write_folder};
 pub use plan::{FolderPlan, SafetensorsFile, WrittenFile};
 pub use progress::{Progress, Step};
+#[cfg(feature = "python")]
+pub(crate) use stage::FolderStage;
 pub(crate) use values::limit_growth;
 pub use values::{DeferredArray, HostArray, Values};
 pub use writer::Writer;

@@ -1,13 +1,14 @@
 //! Plans a folder of checkpoints and the files beside them, and writes it. The folder appears, or is replaced, in one step.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
+use super::planned::{Planned, split};
 use super::resume::{self, ResumedFile, Staging};
 use super::shards::{FileNames, Sized, divide, index_json};
 use super::staged::folder_of;
-use super::staged_folder::{StagedFolder, check_joins};
+use super::staged_folder::{FolderRules, StagedFolder, check_joins};
 use super::values::limit_growth;
 use super::{Values, WriteOptions, plan, write_bytes, write_file, write_planned};
 use crate::error::{Code, Error, Result};
@@ -58,110 +59,74 @@ impl FolderPlan {
     /// Writes the folder, as [`write_folder`](super::write_folder) does, and returns its files: safetensors files, indexes, texts and copies. Of
     /// `options`, the metadata has no effect: each file has its own.
     pub fn write(self, path: impl AsRef<Path>, options: &WriteOptions) -> Result<Vec<WrittenFile>> {
+        self.write_with_note(path, options).map(|(files, _)| files)
+    }
+
+    /// As [`FolderPlan::write`]. Also returns what the caller should know of how the folder was replaced.
+    pub fn write_with_note(
+        self,
+        path: impl AsRef<Path>,
+        options: &WriteOptions,
+    ) -> Result<(Vec<WrittenFile>, Option<String>)> {
         limit_growth(self.files.iter().flat_map(|file| &file.tensors).map(|(_, values)| values))?;
         let mut divided = Vec::with_capacity(self.files.len());
         for file in self.files {
             file.divide(&mut divided)?;
         }
-        let indexes = indexes(&divided)?;
-        let planned = Planned::new(
-            divided.iter().map(|file| file.path.as_str()),
-            indexes.iter().chain(&self.texts).map(|text| text.0.as_str()),
-            self.copies.iter().map(|copy| copy.0.as_str()),
-        )?;
+        let others = [
+            &self.texts.iter().map(|text| text.0.as_str()).collect::<Vec<_>>()[..],
+            &self.copies.iter().map(|copy| copy.0.as_str()).collect::<Vec<_>>()[..],
+        ]
+        .concat();
+        let mut planned = Planned::of(&divided, &others)?;
         let is_one_file = divided.len() == 1 && planned.paths.len() == 1;
         if self.joins && !options.overwrite && is_one_file && path.as_ref().is_dir() {
             let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options);
-            return divided.into_iter().map(join).collect();
+            return Ok((divided.into_iter().map(join).collect::<Result<_>>()?, None));
         }
-        let target = StagedFolder::check(path.as_ref(), options.overwrite, self.joins, &planned)?;
-        let staging = match options.resume {
-            true => Some(Staging::open(target.path(), &SafetensorsFile::describe(&divided, options)?)?),
+        let WriteOptions { overwrite, resume, sync, .. } = *options;
+        let rules = FolderRules { overwrite, joins: self.joins, stays: false, resume };
+        let staged = StagedFolder::create(path.as_ref(), &planned, &rules)?;
+        if staged.moves_files() {
+            for file in &mut divided {
+                file.path = planned.in_next_generation(&file.path, staged.target())?;
+            }
+            planned = Planned::of(&divided, &others)?;
+        }
+        let indexes = indexes(&divided)?;
+        let staging = match resume {
+            true => {
+                let plan = SafetensorsFile::describe(&divided, options)?;
+                Some(Staging::open_in(staged.outer().to_owned(), &plan)?)
+            }
             false => None,
         };
-        let staged = StagedFolder::create(target, staging.as_ref().map(Staging::files))?;
+        staged.begin(&planned)?;
         let mut written = Vec::with_capacity(planned.paths.len());
         let inner = options.inner();
         for (number, file) in divided.into_iter().enumerate() {
             let place = staged.place_for(&file.path)?;
             written.push(file.write(&place, &inner, staging.as_ref().map(|staging| staging.file(number)))?);
         }
+        // Indexes name other files, and so take their places last.
+        let mut order: Vec<String> = written.iter().map(|file| file.0.clone()).collect();
+        order.extend(others.iter().map(|path| (*path).to_owned()));
+        order.extend(indexes.iter().map(|index| index.0.clone()));
         for (path, bytes) in indexes.into_iter().chain(self.texts) {
-            write_bytes(staged.place_for(&path)?, &bytes, options.resume, options.sync)?;
+            write_bytes(staged.place_for(&path)?, &bytes, resume, sync)?;
             written.push((path, to_u64(bytes.len())));
         }
         for (path, source) in self.copies {
             options.cancel.check()?;
             let place = staged.place_for(&path)?;
-            let nbytes = copy(&source, &place, options.sync)?;
+            let nbytes = copy(&source, &place, sync)?;
             written.push((path, nbytes));
         }
         options.settle()?;
-        if let Some(staging) = &staging {
-            staging.publish()?;
-        }
-        staged.publish(&planned, options.sync)?;
-        if let Some(staging) = staging {
-            staging.remove();
-        }
-        Ok(written)
+        drop(staging);
+        let note = staged.publish(&planned, order, sync)?;
+        Ok((written, note))
     }
-}
-
-/// The paths of the files of a folder, and which files of an earlier version they replace.
-pub(super) struct Planned {
-    /// All paths.
-    pub(super) paths: BTreeSet<String>,
-    /// The checkpoints: the folder of each with a `/` at its end, and the names of its files.
-    checkpoints: BTreeSet<(String, FileNames)>,
-}
-
-impl Planned {
-    /// Fails if a path is not below the folder, or two are equal.
-    fn new<'a>(
-        files: impl Iterator<Item = &'a str>,
-        texts: impl Iterator<Item = &'a str>,
-        copies: impl Iterator<Item = &'a str>,
-    ) -> Result<Planned> {
-        let mut planned = Planned { paths: BTreeSet::new(), checkpoints: BTreeSet::new() };
-        let mut add = |path: &str| {
-            let parts: Vec<_> = Path::new(path).components().collect();
-            let is_below = parts.iter().all(|part| matches!(part, Component::Normal(_)));
-            if !is_below || parts.is_empty() || path.ends_with('/') || path.contains('\0') {
-                return Err(no_name(path));
-            }
-            if !planned.paths.insert(path.to_owned()) {
-                let text = format!("two files of the folder would both be named {path:?}");
-                return Err(Error::new(Code::DuplicateName, text));
-            }
-            Ok(())
-        };
-        for path in files {
-            add(path)?;
-            let (folder, name) = split(path);
-            planned.checkpoints.insert((folder.to_owned(), FileNames::of_shard(name)));
-        }
-        texts.chain(copies).try_for_each(add)?;
-        Ok(planned)
-    }
-
-    /// Whether a file of an earlier version is replaced: it has the path of a new file, or is of the same checkpoint.
-    pub(super) fn replaces(&self, path: &Path) -> bool {
-        // All names of new files are UTF-8.
-        let Some(path) = path.to_str() else { return false };
-        let (folder, name) = split(path);
-        let is_of = |(of, names): &(String, FileNames)| of == folder && names.is_of_checkpoint(name);
-        self.paths.contains(path) || self.checkpoints.iter().any(is_of)
-    }
-}
-
-/// A path as its folder, with a `/` at the end unless that is the root, and the name in it.
-fn split(path: &str) -> (&str, &str) {
-    path.split_at(path.rfind('/').map_or(0, |at| at + 1))
-}
-
-pub(super) fn no_name(path: &str) -> Error {
-    Error::new(Code::Value, format!("{path:?} is no name of a file"))
 }
 
 impl SafetensorsFile {

@@ -28,8 +28,8 @@ const TEXT_MAX_BYTES: u64 = 1 << 30;
 /// The folder in which a target is prepared. It stays if the target is not completed.
 pub(super) struct Staging {
     folder: PathBuf,
-    /// Keeps other writers of the target out.
-    lock: TargetLock,
+    /// Keeps other writers of the target out; `None` if the caller has the lock.
+    lock: Option<TargetLock>,
     journal: Mutex<File>,
     finished: Mutex<Finished>,
 }
@@ -41,8 +41,6 @@ struct Finished {
     files: HashSet<usize>,
     /// Tensors, by the numbers of file and tensor.
     tensors: HashSet<(usize, usize)>,
-    /// Whether the target was about to take its place: the folder may have what the target had before.
-    is_published: bool,
 }
 
 impl Finished {
@@ -107,12 +105,17 @@ impl Staging {
     pub(super) fn open(target: &Path, plan: &str) -> Result<Staging> {
         let lock = TargetLock::take(target)?;
         let folder = hidden_name(target, "resume");
-        let failed = |error| Error::io(error, folder.clone());
-        make(&folder)?;
+        make_folder(&folder)?;
         if !lock.excludes_others() {
             let text = "other writers of this target cannot be kept out, as no file beside it can be locked";
             return Err(Error::new(Code::Value, text).note("Write without resume.").in_file(target));
         }
+        Ok(Staging { lock: Some(lock), ..Staging::open_in(folder, plan)? })
+    }
+
+    /// As [`Staging::open`], with the folder made, and the target locked by the caller.
+    pub(super) fn open_in(folder: PathBuf, plan: &str) -> Result<Staging> {
+        let failed = |error| Error::io(error, folder.clone());
         let boot = os::boot_id();
         let (plan_path, journal_path) = (folder.join("plan"), folder.join("journal"));
         let mut finished = Finished::default();
@@ -121,7 +124,7 @@ impl Staging {
             let journal = read(&journal_path).unwrap_or_default();
             (finished, valid) = parse(&journal, boot.trim());
         }
-        if valid == 0 || finished.is_published {
+        if valid == 0 {
             (finished, valid) = (Finished::default(), 0);
             clear(&folder).map_err(failed)?;
             let mut file = create(&plan_path).map_err(failed)?;
@@ -131,7 +134,7 @@ impl Staging {
         // What follows the last whole line was being written when the process was killed.
         journal.set_len(valid).map_err(failed)?;
         writeln!(journal, "boot {}", boot.trim()).map_err(failed)?;
-        Ok(Staging { folder, lock, journal: Mutex::new(journal), finished: Mutex::new(finished) })
+        Ok(Staging { folder, lock: None, journal: Mutex::new(journal), finished: Mutex::new(finished) })
     }
 
     /// The target, if that is one file.
@@ -142,11 +145,6 @@ impl Staging {
     /// A file of the target, if that is a folder.
     pub(super) fn file(&self, number: usize) -> ResumedFile<'_> {
         ResumedFile { staging: self, number, is_single: false }
-    }
-
-    /// The folder that will be the target, if that is a folder.
-    pub(super) fn files(&self) -> PathBuf {
-        self.folder.join("files")
     }
 
     /// Whether an earlier run has written a tensor of a file.
@@ -169,12 +167,6 @@ impl Staging {
     fn restart_file(&self, file: usize) -> Result<()> {
         self.finished.lock().unwrap_or_else(PoisonError::into_inner).restart(file);
         self.note(&format!("restart {file}\n"))
-    }
-
-    /// Notes, on the disk, that the target takes its place from now on. Nothing in the folder is used by a later run.
-    pub(super) fn publish(&self) -> Result<()> {
-        self.note("publish\n")?;
-        self.sync_journal()
     }
 
     fn sync_journal(&self) -> Result<()> {
@@ -211,7 +203,7 @@ pub(super) fn describe(text: &mut String, file: &str, plan: &FilePlan, tensors: 
 }
 
 /// Makes the folder if there is none, and checks that what it has is of this user.
-fn make(folder: &Path) -> Result<()> {
+pub(super) fn make_folder(folder: &Path) -> Result<()> {
     let failed = |error| Error::io(error, folder.to_owned());
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
@@ -290,7 +282,6 @@ fn parse(journal: &[u8], boot: &str) -> (Finished, u64) {
                 finished.restart(file);
                 syncing.remove(&file);
             }
-            ["publish"] => finished.is_published = true,
             _ => break,
         }
         valid += crate::num::to_u64(line.len());
@@ -320,7 +311,6 @@ mod tests {
         assert_eq!((unknown.files, unknown.tensors), (HashSet::from([1]), HashSet::from([(1, 0)])));
         let again = parse(b"boot one\nsync 0\nrestart 0\ntensor 0 1\n", "one").0;
         assert_eq!(again.tensors, HashSet::from([(0, 1)]));
-        assert!(parse(b"boot one\nfile 0\npublish\n", "one").0.is_published);
         assert_eq!(parse(b"boot one\ntensor 0 x\ntensor 0 1\n", "one"), (Finished::default(), 9));
     }
 
@@ -338,12 +328,7 @@ mod tests {
         drop(again);
         let other = Staging::open(&target, "another plan").unwrap();
         assert!(!other.has_tensor(0, 3) && !other.folder.join("data-0").exists());
-        other.finish_tensor(0, 3).unwrap();
-        other.publish().unwrap();
-        drop(other);
-        let later = Staging::open(&target, "another plan").unwrap();
-        assert!(!later.has_tensor(0, 3));
-        later.remove();
+        other.remove();
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 

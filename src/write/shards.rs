@@ -71,12 +71,15 @@ impl FileNames {
 
     /// The names for a file that may be a shard.
     pub(super) fn of_shard(name: &str) -> FileNames {
-        let names = FileNames::new(name);
-        let shard = names.stem.len().checked_sub("-00001-of-00002".len());
-        match shard.and_then(|at| names.stem.split_at_checked(at)) {
-            Some((stem, number)) if is_shard_number(number) => FileNames { stem: stem.to_owned() },
-            _ => names,
+        match split_shard(name) {
+            Some((stem, _, _)) => FileNames { stem: stem.to_owned() },
+            None => FileNames::new(name),
         }
+    }
+
+    /// The generation of a shard of this checkpoint; `None` for any other file.
+    pub(super) fn generation(&self, name: &str) -> Option<u32> {
+        split_shard(name).filter(|(stem, _, _)| *stem == self.stem).map(|(_, generation, _)| generation)
     }
 
     /// The name of shard `number`, counted from 0, of `count`.
@@ -106,11 +109,33 @@ impl FileNames {
         if self.is_index_of_variant(name) {
             return true;
         }
-        let Some(rest) = name.strip_prefix(&self.stem) else { return false };
-        let rest = rest.strip_suffix(INDEX_EXTENSION).unwrap_or(rest);
-        let Some(number) = rest.strip_suffix(EXTENSION) else { return false };
-        number.is_empty() || is_shard_number(number)
+        let file = name.strip_suffix(INDEX_EXTENSION).unwrap_or(name);
+        self.generation(file).is_some() || file.strip_prefix(&self.stem) == Some(EXTENSION)
     }
+}
+
+/// What the stem of a shard has at its end from the second generation on.
+const GENERATION: &str = ".generation";
+
+/// The name of a shard in another generation: a folder that has shards gets new ones beside them, before the index names those.
+pub(super) fn in_generation(name: &str, generation: u32) -> String {
+    match split_shard(name) {
+        Some((stem, _, number)) => format!("{stem}{GENERATION}{generation}{number}{EXTENSION}"),
+        None => name.to_owned(),
+    }
+}
+
+/// The stem of a shard, its generation, which is 1 if its name has none, and `-00001-of-00002`.
+fn split_shard(name: &str) -> Option<(&str, u32, &str)> {
+    let stem = name.strip_suffix(EXTENSION)?;
+    let (stem, number) = stem.split_at_checked(stem.len().checked_sub("-00001-of-00002".len())?)?;
+    if !is_shard_number(number) {
+        return None;
+    }
+    let generation =
+        stem.rsplit_once(GENERATION).and_then(|(stem, digits)| Some((stem, digits.parse().ok()?)));
+    let (stem, generation) = generation.filter(|(_, generation)| *generation > 1).unwrap_or((stem, 1));
+    Some((stem, generation, number))
 }
 
 /// Whether a text is like `-00001-of-00002`.
@@ -197,6 +222,21 @@ mod tests {
             "model.safetensors.index.json",
         ] {
             assert!(!names.is_of_checkpoint(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn shards_of_another_generation_are_of_the_same_checkpoint() {
+        let names = FileNames::new("model.fp16");
+        let second = in_generation(&names.shard(0, 2), 2);
+        assert_eq!(second, "model.fp16.generation2-00001-of-00002.safetensors");
+        assert_eq!(in_generation(&second, 13), "model.fp16.generation13-00001-of-00002.safetensors");
+        assert_eq!(in_generation("model.safetensors", 2), "model.safetensors");
+        assert_eq!((names.generation(&second), names.generation(&names.shard(0, 2))), (Some(2), Some(1)));
+        assert_eq!(FileNames::of_shard(&second), names);
+        assert!(names.is_of_checkpoint(&second) && !FileNames::new("model").is_of_checkpoint(&second));
+        for name in ["model.fp16.safetensors", "model.fp16.generation-00001-of-00002.safetensors", "x"] {
+            assert_eq!(names.generation(name), None, "{name}");
         }
     }
 

@@ -1,141 +1,387 @@
-//! A new folder that takes its place in one step, with the other files of the folder that it replaces.
+//! A new folder that takes its place in one step, or file by file where that cannot be: what stands in the way is found out before
+//! the first byte is written.
+//!
+//! A hidden folder beside the target has the staged folder, a token, and the steps of its publication. An existing folder is
+//! exchanged with the staged one only if nothing tells them apart but the new files: the same owner, mode and attributes, and links to
+//! its other files. Else its files are moved to it one by one. Where nothing can be moved there from beside it, as in the root of a
+//! mount, the hidden folder is inside it.
 
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::os;
-use super::plan::Planned;
-use super::staged::{folder_of, refuse_hub_blobs, sync_folder, temporary};
-use crate::error::{Error, Result};
+use super::attributes::copy_attributes;
+use super::lock::{TargetLock, hidden_name};
+use super::planned::Planned;
+use super::publication::{Publication, identity, staged};
+use super::staged::{folder_of, refuse_hub_blobs, sync_folder};
+use super::walk::{into_io, remove_all, walk};
+use super::{os, resume};
+use crate::error::{Code, Error, Result};
 
-/// A folder that will be replaced or made.
-pub(super) struct FolderTarget {
-    path: PathBuf,
-    /// Whether it exists and has files.
-    replaces: bool,
+/// The ends of the names of hidden folders: of a run, and of one that can be resumed.
+const ENDS: [&str; 2] = ["part", "resume"];
+
+/// The file that tells whose a hidden folder is, where locks do not.
+const TOKEN: &str = "token";
+
+/// How a folder is written.
+pub(super) struct FolderRules {
     /// Whether its files may be replaced.
-    overwrite: bool,
+    pub(super) overwrite: bool,
+    /// Whether files may join those of the folder without that.
+    pub(super) joins: bool,
+    /// Whether an existing folder stays the same one: its files are moved to it.
+    pub(super) stays: bool,
+    /// Whether the hidden folder is kept for a later run if this one does not complete it.
+    pub(super) resume: bool,
 }
 
-impl FolderTarget {
-    /// Its path, with links resolved.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
+/// How the staged folder takes its place.
+enum Way {
+    /// There is no folder.
+    New,
+    /// It is exchanged with the existing one.
+    Exchange,
+    /// Its files are moved to the existing one.
+    Move,
 }
 
-/// A folder that is being written beside its target. Dropped, it is removed, unless it is for a later run.
+/// A folder that is being written beside its target, or inside it. Dropped, it is removed, unless it is for a later run.
 pub(super) struct StagedFolder {
-    path: PathBuf,
-    target: FolderTarget,
-    /// Whether nothing is to be removed: it is published, or stays.
+    target: PathBuf,
+    outer: PathBuf,
+    token: String,
+    way: Way,
+    /// Why its files are moved one by one, if that was not asked for.
+    note: Option<String>,
+    overwrite: bool,
+    /// Whether the hidden folder is not removed.
     stays: bool,
+    /// The process that made it: its forked children have copies, which do nothing.
+    process: u32,
+    lock: TargetLock,
 }
 
 impl StagedFolder {
-    /// Fails if the target has files, unless they may be replaced or, with `joins`, none is.
-    pub(super) fn check(
-        target: &Path,
-        overwrite: bool,
-        joins: bool,
-        planned: &Planned,
-    ) -> Result<FolderTarget> {
+    /// Locks the target, finishes what a killed run has begun to publish, and makes the hidden folder.
+    ///
+    /// Fails if another writer has the target, and if that has files that are not to be replaced.
+    pub(super) fn create(target: &Path, planned: &Planned, rules: &FolderRules) -> Result<StagedFolder> {
         let failed = |error| Error::io(error, target.to_owned());
         let target = match fs::canonicalize(target) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
             Err(error) => return Err(failed(error)),
         };
-        let replaces = match fs::read_dir(&target) {
-            Ok(mut entries) => entries.next().is_some(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-            Err(error) => return Err(failed(error)),
-        };
         refuse_hub_blobs(&target.join("_"))?;
-        if replaces && !overwrite {
-            if !joins {
-                return Err(Error::target_exists(&target));
-            }
-            check_joins(&target, planned)?;
+        let lock = lock(&target, &target)?;
+        let inside = target.join(target.file_name().unwrap_or("folder".as_ref()));
+        if ENDS.iter().any(|end| hidden_name(&inside, end).exists()) {
+            drop(self::lock(&inside, &target)?);
         }
-        Ok(FolderTarget { path: target, replaces, overwrite })
+        let exists = check(&target, planned, rules)?;
+        let mut made = StagedFolder {
+            outer: PathBuf::new(),
+            token: format!("{:016x}", RandomState::new().hash_one(std::process::id())),
+            way: Way::New,
+            note: None,
+            overwrite: rules.overwrite,
+            stays: true,
+            process: std::process::id(),
+            lock,
+            target,
+        };
+        let beside = made.make_outer(&made.target.clone(), rules.resume);
+        match beside.and_then(|()| if exists { made.choose(planned, rules.stays) } else { Ok(()) }) {
+            Err(error) if exists && error.code() != Code::TargetBusy => {
+                made.leave();
+                made.lock = self::lock(&inside, &made.target)?;
+                made.way = Way::Move;
+                made.note = Some(format!("nothing beside it can be moved to it ({})", error.message()));
+                made.make_outer(&inside, rules.resume)?;
+            }
+            made => made?,
+        }
+        Ok(made)
     }
 
-    /// Creates an empty folder beside the target, or takes the one at `kept`, which stays if it is not published.
-    pub(super) fn create(target: FolderTarget, kept: Option<PathBuf>) -> Result<StagedFolder> {
-        let failed = |error| Error::io(error, target.path.clone());
-        let stays = kept.is_some();
-        let path = match kept {
-            Some(path) => fs::create_dir_all(&path).map(|()| path),
-            None => temporary(&target.path, |path| fs::create_dir(path)).map(|(_, path)| path),
-        };
-        let path = path.map_err(failed)?;
-        Ok(StagedFolder { path, target, stays })
+    /// Makes the hidden folder for a target of this name, and the staged folder in it.
+    fn make_outer(&mut self, anchor: &Path, resume: bool) -> Result<()> {
+        let failed = |error| Error::io(error, anchor.to_owned());
+        let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
+        if resume && !self.lock.excludes_others() {
+            let text = "other writers of this folder cannot be kept out, as no file beside it can be locked";
+            return Err(Error::new(Code::Value, text).note("Write without resume.").in_file(&self.target));
+        }
+        if resume {
+            self.outer = hidden_name(anchor, ENDS[1]);
+            resume::make_folder(&self.outer)?;
+        } else if self.lock.excludes_others() {
+            self.outer = hidden_name(anchor, ENDS[0]);
+            remove_all(&self.outer).and_then(|()| make(&self.outer)).map_err(failed)?;
+        } else {
+            self.outer = self.lock.temporary(make).map_err(failed)?.1;
+        }
+        self.stays = resume;
+        match fs::create_dir(staged(&self.outer)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
+            _ => fs::write(self.outer.join(TOKEN), &self.token).map_err(failed),
+        }
+    }
+
+    /// Removes the hidden folder, unless it has what an earlier run has written.
+    fn leave(&self) {
+        if !self.stays {
+            self.remove_outer();
+        } else if !self.outer.as_os_str().is_empty() {
+            let _ = fs::remove_file(self.outer.join(TOKEN));
+            let _ = fs::remove_dir(staged(&self.outer)).and_then(|()| fs::remove_dir(&self.outer));
+        }
+    }
+
+    /// Decides how the target is replaced, by trying it. Fails if no file can be moved to the target from here.
+    fn choose(&mut self, planned: &Planned, stays: bool) -> Result<()> {
+        let failed = |error| Error::io(error, self.target.clone());
+        let (from, to) = (self.outer.join("probe"), hidden_name(&self.target.join("rustload"), "probe"));
+        let moved = fs::write(&from, "").and_then(|()| fs::rename(&from, &to));
+        moved.and_then(|()| fs::remove_file(&to)).map_err(failed)?;
+        self.way = Way::Move;
+        if !stays {
+            match self.try_exchange(&from, planned) {
+                Ok(()) => self.way = Way::Exchange,
+                Err(why) => self.note = Some(why),
+            }
+            remove_all(&from).map_err(|error| Error::io(error, from.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Does with folders below `probe` what [`StagedFolder::publish`] does with the staged one. Says what does not work.
+    fn try_exchange(&self, probe: &Path, planned: &Planned) -> std::result::Result<(), String> {
+        let (one, two, full) = (probe.join("one"), probe.join("two"), probe.join("full/x"));
+        let made = [&one, &two, &full].into_iter().try_for_each(fs::create_dir_all);
+        let exchanged = made.and_then(|()| os::exchange(&one, &two));
+        exchanged.map_err(|error| format!("the file system cannot exchange two folders ({error})"))?;
+        // A folder that is not empty is never replaced: so this fails with that, or with what forbids to move the target.
+        match fs::rename(&self.target, folder_of(&full)) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+                ) => {}
+            Err(error) => return Err(format!("the folder cannot be moved ({error})")),
+            Ok(()) => return Err("the file system replaces folders that have files".to_owned()),
+        }
+        let mirrored = copy_attributes(&self.target, &one).and_then(|()| self.mirror(&two, planned));
+        mirrored.map(drop).map_err(|error| {
+            format!("a new folder cannot have the attributes and files of the old one ({error})")
+        })
+    }
+
+    /// Whether the files of the staged folder are moved to an existing one.
+    pub(super) fn moves_files(&self) -> bool {
+        matches!(self.way, Way::Move)
+    }
+
+    /// The hidden folder.
+    pub(super) fn outer(&self) -> &Path {
+        &self.outer
+    }
+
+    /// The target, with links resolved.
+    pub(super) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// What tells the hidden folder from that of another writer, which locks have not kept out.
+    pub(super) fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// Removes from the staged folder what is not planned, such as links of an earlier run, and marks it as this writer's.
+    pub(super) fn begin(&self, planned: &Planned) -> Result<()> {
+        let failed = |error| Error::io(error, self.outer.clone());
+        fs::create_dir_all(staged(&self.outer)).map_err(failed)?;
+        walk(&staged(&self.outer), &mut |relative, entry, is_folder| {
+            if is_folder || relative.to_str().is_some_and(|path| planned.paths.contains(path)) {
+                return Ok(());
+            }
+            fs::remove_file(entry.path()).map_err(failed)
+        })?;
+        fs::write(self.outer.join(TOKEN), &self.token).map_err(failed)
     }
 
     /// The path at which a file of the folder is written. Makes the folders above it.
     pub(super) fn place_for(&self, relative: &str) -> Result<PathBuf> {
-        let path = self.path.join(relative);
+        let path = staged(&self.outer).join(relative);
         let folder = folder_of(&path);
         fs::create_dir_all(folder).map_err(|error| Error::io(error, folder.to_owned()))?;
         Ok(path)
     }
 
-    /// Puts the folder in its place, with the other files of the folder that it replaces.
-    pub(super) fn publish(mut self, planned: &Planned, sync: bool) -> Result<()> {
-        let target = &self.target.path;
+    /// Puts the folder in its place: `order` has the new files, those that name others last. Returns what to say about it.
+    pub(super) fn publish(
+        mut self,
+        planned: &Planned,
+        order: Vec<String>,
+        sync: bool,
+    ) -> Result<Option<String>> {
+        let target = self.target.clone();
         let failed = |error| Error::io(error, target.clone());
-        if sync {
-            walk(&self.path, &mut |_, entry, is_folder| {
-                sync_folder(&entry.path(), is_folder).map_err(failed)
-            })?;
-        }
-        if self.target.replaces {
-            self.link_others(planned)?;
-            sync_folder(&self.path, sync).map_err(failed)?;
-            // From here on the old folder has the name of the staged one, and is removed on drop.
-            os::exchange(&self.path, target).map_err(|error| {
-                failed(error).note("The file system cannot exchange two folders: write to a new folder.")
-            })?;
-        } else {
-            sync_folder(&self.path, sync).map_err(failed)?;
-            // Replaces an empty folder too, in one step.
-            fs::rename(&self.path, target).map_err(failed)?;
+        if fs::read_to_string(self.outer.join(TOKEN)).ok().as_ref() != Some(&self.token) {
             self.stays = true;
+            return Err(Error::target_busy(&target));
         }
-        sync_folder(folder_of(target), sync).map_err(failed)
+        let staged = staged(&self.outer);
+        walk(&staged, &mut |_, entry, is_folder| {
+            sync_folder(&entry.path(), sync && is_folder).map_err(failed)
+        })?;
+        match self.way {
+            Way::New => {
+                sync_folder(&staged, sync).map_err(failed)?;
+                // Replaces an empty folder, in one step, and no other one.
+                fs::rename(&staged, &target).map_err(failed)?;
+                self.stays = false;
+            }
+            Way::Exchange => {
+                let remove = self.mirror(&staged, planned).map_err(failed)?;
+                copy_attributes(&target, &staged).map_err(failed)?;
+                sync_folder(&staged, sync).map_err(failed)?;
+                let folder = Some(identity(&staged).map_err(failed)?);
+                let steps = Publication { folder, add: order, remove };
+                steps.note(&self.outer).map_err(failed)?;
+                os::exchange(&staged, &target).map_err(failed)?;
+                // From here on the staged folder is the old one.
+                self.stays = true;
+                match steps.empty_old(&staged, &target) {
+                    Ok(()) => self.stays = false,
+                    Err(why) => {
+                        let left = staged.display();
+                        self.note = Some(format!("files of the replaced folder are left in {left} ({why})"));
+                    }
+                }
+            }
+            Way::Move => {
+                let remove = self.outdated(planned)?;
+                let steps = Publication { folder: None, add: order, remove };
+                steps.note(&self.outer).map_err(failed)?;
+                let stays = std::mem::replace(&mut self.stays, true);
+                if let Err(error) = steps.move_files(&self.outer, &target, self.overwrite) {
+                    if !self.overwrite {
+                        (self.stays, _) = (stays, Publication::forget(&self.outer));
+                    }
+                    return Err(match error.kind() {
+                        io::ErrorKind::AlreadyExists => Error::target_exists(&target),
+                        _ if self.overwrite => failed(error).note(
+                            "Some files have their new names already: the next call for this folder moves the others.",
+                        ),
+                        _ => failed(error),
+                    });
+                }
+                self.stays = false;
+                sync_folder(&target, sync).map_err(failed)?;
+            }
+        }
+        sync_folder(folder_of(&target), sync).map_err(failed)?;
+        let one_by_one = |why| format!("{}: the files were replaced one by one: {why}", target.display());
+        Ok(self.note.take().map(one_by_one))
     }
 
-    /// Gives all files of the target that are not replaced a second name in the staged folder, where links and folders are made anew.
-    fn link_others(&self, planned: &Planned) -> Result<()> {
-        walk(&self.target.path, &mut |relative, entry, is_folder| {
-            let link = || {
-                let target = self.path.join(relative);
-                let is_there = target.symlink_metadata().is_ok();
+    /// Gives all files of the target that are not replaced a second name in a folder, where links and folders are made anew. Returns
+    /// those that are replaced, with their inodes.
+    fn mirror(&self, folder: &Path, planned: &Planned) -> io::Result<Vec<(String, u64)>> {
+        let mut replaced = Vec::new();
+        let device = fs::metadata(&self.target)?.dev();
+        let walked = walk(&self.target, &mut |relative, entry, is_folder| {
+            let mut link = || {
+                let found = entry.metadata()?;
+                let to = folder.join(relative);
                 if is_folder {
-                    if !is_there {
-                        fs::create_dir(&target)?;
+                    if found.dev() != device {
+                        return Err(io::ErrorKind::CrossesDevices.into());
                     }
-                    fs::set_permissions(&target, entry.metadata()?.permissions())
-                } else if is_there || planned.replaces(relative) {
-                    // A new file takes its place.
-                    if self.target.overwrite { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
-                } else if entry.file_type()?.is_symlink() {
-                    std::os::unix::fs::symlink(fs::read_link(entry.path())?, &target)
-                } else {
-                    fs::hard_link(entry.path(), &target)
+                    fs::create_dir_all(&to)?;
+                    return copy_attributes(&entry.path(), &to);
+                }
+                match relative.to_str().filter(|_| planned.replaces(relative)) {
+                    // It would be a file that has been made meanwhile.
+                    Some(_) if !self.overwrite => Err(io::ErrorKind::AlreadyExists.into()),
+                    Some(path) => {
+                        replaced.push((path.to_owned(), found.ino()));
+                        Ok(())
+                    }
+                    None if found.is_symlink() => {
+                        std::os::unix::fs::symlink(fs::read_link(entry.path())?, &to)
+                    }
+                    None => fs::hard_link(entry.path(), &to),
                 }
             };
-            link().map_err(|error: io::Error| {
-                if error.kind() == io::ErrorKind::AlreadyExists {
-                    Error::target_exists(&entry.path())
-                } else {
-                    Error::io(error, entry.path())
-                }
-            })
-        })
+            link().map_err(|error| Error::io(error, entry.path()))
+        });
+        walked.map_err(into_io)?;
+        Ok(replaced)
     }
+
+    /// The files of the target that new ones replace under other names, with their inodes: indexes first, which name the others.
+    fn outdated(&self, planned: &Planned) -> Result<Vec<(String, u64)>> {
+        let mut outdated = Vec::new();
+        walk(&self.target, &mut |relative, entry, is_folder| {
+            let path = relative.to_str().filter(|path| !is_folder && !planned.paths.contains(*path));
+            if let Some(path) = path.filter(|_| planned.replaces(relative)) {
+                let found = entry.metadata().map_err(|error| Error::io(error, entry.path()))?;
+                outdated.push((path.to_owned(), found.ino()));
+            }
+            Ok(())
+        })?;
+        outdated.sort_by_key(|(path, _)| !path.ends_with(".json"));
+        Ok(outdated)
+    }
+
+    /// Removes the hidden folder, if it is this writer's.
+    fn remove_outer(&self) {
+        let is_own = fs::read_to_string(self.outer.join(TOKEN)).is_ok_and(|token| token == self.token);
+        if is_own && self.process == std::process::id() {
+            let _ = remove_all(&self.outer);
+        }
+    }
+}
+
+impl Drop for StagedFolder {
+    fn drop(&mut self) {
+        if !self.stays {
+            self.remove_outer();
+        }
+    }
+}
+
+/// Locks a target whose hidden folder has the name for `anchor`, and finishes what a killed run has begun to publish.
+fn lock(anchor: &Path, target: &Path) -> Result<TargetLock> {
+    let lock = TargetLock::take(anchor)?;
+    for outer in ENDS.map(|end| hidden_name(anchor, end)).iter().filter(|_| lock.excludes_others()) {
+        if outer.is_dir() && Publication::finish(outer, target)? {
+            remove_all(outer).map_err(|error| Error::io(error, outer.clone()))?;
+        }
+    }
+    Ok(lock)
+}
+
+/// Whether a target exists. Fails if it is no folder, or has files that are not to be replaced.
+fn check(target: &Path, planned: &Planned, rules: &FolderRules) -> Result<bool> {
+    let has_files = match fs::read_dir(target) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(Error::io(error, target.to_owned())),
+    };
+    if has_files && !rules.overwrite {
+        if !rules.joins {
+            return Err(Error::target_exists(target));
+        }
+        check_joins(target, planned)?;
+    }
+    Ok(true)
 }
 
 /// Fails if files of a plan would replace any in a folder.
@@ -144,32 +390,4 @@ pub(super) fn check_joins(folder: &Path, planned: &Planned) -> Result<()> {
         true if !is_folder => Err(Error::target_exists(&entry.path())),
         _ => Ok(()),
     })
-}
-
-impl Drop for StagedFolder {
-    fn drop(&mut self) {
-        if !self.stays {
-            let _ = fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
-/// Calls `visit` with everything below `root`: the path from there, the entry, and whether it is a folder, which comes before what is
-/// in it.
-fn walk(root: &Path, visit: &mut dyn FnMut(&Path, &fs::DirEntry, bool) -> Result<()>) -> Result<()> {
-    let mut pending = vec![PathBuf::new()];
-    while let Some(within) = pending.pop() {
-        let folder = root.join(&within);
-        let failed = |error| Error::io(error, folder.clone());
-        for entry in fs::read_dir(&folder).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let is_folder = entry.file_type().map_err(failed)?.is_dir();
-            let relative = within.join(entry.file_name());
-            visit(&relative, &entry, is_folder)?;
-            if is_folder {
-                pending.push(relative);
-            }
-        }
-    }
-    Ok(())
 }

@@ -221,17 +221,18 @@ def convert(
             copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
             others = dequantized_others(copies, job.dequantized) if dequantize else Others(copies, [], [])
             changed = tuple(others.changed)
-            files = dict(
-                _rustload.write_folder(
-                    target.path,
-                    planned,
-                    job.requests,
-                    texts=[*others.texts, *(() if document is None else document.in_target)],
-                    copies=others.copies,
-                    joins=target.joins,
-                    options=options,
-                )
+            listed, note = _rustload.write_folder(
+                target.path,
+                planned,
+                job.requests,
+                texts=[*others.texts, *(() if document is None else document.in_target)],
+                copies=others.copies,
+                joins=target.joins,
+                options=options,
             )
+            files = dict(listed)
+            if note is not None:
+                warn_user(note)
         if document is not None:
             document.finish(files)
     return SaveReport(

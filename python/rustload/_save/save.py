@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
+from rustload._common.patterns import warn_user
 from rustload._common.request import Request
 from rustload._common.rules import Rules
 from rustload._save.flatten import NESTING_KEY, skeleton
@@ -201,11 +202,12 @@ def save_with(
             file = f"{check_name(name)}.safetensors"
             size = shard_bytes(max_shard_size) or SHARD_BYTES
             planned = [File(file, written, list(texts.items()), f"{file}.index.json", whole, size)]
-            files = dict(
-                _rustload.write_folder(
-                    where, planned, job.requests, texts=list(others), copies=[], joins=False, options=options
-                )
+            listed, note = _rustload.write_folder(
+                where, planned, job.requests, texts=list(others), copies=[], joins=False, options=options
             )
+            files = dict(listed)
+            if note is not None:
+                warn_user(note)
     return SaveReport(
         path=where,
         files=files,

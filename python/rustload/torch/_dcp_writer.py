@@ -1,8 +1,8 @@
 """`Writer`: saves a sharded state dict as the safetensors files of a Hugging Face folder, from all ranks at once.
 
-The coordinator plans the files and creates them in full size in a folder beside the target. Each rank writes its chunks at their
-offsets. When all ranks have finished, the coordinator gives the files their names. torch.distributed.checkpoint runs these steps,
-and gives an error of one rank to all.
+The coordinator locks the target, plans the files and creates them in full size in a hidden folder. Each rank writes its chunks at
+their offsets. When all ranks have finished, the coordinator moves the files to the target, the index last.
+torch.distributed.checkpoint runs these steps, and gives an error of one rank to all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import errno
 import itertools
 import math
 import os
-import secrets
-import shutil
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from rustload import _rustload
 from rustload._common.sizes import parse_bytes
 from rustload._save.job import check_name, header_texts
 from rustload.errors import _make
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
-_TOKEN_FILE = ".rustload"
+_TOKEN_FILE = "token"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,19 +94,24 @@ class Writer(StorageWriter):
         self._overwrite = bool(overwrite)
         self._fsync = bool(fsync)
         self._layout: FolderLayout | None = None
+        self._stage: _rustload.FolderStage | None = None
 
     @property
     def _target(self) -> Path:
         """The folder without links, which cannot be replaced by a folder."""
         return Path(os.path.realpath(self._path))
 
-    @property
-    def _staged(self) -> Path:
-        return self._target.with_name(f".{self._target.name}.partial")
+    def _release(self) -> None:
+        """Ends a save that was begun, on the coordinator: another one may begin."""
+        _written.discard(self)
+        self._layout = None
+        if self._stage is not None:
+            self._stage.discard()
+            self._stage = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins another save, to `checkpoint_id` if it is given."""
-        self._layout = None
+        self._release()
         if checkpoint_id is not None:
             self._path = Path(checkpoint_id)
 
@@ -142,7 +147,7 @@ class Writer(StorageWriter):
         """Plans the files and creates them in full size, on the coordinator.
 
         Raises:
-            OSError: The disk is full, or refuses otherwise.
+            OSError: Another save to the folder is going on (code `TargetBusy`), or the disk is full, or refuses otherwise.
             UnsupportedError: A dtype has no form in a safetensors file.
         """
         specs: dict[str, TensorSpec] = {}
@@ -150,27 +155,33 @@ class Writer(StorageWriter):
             data = _data(item)
             dtype = str(data.properties.dtype).removeprefix("torch.")
             specs[item.index.fqn] = TensorSpec(dtype, tuple(data.size))
-        # DCP distributes replicated tensors among ranks, so only sorting gives an order that does not depend on their number.
-        layout = plan_folder(dict(sorted(specs.items())), self._texts, self._name, self._max_shard_size)
-        self._layout = layout
-        staged = self._staged
-        if staged.exists():
-            shutil.rmtree(staged)  # of a save that failed
-        staged.mkdir(parents=True)
-        token = secrets.token_hex(16)
-        (staged / _TOKEN_FILE).write_text(token)
-        for file, (head, size) in layout.files.items():
-            with (staged / file).open("xb") as new:
-                new.write(head)
-                new.truncate(size)
-                if size:
-                    os.posix_fallocate(new.fileno(), 0, size)
+        self._release()
+        target = self._target
+        for other in list(_written):  # whose save has failed on another rank since
+            if other._target == target:
+                other._release()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stage = self._stage = _rustload.FolderStage(os.fspath(target), self._name, overwrite=self._overwrite)
+        try:
+            # DCP distributes replicated tensors among ranks, so only sorting gives an order that does not depend on their number.
+            layout = self._layout = plan_folder(
+                dict(sorted(specs.items())), self._texts, self._name, self._max_shard_size, stage.generation
+            )
+            for file, (head, size) in layout.files.items():
+                with Path(stage.path, file).open("xb") as new:
+                    new.write(head)
+                    new.truncate(size)
+                    if size:
+                        os.posix_fallocate(new.fileno(), 0, size)
+        except BaseException:
+            self._release()
+            raise
         return [
             dataclasses.replace(
                 plan,
                 storage_data=_Target(
-                    os.fspath(staged.absolute()),
-                    token,
+                    stage.path,
+                    stage.token,
                     {item.index.fqn: layout.tensors[item.index.fqn] for item in plan.items},
                 ),
             )
@@ -183,10 +194,17 @@ class Writer(StorageWriter):
         Raises:
             OSError: The folder is not the coordinator's, or the disk refuses.
         """
+        try:
+            return self._write(plan, planner)
+        finally:
+            if self._stage is not None:
+                _written.add(self)
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         target: _Target = plan.storage_data
         folder = Path(target.folder)
         try:
-            token = (folder / _TOKEN_FILE).read_text()
+            token = (folder.parent / _TOKEN_FILE).read_text()
         except OSError:
             token = ""
         if token != target.token:
@@ -212,60 +230,50 @@ class Writer(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002 - torch's
-        """Gives the files their names, on the coordinator.
+        """Moves the files to the folder, on the coordinator.
 
         Raises:
             ValueError: Not all elements were written; the folder is as it was.
-            OSError: The system refuses.
+            OSError: Another save has taken the hidden folder (code `TargetBusy`), or the system refuses.
         """
-        layout = self._layout
-        if layout is None:
+        layout, stage = self._layout, self._stage
+        if layout is None or stage is None:
             raise _make(
                 "Value", "Value", "nothing was planned: finish is called by torch.distributed.checkpoint.save"
             )
-        written: dict[str, int] = {}
-        for result in itertools.chain.from_iterable(results):
-            written[result.index.fqn] = written.get(result.index.fqn, 0) + result.size_in_bytes
-        for name, location in layout.tensors.items():
-            if written.get(name, 0) != location.nbytes:
-                text = f"{written.get(name, 0)} of {location.nbytes} bytes of {name!r} were written"
-                raise _make("Value", "WriterIncomplete", text)
-        staged = self._staged
-        names = list(layout.files)
-        if layout.index_file is not None:
-            names.append(layout.index_file[0])
-            with (staged / layout.index_file[0]).open("xb") as new:
-                new.write(layout.index_file[1])
-                if self._fsync:
-                    os.fsync(new.fileno())
-        (staged / _TOKEN_FILE).unlink()
-        self._publish(staged, names)
-        self._layout = None
-
-    def _publish(self, staged: Path, names: Sequence[str]) -> None:
-        """Moves the files to the target: in one step if it does not exist, one by one otherwise."""
-        if self._fsync:
-            _sync_folder(staged)
-        target = self._target
-        if target.exists():
-            old = [file for file in _files(target) if is_of_checkpoint(file, self._name)]
-            for name in names:
-                (staged / name).replace(target / name)
-            for name in old:
-                if name not in names:
-                    (target / name).unlink()
-            staged.rmdir()
-        else:
-            staged.rename(target)
-        if self._fsync:
-            _sync_folder(target)
-            _sync_folder(target.parent)
+        try:
+            _check_complete(layout, results)
+            names = list(layout.files)
+            if layout.index_file is not None:
+                names.append(layout.index_file[0])
+                with Path(stage.path, layout.index_file[0]).open("xb") as new:
+                    new.write(layout.index_file[1])
+                    if self._fsync:
+                        new.flush()
+                        os.fsync(new.fileno())
+            stage.publish(names, sync=self._fsync)
+        finally:
+            self._release()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it can be the path of a folder: one that exists, or whose parent does."""
         path = Path(checkpoint_id)
         return path.is_dir() or (not path.exists() and path.absolute().parent.is_dir())
+
+
+_written: weakref.WeakSet[Writer] = weakref.WeakSet()
+"""Those of this process that have written their chunks, and wait for other ranks."""
+
+
+def _check_complete(layout: FolderLayout, results: list[list[WriteResult]]) -> None:
+    written: dict[str, int] = {}
+    for result in itertools.chain.from_iterable(results):
+        written[result.index.fqn] = written.get(result.index.fqn, 0) + result.size_in_bytes
+    for name, location in layout.tensors.items():
+        if written.get(name, 0) != location.nbytes:
+            text = f"{written.get(name, 0)} of {location.nbytes} bytes of {name!r} were written"
+            raise _make("Value", "WriterIncomplete", text)
 
 
 def _data(item: WriteItem) -> Any:
@@ -318,11 +326,3 @@ def _write_all(descriptor: int, content: memoryview, position: int) -> None:
 
 def _files(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

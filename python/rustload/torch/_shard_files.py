@@ -76,7 +76,11 @@ class FolderLayout(NamedTuple):
 
 
 def plan_folder(
-    tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str], stem: str, max_shard_size: int
+    tensors: Mapping[str, TensorSpec],
+    metadata: Mapping[str, str],
+    stem: str,
+    max_shard_size: int,
+    generation: int = 1,
 ) -> FolderLayout:
     """Plans the files of a folder.
 
@@ -85,6 +89,7 @@ def plan_folder(
         metadata: The texts of each header.
         stem: The name of the file without shards, without its extension.
         max_shard_size: The most bytes of tensors in one file; a larger tensor has a file of its own.
+        generation: The number of the save whose shards are in the folder at once with those before it.
 
     Raises:
         UnsupportedError: A dtype has no form in a safetensors file (code `NotSafetensors`).
@@ -105,10 +110,11 @@ def plan_folder(
             count *= size
         sizes[name], codes[name] = count * itemsize, code
     shards = _divide(sizes, max_shard_size)
+    shard_stem = stem if generation == 1 else f"{stem}.generation{generation}"
     files: dict[str, FileLayout] = {}
     locations: dict[str, Location] = {}
     for number, members in enumerate(shards, start=1):
-        file = f"{stem}-{number:05}-of-{len(shards):05}" if len(shards) > 1 else stem
+        file = f"{shard_stem}-{number:05}-of-{len(shards):05}" if len(shards) > 1 else stem
         file += ".safetensors"
         names = sorted(members, key=lambda name: (-_CODES.index(codes[name]), name.encode()))
         header: dict[str, object] = {}
@@ -168,5 +174,5 @@ def _head(header: Mapping[str, object]) -> bytes:
 
 def is_of_checkpoint(file: str, stem: str) -> bool:
     """Whether a file is one of this checkpoint's, in this or another number of shards, or its index."""
-    number = r"(-\d{5}-of-\d{5})?"
+    number = r"((\.generation\d+)?-\d{5}-of-\d{5})?"
     return re.fullmatch(re.escape(stem) + number + r"\.safetensors(\.index\.json)?", file) is not None

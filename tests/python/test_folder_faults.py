@@ -1,0 +1,451 @@
+"""Folders written under faults: other programs in them, file systems and users that may not do all, kills, two writers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folder_faults import NOBODY, as_nobody, ext4, mounted, run
+
+import rustload
+from rustload.errors import RustloadWarning
+
+OVERWRITE: dict[str, Any] = {"overwrite": True, "fsync": False}
+
+
+def tensors(value: int, count: int = 3) -> dict[str, torch.Tensor]:
+    return {f"t{number}": torch.full((250,), float(value)) for number in range(count)}
+
+
+def save(path: Path, value: int, **options: Any) -> None:
+    """Three shards of 1000 bytes each, all of whose elements are `value`."""
+    rustload.save(tensors(value), path, **{"max_shard_size": 1000, **OVERWRITE, **options})
+
+
+def value_of(path: Path) -> int:
+    """The value that all tensors have; fails for a mix."""
+    ckpt = rustload.open(path)
+    values = {float(one) for name in ckpt for one in ckpt[name].torch().unique()}
+    assert len(ckpt) == 3
+    assert len(values) == 1, values
+    return int(values.pop())
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir() if one.name.startswith("."))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def test_files_that_others_make_in_a_folder_meanwhile_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(path, 0)
+    (path / "sub").mkdir()
+    made: list[str] = []
+    is_done = threading.Event()
+
+    def others() -> None:
+        while not is_done.is_set():
+            name = ("" if len(made) % 2 else "sub/") + f"log{len(made)}"
+            try:
+                (path / name).write_text(name)
+            except FileNotFoundError:  # between the last file that moves and the removal of the old folder
+                continue
+            made.append(name)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    for value in range(1, 16):
+        save(path, value)
+    is_done.set()
+    thread.join()
+    assert len(made) > 100
+    assert [name for name in made if not (path / name).exists()] == []
+    assert all((path / name).read_text() == name for name in made)
+    assert value_of(path) == 15
+    assert hidden(tmp_path) == []
+
+
+def test_a_file_that_is_replaced_meanwhile_has_its_new_content(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(path, 0)
+    is_done, last = threading.Event(), [0]
+
+    def edits() -> None:
+        while not is_done.is_set():
+            (tmp_path / "new").write_text(str(last[0] + 1))
+            try:
+                (tmp_path / "new").replace(path / "config.json")
+            except FileNotFoundError:
+                continue
+            last[0] += 1
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=edits)
+    thread.start()
+    for value in range(1, 16):
+        save(path, value)
+    is_done.set()
+    thread.join()
+    assert int((path / "config.json").read_text()) == last[0]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2775, 0o1777])
+@pytest.mark.parametrize("place", ["folder", "subfolder"])
+def test_a_replaced_folder_keeps_mode_owner_and_group(mode: int, place: str, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    path = tmp_path / "model"
+    save(path, 0)
+    kept = path if place == "folder" else path / "logs"
+    kept.mkdir(exist_ok=True)
+    os.chown(kept, NOBODY, 12345)
+    kept.chmod(mode)
+    save(path, 1)
+    found = kept.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (NOBODY, 12345, mode)
+    assert value_of(path) == 1
+
+
+def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(path, 0)
+    # version, and entries of tag, permissions, id: user::rwx user:1234:rwx group::r-x mask::rwx other::---
+    entries = [(1, 7, -1), (2, 7, 1234), (4, 5, -1), (16, 7, -1), (32, 0, -1)]
+    acl = b"\2\0\0\0" + b"".join(
+        tag.to_bytes(2, "little") + bits.to_bytes(2, "little") + (user & 0xFFFFFFFF).to_bytes(4, "little")
+        for tag, bits, user in entries
+    )
+    try:
+        os.setxattr(path, "system.posix_acl_access", acl)
+        os.setxattr(path, "system.posix_acl_default", acl)
+        os.setxattr(path, "user.note", b"kept")
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    before = {name: os.getxattr(path, name) for name in os.listxattr(path)}
+    inode = path.stat().st_ino
+    save(path, 1)
+    assert {name: os.getxattr(path, name) for name in os.listxattr(path)} == before
+    assert stat.S_IMODE(path.stat().st_mode) == 0o770
+    assert path.stat().st_ino != inode
+    assert value_of(path) == 1
+
+
+def test_a_new_folder_follows_the_umask_and_its_parent(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another group")
+    os.chown(tmp_path, -1, 12345)
+    tmp_path.chmod(0o2770)
+    for name, resume in (("one", False), ("two", True)):
+        save(tmp_path / name, 1, resume=resume)
+        (tmp_path / f"plain {name}").mkdir()
+        found, plain = (tmp_path / name).stat(), (tmp_path / f"plain {name}").stat()
+        assert (found.st_mode, found.st_gid) == (plain.st_mode, plain.st_gid) == (plain.st_mode, 12345)
+
+
+def replaced_one_by_one(path: Path, why: str, **options: Any) -> None:
+    """Saves over a checkpoint in a folder that cannot be exchanged: it stays the same one, and a warning says why."""
+    save(path, 0)
+    (path / "config.json").write_text("kept")
+    inode = path.stat().st_ino
+    with pytest.warns(RustloadWarning, match=f"replaced one by one: .*{why}"):
+        save(path, 1, **options)
+    assert value_of(path) == 1
+    assert path.stat().st_ino == inode
+    assert (path / "config.json").read_text() == "kept"
+    assert hidden(path) == hidden(path.parent) == []
+    index = (path / "model.safetensors.index.json").read_text()
+    shards = [name for name in names(path) if name.endswith(".safetensors")]
+    assert shards == [f"model.generation2-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert all(shard in index for shard in shards)
+    with pytest.warns(RustloadWarning, match="one by one"):
+        save(path, 2)
+    assert value_of(path) == 2
+    assert "model.generation3-00001-of-00003.safetensors" in names(path)
+    with pytest.warns(RustloadWarning, match="one by one"):
+        save(path, 3, max_shard_size="1GB")
+    assert value_of(path) == 3
+    assert names(path) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.filterwarnings("ignore:.*one by one")
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_root_of_a_mount_is_a_target(resume: bool, tmp_path: Path) -> None:
+    with mounted(tmp_path / "volume", "-t", "tmpfs", "none") as volume:
+        replaced_one_by_one(volume, "nothing beside it can be moved to it", resume=resume)
+
+
+@pytest.mark.filterwarnings("ignore:.*one by one")
+def test_a_bind_mount_of_the_same_file_system_is_a_target(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with mounted(tmp_path / "bound", "--bind", str(tmp_path / "data")) as bound:
+        replaced_one_by_one(bound, "nothing beside it can be moved to it")
+
+
+@pytest.mark.filterwarnings("ignore:.*one by one")
+def test_the_root_of_a_disk_is_a_target(tmp_path: Path) -> None:
+    with ext4(tmp_path) as disk:
+        save(disk, 0)
+        assert value_of(disk) == 0
+        assert "lost+found" in names(disk)
+
+
+def test_a_folder_of_a_lower_layer_is_a_target(tmp_path: Path) -> None:
+    """As in a container whose image has the folder: it cannot be renamed."""
+    for name in ("lower/model", "upper", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    save(tmp_path / "lower" / "model", 0)
+    layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    with mounted(tmp_path / "merged", "-t", "overlay", "overlay", "-o", layers) as merged:
+        with pytest.warns(RustloadWarning, match="one by one"):
+            save(merged / "model", 1)
+        assert value_of(merged / "model") == 1
+        assert hidden(merged) == []
+    assert value_of(tmp_path / "lower" / "model") == 0
+
+
+NO_EXCHANGE = """
+import sys
+from pathlib import Path
+import folder_faults, test_folder_faults as test
+folder_faults.refuse_exchange(int(sys.argv[2]))
+test.replaced_one_by_one(Path(sys.argv[1]), "cannot exchange two folders")
+"""
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EPERM])
+def test_a_file_system_without_exchange_is_written_file_by_file(error: int, tmp_path: Path) -> None:
+    done = run(NO_EXCHANGE, str(tmp_path / "model"), str(error))
+    assert done.returncode == 0, done.stderr
+
+
+OF_ANOTHER_USER = """
+import sys, warnings, rustload, torch
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    rustload.save({"w": torch.ones(3)}, sys.argv[1], overwrite=True)
+print(*[one.message for one in caught])
+"""
+
+
+@pytest.mark.parametrize("what", ["its files", "the folder", "its parent"])
+def test_what_belongs_to_others_is_neither_linked_nor_moved(what: str, tmp_path: Path) -> None:
+    for parent in tmp_path.parents[:-1]:
+        if not parent.stat().st_mode & 1:
+            parent.chmod(parent.stat().st_mode | 0o111)
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("of root")
+    if what == "its files":
+        if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1":
+            pytest.skip("fs.protected_hardlinks is off")
+        os.chown(path, NOBODY, NOBODY)
+        os.chown(tmp_path, NOBODY, NOBODY)
+    else:
+        path.chmod(0o777)
+        tmp_path.chmod(0o1777 if what == "the folder" else 0o755)
+    before = path.stat()
+    done = as_nobody(OF_ANOTHER_USER, str(path))
+    assert done.returncode == 0, done.stderr
+    assert "replaced one by one" in done.stdout
+    assert path.stat().st_ino == before.st_ino
+    assert (path / "config.json").stat().st_uid == 0
+    assert names(path) == ["config.json", "model.safetensors"]
+    assert names(tmp_path) == ["model"]
+
+
+FAILS_TO_PUBLISH = """
+import sys, rustload, errno, torch
+import folder_faults
+class Last(torch.Tensor):
+    def detach(self):
+        folder_faults.refuse_exchange(errno.EIO)  # after it has been tried
+        return torch.full((250,), 7.0)
+given = {"z": torch.zeros(250).as_subclass(Last), **rustload.open(sys.argv[1])}
+del given["t2"]
+try:
+    rustload.save(given, sys.argv[2], overwrite=True, resume=True, max_shard_size=1000, threads=1)
+except OSError as error:
+    sys.exit(5 if error.errno == errno.EIO else 6)
+"""
+
+
+def test_a_failed_publication_goes_on_when_the_call_is_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    source = tmp_path / "source"
+    save(source, 7)
+    save(path, 0)
+    done = run(FAILS_TO_PUBLISH, str(source), str(path))
+    assert done.returncode == 5, done.stderr
+    assert value_of(path) == 0
+    given = {"z": torch.full((250,), 7.0), **rustload.open(source)}
+    del given["t2"]
+    (path / "config.json").write_text("made meanwhile")
+    report = rustload.save(given, path, overwrite=True, resume=True, max_shard_size=1000)
+    assert report.reused == 2000
+    assert value_of(path) == 7
+    assert (path / "config.json").read_text() == "made meanwhile"
+    assert hidden(tmp_path) == []
+
+
+HOLDS = """
+import sys, rustload, torch
+class Slow(torch.Tensor):
+    def detach(self):
+        print("holds", flush=True)
+        sys.stdin.readline()
+        return torch.ones(3)
+rustload.save({"t": torch.ones(3).as_subclass(Slow)}, sys.argv[1], overwrite=True)
+"""
+
+
+def test_of_two_writers_of_a_folder_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    for number in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as first:
+            assert first.stdout
+            assert first.stdin
+            assert first.stdout.readline() == "holds\n"
+            for resume in (False, True):
+                with pytest.raises(OSError, match="another writer") as caught:
+                    save(path, number, resume=resume)
+                assert caught.value.code == "TargetBusy"
+            first.communicate("go on\n" * 100)
+        assert first.returncode == 0
+        assert list(rustload.open(path)) == ["t"]
+        assert hidden(tmp_path) == []
+
+
+SAVES = """
+import sys, warnings, rustload, torch
+import folder_faults, test_folder_faults as test
+from pathlib import Path
+warnings.simplefilter("ignore")
+if sys.argv[3] == "moves":
+    folder_faults.refuse_exchange(22)
+print("ready", flush=True)
+value = int(sys.argv[2])
+while True:
+    value += 1
+    test.save(Path(sys.argv[1]), value, max_shard_size=1000 if value % 5 else "1GB")
+"""
+
+KILLS = int(os.environ.get("RUSTLOAD_KILLS", "24"))
+
+
+@pytest.mark.parametrize("way", ["exchanges", "moves"])
+def test_a_killed_call_leaves_the_old_folder_or_the_new_one(way: str, tmp_path: Path) -> None:
+    chance = random.Random(way)
+    path = tmp_path / "model"
+    save(path, 0)
+    (path / "config.json").write_text("of others")
+    value = 0
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    for number in range(KILLS // 2):
+        command = [sys.executable, "-c", SAVES, str(path), str(value), way]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as running:
+            assert running.stdout
+            assert running.stdout.readline() == b"ready\n"
+            time.sleep(chance.random() * 0.03)
+            running.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
+        found = value_of(path)
+        assert found >= value
+        value = found
+        assert (path / "config.json").read_text() == "of others"
+    save(path, value + 1)
+    assert value_of(path) == value + 1
+    assert hidden(tmp_path) == hidden(path) == []
+    assert (path / "config.json").read_text() == "of others"
+
+
+def test_copied_files_are_those_of_the_folder(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    torch.save(tensors(1), source / "pytorch_model.bin")
+    (source / "config.json").write_text("{}")
+    (source / "same.json").symlink_to("config.json")
+    rustload.convert(source, tmp_path / "one", copy_others=True)
+    assert names(tmp_path / "one") == ["config.json", "model.safetensors", "same.json"]
+    (tmp_path / "secret").write_text("not of the folder")
+    (source / "notes.txt").symlink_to("../secret")
+    with pytest.raises(ValueError, match="outside of the folder"):
+        rustload.convert(source, tmp_path / "two", copy_others=True)
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_snapshot_of_the_hub_is_copied_with_the_content_of_its_blobs(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    torch.save(tensors(1), repository / "blobs" / "aa")
+    (repository / "blobs" / "bb").write_text("{}")
+    (snapshot / "pytorch_model.bin").symlink_to("../../blobs/aa")
+    (snapshot / "config.json").symlink_to("../../blobs/bb")
+    rustload.convert(snapshot, tmp_path / "one", copy_others=True)
+    assert names(tmp_path / "one") == ["config.json", "model.safetensors"]
+    assert not (tmp_path / "one" / "config.json").is_symlink()
+    (tmp_path / "secret").write_text("not of the repository")
+    (snapshot / "notes.txt").symlink_to("../../../secret")
+    with pytest.raises(ValueError, match="outside of the folder"):
+        rustload.convert(snapshot, tmp_path / "two", copy_others=True)
+
+
+READS = """
+import sys, rustload
+from pathlib import Path
+from rustload.errors import RustloadError
+opened = mixes = 0
+print("ready", flush=True)
+while not Path(sys.argv[2]).exists():
+    try:
+        ckpt = rustload.open(sys.argv[1])
+    except (RustloadError, OSError):
+        continue
+    opened += 1
+    mixes += len({float(ckpt[name].torch()[0]) for name in ckpt}) != 1
+print(opened, mixes)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*one by one")
+@pytest.mark.parametrize("way", ["exchanges", "moves"])
+def test_a_reader_sees_the_old_files_or_the_new_ones_and_never_a_mix(way: str, tmp_path: Path) -> None:
+    def saves(path: Path) -> None:
+        for value in range(30):
+            rustload.save(tensors(value, 60), path, max_shard_size=1000, **OVERWRITE)
+            time.sleep(0.1)
+
+    def reads_while_saved(path: Path) -> None:
+        rustload.save(tensors(0, 60), path, max_shard_size=1000, **OVERWRITE)
+        command = [sys.executable, "-c", READS, str(path), str(tmp_path / "end")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "ready\n"
+            saves(path)
+            (tmp_path / "end").touch()
+            opened, mixes = map(int, reader.communicate()[0].split())
+        assert opened > 10
+        assert mixes == 0
+
+    if way == "exchanges":
+        reads_while_saved(tmp_path / "model")
+    else:
+        with mounted(tmp_path / "volume", "-t", "tmpfs", "none") as volume:
+            reads_while_saved(volume)
