@@ -1,10 +1,11 @@
-//! Bounds the work of scanning one file.
+//! Bounds the work of scanning one file: one budget, for every door and every nesting level.
 //!
 //! A byte of the file is scanned once at each nesting level, as every format that it may have there, and the limit `scan_depth`
-//! bounds the levels. Work that a crafted file could repeat beyond that takes from a budget, and ranges that are skipped because
-//! the budget is spent are in the coverage. So the cost of a scan is a small multiple of the file size and of the bytes that may
-//! be inflated or decoded from it.
+//! bounds the levels. Whatever a crafted file could repeat beyond that takes from the budget, which is a multiple of the file's size
+//! and a constant: opcodes that are executed, bytes that are inflated, sources that are shown to the doors. Where it is spent, the rest
+//! is unscanned. So the time of a scan is linear in the size of the file.
 
+use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 
 /// The bytes of overlapping members that are scanned, as a multiple of the file size.
@@ -12,10 +13,21 @@ const OVERLAP_FACTOR: u64 = 4;
 /// The maximum number of pickles in one file that follow another pickle. Each has a fixed cost, although it may be only two bytes
 /// long.
 const MAX_FOLLOWING_PICKLES: u64 = 10_000;
+/// Bytes of opcodes that may be executed for any file, and for each of its bytes. A file of joblib is executed up to each of its arrays.
+const EXECUTED_BYTES: u64 = 16 << 20;
+const EXECUTED_FACTOR: u64 = 128;
+/// Bytes that may be inflated or decoded for any file; each of its bytes adds the limit `inflate_ratio`.
+const INFLATED_BYTES: u64 = 16 << 20;
+/// Sources that may be shown to the doors for any file, and the bytes of it that allow for one more: fewer than a member of an
+/// archive takes.
+const VISITS: u64 = 1000;
+const VISIT_BYTES: u64 = 64;
+/// What the start of a run costs, in bytes of opcodes.
+const RUN_BYTES: u64 = 64;
 
 /// The work that is left.
 pub(super) struct Budget {
-    /// Bytes that `data.pkl` members may still inflate to; the same limit as for loading.
+    /// Bytes that `data.pkl` members may still inflate to; at most the limit for loading.
     pub(super) main_pickle_bytes: u64,
     /// Bytes that everything else may still be inflated or decoded to.
     pub(super) decoded_bytes: u64,
@@ -23,17 +35,43 @@ pub(super) struct Budget {
     pub(super) overlapping_bytes: u64,
     /// Pickles that follow another pickle.
     pub(super) following_pickles: u64,
+    /// Bytes of opcodes that may still be executed.
+    executed_bytes: u64,
+    /// Sources that may still be shown to the doors.
+    visits: u64,
 }
 
 impl Budget {
     pub(super) fn new(limits: &Limits, file_len: u64) -> Budget {
+        let inflated = file_len.saturating_mul(limits.inflate_ratio).saturating_add(INFLATED_BYTES);
         Budget {
-            main_pickle_bytes: limits.pickle_bytes,
-            decoded_bytes: limits.scan_bytes,
+            main_pickle_bytes: limits.pickle_bytes.min(inflated),
+            decoded_bytes: limits.scan_bytes.min(inflated),
             overlapping_bytes: file_len.saturating_mul(OVERLAP_FACTOR),
             following_pickles: MAX_FOLLOWING_PICKLES,
+            executed_bytes: file_len.saturating_mul(EXECUTED_FACTOR).saturating_add(EXECUTED_BYTES),
+            visits: (file_len / VISIT_BYTES).saturating_add(VISITS),
         }
     }
+
+    /// Takes the execution of opcodes; returns false where less is left.
+    pub(super) fn execute(&mut self, len: u64) -> bool {
+        take(&mut self.executed_bytes, len.saturating_add(RUN_BYTES))
+    }
+
+    /// As [`execute`](Budget::execute), but fails, which ends the scan of the file.
+    pub(super) fn must_execute(&mut self, len: u64) -> Result<()> {
+        if self.execute(len) { Ok(()) } else { Err(spent("opcodes are executed")) }
+    }
+
+    /// Takes one source that is shown to the doors. Fails where none is left, which ends the scan of the file.
+    pub(super) fn visit(&mut self) -> Result<()> {
+        if take(&mut self.visits, 1) { Ok(()) } else { Err(spent("contents lie in each other")) }
+    }
+}
+
+fn spent(what: &str) -> Error {
+    Error::new(Code::Limit, format!("more {what} than a scan allows for a file of this size"))
 }
 
 /// Takes `amount` from a budget; returns false, and takes nothing, where less is left.

@@ -152,6 +152,7 @@ impl Scanner<'_> {
         role: Role,
     ) -> Result<Entered> {
         self.options.cancel.check()?;
+        self.budget.visit()?;
         let head = source.read_vec(0, source.len().min(HEAD_BYTES))?;
         let sniffed = match sniff(source) {
             Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => return Err(error),

@@ -4,10 +4,14 @@
 //! state, the array follows the opcode. From 1.2 on it follows a byte with the length of a padding and the padding; as versions
 //! before read no padding, a file with padding is walked in both ways. Arrays are skipped. Where an array's length is not plain
 //! from its state, the door ends and the rest is unscanned. An array of objects is a pickle of its own.
+//!
+//! What is a wrapper is decided by what an object is, however it was made: an object of the class can only come from a call that gets
+//! the class, so the door ends wherever the class is anything but the callee of a NEWOBJ without arguments.
 
 use std::sync::Arc;
 
 use super::super::file::{Scanner, inside};
+use super::super::known_classes::{self, Form};
 use super::super::pickles;
 use super::pickle::At;
 use super::{Entered, Visit};
@@ -16,15 +20,13 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::index::PersistentIdForm;
 use crate::num::to_u64;
-use crate::pickle::{self, Handle, RecoveredPickle, Value, Values};
+use crate::pickle::{self, Build, CallKind, Handle, RecoveredPickle, Value, Values};
 
 /// The class whose BUILD an array follows.
 pub(in crate::scan) const WRAPPER: (&str, &str) = ("joblib.numpy_pickle", "NumpyArrayWrapper");
 
 /// Bytes of the file that are read behind each array.
 const READ_BYTES: u64 = 16 << 10;
-/// Bytes that may be executed to find all arrays: the pickle is executed up to each.
-const EXECUTED_MAX_BYTES: u64 = 256 << 20;
 /// Fields in fields that a dtype may have.
 const DTYPE_DEPTH_MAX: usize = 8;
 
@@ -83,14 +85,15 @@ impl Scanner<'_> {
     /// The pickle of a file without its arrays. Pickles of arrays of objects are reported, if `reports`.
     fn without_arrays(&mut self, visit: &Visit<'_>, skips_padding: bool, reports: bool) -> Result<Parts> {
         let (source, limits) = (visit.source, &self.options.limits);
-        let (mut parts, mut at, mut executed, mut read) = (Parts::default(), 0_u64, 0_u64, READ_BYTES);
+        let (mut parts, mut at, mut read) = (Parts::default(), 0_u64, READ_BYTES);
         loop {
             self.options.cancel.check()?;
             let known = to_u64(parts.bytes.len());
             let left = source.len().saturating_sub(at);
             let read_len = left.min(read);
-            executed = executed.saturating_add(known).saturating_add(read_len);
-            if executed > EXECUTED_MAX_BYTES || known.saturating_add(read_len) > limits.pickle_bytes {
+            // The pickle is executed up to each array.
+            let len = known.saturating_add(read_len);
+            if len > limits.pickle_bytes || !self.budget.execute(len) {
                 parts.gap = Some((at, "too many arrays between the opcodes"));
                 return Ok(parts);
             }
@@ -180,25 +183,48 @@ impl Scanner<'_> {
     }
 }
 
-/// The first BUILD of a wrapper at or behind an offset, and what follows it.
+/// The first BUILD of a wrapper at or behind an offset, or the first one that may be, and what follows it.
 fn next_array(recovered: &RecoveredPickle, from: u64) -> Option<(u64, Array)> {
     let values = &recovered.values;
-    if !values.globals().any(|(id, _)| is_wrapper(values, id)) {
-        return None;
-    }
-    let is_wrapped = |target: Handle| match values.get(target) {
-        Value::Call(id) => {
-            matches!(values.get(values.call(id).callable), Value::Global(id) if is_wrapper(values, id))
-        }
-        _ => false,
-    };
+    let class = values.globals().find(|&(id, _)| is_wrapper(values, id))?.0;
+    let is_value = pickles::is_used_as_value(recovered, class);
     let builds = values.builds();
-    let build = builds.iter().find(|build| build.offset >= from && is_wrapped(build.target))?;
+    let follows = |build: &&Build| {
+        build.offset >= from
+            && (made_of(values, build.target).is_some_and(|made| made != Made::Other) || is_value)
+    };
+    let build = builds.iter().find(follows)?;
     let (offset, target) = (build.offset, build.target);
     let is_first =
         builds.iter().filter(|other| other.target == target && other.offset <= offset).count() == 1;
-    let array = if is_first { array(values, target) } else { None };
+    let is_plain = is_first && made_of(values, target) == Some(Made::Wrapper) && !is_value;
+    let array = if is_plain { array(values, target) } else { None };
     Some((offset, array.unwrap_or(Array::Unknown)))
+}
+
+/// What a call makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    /// A wrapper whose attributes are those of its states.
+    Wrapper,
+    /// A wrapper that its class was called for, with attributes of its own, or what a function returns of its arguments.
+    Unclear,
+    /// Something else, unless its arguments have the class itself.
+    Other,
+}
+
+/// What a value is, if a call makes it.
+fn made_of(values: &Values, target: Handle) -> Option<Made> {
+    let Value::Call(id) = values.get(target) else { return None };
+    let call = values.call(id);
+    let Value::Global(callee) = values.get(call.callable) else { return Some(Made::Unclear) };
+    if is_wrapper(values, callee) {
+        let is_plain = call.kind == CallKind::NewObj && values.get(call.args) == Value::Tuple(&[]);
+        return Some(if is_plain { Made::Wrapper } else { Made::Unclear });
+    }
+    let callee = values.global(callee);
+    let row = known_classes::lookup(callee.module, callee.name);
+    Some(if row.is_some_and(|row| row.form == Form::Identity) { Made::Unclear } else { Made::Other })
 }
 
 fn is_wrapper(values: &Values, id: pickle::GlobalId) -> bool {
@@ -220,7 +246,8 @@ fn array(values: &Values, wrapper: Handle) -> Option<Array> {
         _ => None,
     })?;
     let Some(itemsize) = itemsize(values, of("dtype")?, DTYPE_DEPTH_MAX)? else {
-        return Some(Array::Objects);
+        // `mmap_mode` maps what may be mapped.
+        return (values.get(of("allow_mmap")?) == Value::Bool(false)).then_some(Array::Objects);
     };
     let is_padded = of("numpy_array_alignment_bytes").is_some_and(|value| values.get(value) != Value::None);
     Some(Array::Numbers { nbytes: numel.checked_mul(itemsize)?, is_padded })
@@ -248,13 +275,19 @@ fn itemsize(values: &Values, dtype: Handle, depth: usize) -> Option<Option<u64>>
         },
     };
     let part = |index: usize| state.and_then(|state| state.get(index)).map(|&part| values.get(part));
-    let is_plain = [2, 3, 4].iter().all(|&index| part(index).is_none_or(|part| part == Value::None));
-    let stated = match part(5) {
-        Some(Value::Int(size)) => u64::try_from(size).ok(),
-        _ => None,
+    let form = (part(0), state.map_or(8, <[Handle]>::len));
+    if !matches!(form, (None | Some(Value::Int(3)), 8) | (Some(Value::Int(4)), 9)) {
+        return None;
+    }
+    // What an array has is decided by the flags, whatever the code is (NPY_ITEM_HASOBJECT).
+    let has_objects = match part(7) {
+        None => false,
+        Some(Value::Int(flags)) => flags & 1 == 1,
+        Some(_) => return None,
     };
-    if matches!(code, "O8" | "O4" | "O") && is_plain {
-        return Some(None);
+    let is_plain = [2, 3, 4].iter().all(|&index| part(index).is_none_or(|part| part == Value::None));
+    if has_objects {
+        return (matches!(code, "O8" | "O4" | "O") && is_plain).then_some(None);
     }
     if let Some(dtype) = DType::from_numpy_code(code).filter(|_| is_plain) {
         return Some(Some(dtype.itemsize()));
@@ -262,7 +295,7 @@ fn itemsize(values: &Values, dtype: Handle, depth: usize) -> Option<Option<u64>>
     let (kind, size) = code.split_at_checked(1)?;
     let size: u64 = size.parse().ok()?;
     let size = if kind == "U" { size.checked_mul(4)? } else { size };
-    if stated.is_some_and(|stated| stated != size) {
+    if !matches!(kind, "M" | "m") && part(5).is_some_and(|stated| stated != Value::Int(size.cast_signed())) {
         return None;
     }
     match (kind, part(2), part(4)) {

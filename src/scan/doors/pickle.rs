@@ -165,8 +165,8 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Runs one pickle, of as many bytes as it needs.
-    pub(super) fn run_pickle(&self, place: &At<'_>) -> Result<Run> {
+    /// Runs one pickle, of as many bytes as it needs. Fails where the budget of the file is spent.
+    pub(super) fn run_pickle(&mut self, place: &At<'_>) -> Result<Run> {
         let limits = &self.options.limits;
         let available = place.source.len().saturating_sub(place.offset);
         let ceiling = available.min(limits.pickle_bytes);
@@ -181,6 +181,7 @@ impl Scanner<'_> {
             }
             let data = place.source.chunk(place.offset, len)?;
             let recovered = pickle::run_recovering(data, 0, limits, &self.options.cancel)?;
+            self.budget.must_execute(to_u64(recovered.end))?;
             let reads_on = !readers_stop(&recovered);
             if !(reads_on && is_cut(&recovered) && len < available) {
                 let limit = recovered.defects.last().filter(|error| reads_on && error.code() == Code::Limit);

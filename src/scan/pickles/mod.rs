@@ -110,6 +110,11 @@ pub(super) fn acts(recovered: &RecoveredPickle, from: u64) -> bool {
         || (from > 0 && values.builds().iter().any(|build| build.offset >= from))
 }
 
+/// Whether a pickle uses a global as a value, and not only calls it.
+pub(super) fn is_used_as_value(recovered: &RecoveredPickle, id: GlobalId) -> bool {
+    references::used_as_values(&recovered.values, recovered.root).get(id.index()).copied().unwrap_or(true)
+}
+
 /// Whether a line may be the name of a module. Text and numbers that only start like a pickle name none.
 pub(super) fn may_be_module(line: &[u8]) -> bool {
     // A line that is cut may end inside a character.
