@@ -8,9 +8,11 @@ import json
 import os
 import pickle
 import re
+import runpy
 import struct
 import warnings
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +27,6 @@ from rustload.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WRAPPED = "wrapped"
@@ -466,12 +467,21 @@ def test_archives_before_torch_2_8(exported, tmp_path):
         archive.writestr("serialized_state_dict.pt", saved(state))
         archive.writestr("serialized_constants.pt", saved({}))
         archive.writestr("serialized_example_inputs.pt", saved((torch.ones(2),)))
-        archive.writestr("extra_files/a", "x")
     with rustload.open(path) as ckpt:
         assert (ckpt.format, sorted(ckpt)) == ("torch-export", sorted(state))
         assert bits(ckpt["embed.weight"].materialize(framework="torch")) == bits(state["embed.weight"])
     assert sorted(rustload.torch.load(path)) == sorted(state)
     assert rustload.scan(path).verdict == "inert"
+    # What the caller of `load` gets as text is not interpreted.
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("extra_files/a", "x")
+    assert sorted(rustload.open(path)) == sorted(state)
+    assert rustload.scan(path).verdict == "unknown"
+
+
+def test_the_schema_of_graphs_is_that_of_the_installed_torch():
+    generator = runpy.run_path(str(Path(__file__).parents[1] / "data/make_export_schema.py"))
+    assert generator["TARGET"].read_text() == generator["text"]()
 
 
 def test_fake_tensors_are_meta_tensors(tmp_path):

@@ -435,7 +435,8 @@ class TestContainers:
         """Whatever the offsets of its members: with only the first MiB inflated, the container may seem to end there."""
         tar, whole = io.BytesIO(), io.BytesIO()
         with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as out:
-            for name, data in ("first", bytes(size)), ("second", CALL + b"."):
+            plain = b"\x80\x03B" + struct.pack("<I", size - 8) + bytes(size - 8) + b"."
+            for name, data in ("first", plain), ("second", CALL + b"."):
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
                 out.addfile(info, io.BytesIO(data))
@@ -850,7 +851,8 @@ def test_a_file_of_skops_is_never_inert(method: int) -> None:
     )
     assert (report.verdict, report.complete) == ("unknown", False), str(report)
     assert "skops" in str(report)
-    assert rustload.scan(archive('{"type": "object"}')).verdict == "inert"
+    # Another schema is JSON that a reader may act on all the same.
+    assert rustload.scan(archive('{"type": "object"}')).verdict == "unknown"
 
 
 @pytest.mark.parametrize("compress", [0, ("zlib", 3), ("gzip", 3)], ids=["plain", "zlib", "gzip"])

@@ -3,9 +3,13 @@
 //! Stands for `torch.export.load` and `torch.export.pt2_archive.load_pt2`, torch 2.1 to 2.13. They call `torch.load` without a restriction on
 //! the sample inputs, on pickled tensors and on the weights of older archives, `pickle.loads` on constants that are Python objects, and
 //! `dlopen` on what AOTInductor compiled. The shapes in the graph are expressions as text, which torch passes to
-//! `sympy.sympify`, and so to `eval`; `ExportedProgram.module` runs the text of the guards. A text that is not plain arithmetic is a finding.
+//! `sympy.sympify`, and so to `eval`; `ExportedProgram.module` runs the text of the guards. A text that is not plain arithmetic is a finding,
+//! and a graph or configuration with anything that [`schema`] does not have is unscanned.
 
 mod expression;
+mod operator;
+mod pytree;
+mod schema;
 
 use std::collections::HashSet;
 
@@ -15,6 +19,7 @@ use super::super::report::{Finding, Verdict};
 use super::Role;
 use super::zip::{VisibleMember, propagate_if_not_file_fault};
 use crate::bytes::Source;
+use crate::container::payload_config::PayloadConfig;
 use crate::container::zip::{self, fold_case};
 use crate::error::Result;
 use crate::index;
@@ -38,6 +43,8 @@ pub(super) enum Use {
     Unpickle,
     /// They evaluate the expressions in it.
     Graph,
+    /// They take the places and shapes of tensors from it.
+    Config,
     /// They run it.
     Run,
     /// Nothing of these.
@@ -50,7 +57,7 @@ impl Use {
         match self {
             Use::Load => Some(Role::Loaded),
             Use::Unpickle => Some(Role::PickleMember),
-            Use::Graph | Use::Run | Use::Other => None,
+            Use::Graph | Use::Config | Use::Run | Use::Other => None,
         }
     }
 }
@@ -68,14 +75,15 @@ pub(super) fn member_use(name: &str) -> Use {
     let name = fold_case(name);
     let file = name.rsplit('/').next().unwrap_or_default();
     let in_folder = |folder: &str| name.starts_with(folder) || name.contains(&format!("/{folder}"));
-    let is_config = file.ends_with("_config.json");
+    let is_payload = in_folder("data/weights/") || in_folder("data/constants/");
     match () {
         () if name == OLD_GRAPH || in_folder("models/") => Use::Graph,
+        () if is_payload && file.ends_with("_config.json") => Use::Config,
         () if in_folder(COMPILED) && !file.ends_with(".json") => Use::Run,
         () if in_folder("data/sample_inputs/") => Use::Load,
         () if name.starts_with("serialized_") => Use::Load,
         () if in_folder("data/constants/") && file.starts_with("opaque_obj_") => Use::Unpickle,
-        () if (in_folder("data/weights/") || in_folder("data/constants/")) && !is_config => Use::Load,
+        () if is_payload => Use::Load,
         () => Use::Other,
     }
 }
@@ -133,42 +141,69 @@ impl Scanner<'_> {
         });
     }
 
-    /// Adds findings for the texts in a graph that torch evaluates.
-    pub(super) fn graph(&mut self, source: &Source, member: &VisibleMember, inner: &str) -> Result<()> {
+    /// Judges the JSON of a graph or of a configuration. What is not in its schema is unscanned.
+    pub(super) fn export_json(
+        &mut self,
+        source: &Source,
+        member: &VisibleMember,
+        member_use: Use,
+        inner: &str,
+    ) -> Result<()> {
         let limits = &self.options.limits;
         let (bytes, is_whole) =
             zip::peek(source, member.region, member.method, limits.header_bytes, limits.inflate_ratio)?;
-        if !is_whole {
-            self.report.unscanned(Some(inner), "the graph is too large", 0, member.region.len());
-            return Ok(());
-        }
-        let Ok(text) = std::str::from_utf8(&bytes) else {
-            self.report.unscanned(Some(inner), "the graph is not UTF-8", 0, member.region.len());
-            return Ok(());
+        let why = match std::str::from_utf8(&bytes) {
+            _ if !is_whole => Some("the JSON is too large".to_owned()),
+            Err(_) => Some("the JSON is not UTF-8".to_owned()),
+            Ok(text) if member_use == Use::Graph => {
+                self.evaluated_texts(text, inner)?;
+                self.report.scanned(
+                    Some(inner),
+                    "the texts of a graph that torch evaluates",
+                    0,
+                    to_u64(bytes.len()),
+                );
+                schema::oddity(text)
+            }
+            Ok(_) => match PayloadConfig::parse(&bytes, limits) {
+                Ok(config) if config.unknown_fields == 0 => None,
+                Ok(_) => Some("a field that its schema does not have".to_owned()),
+                Err(error) => Some(error.message().to_owned()),
+            },
         };
-        for evaluated in Texts::of(text) {
+        if let Some(why) = why {
+            self.report.unscanned(Some(inner), &why, 0, member.region.len());
+        }
+        Ok(())
+    }
+
+    /// Adds findings for the texts in a graph that torch evaluates.
+    fn evaluated_texts(&mut self, graph: &str, inner: &str) -> Result<()> {
+        for evaluated in Texts::of(graph) {
             self.options.cancel.check()?;
             let verdict = evaluated.verdict();
             if verdict == Verdict::Inert {
                 continue;
             }
-            let when = match evaluated.kind {
-                Kind::Expression => "torch.export.load evaluates it",
-                Kind::Guard => "ExportedProgram.module runs it",
+            let what = match evaluated.kind {
+                Kind::Expression => "is not plain arithmetic, and torch.export.load evaluates it",
+                Kind::Guard => "is not plain arithmetic, and ExportedProgram.module runs it",
+                Kind::Pytree => {
+                    "names a type that is none of Python's containers, and torch.export.load imports it"
+                }
+                Kind::Operator => {
+                    "is no operator of torch that is known to compute, and the program calls it"
+                }
             };
             self.report.add(Finding {
                 verdict,
-                message: format!(
-                    "a text of the graph is not plain arithmetic, and {when}: {}",
-                    evaluated.text
-                ),
+                message: format!("a text of the graph {what}: {}", evaluated.text),
                 member: Some(inner.to_owned()),
                 offset: Some(evaluated.offset),
                 readers: &["torch"],
                 ..Finding::new("CodeInArchive")
             });
         }
-        self.report.scanned(Some(inner), "the texts of a graph that torch evaluates", 0, to_u64(bytes.len()));
         Ok(())
     }
 }

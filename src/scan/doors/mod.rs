@@ -13,7 +13,9 @@ mod npy;
 mod pickle;
 pub(super) mod safetensors;
 mod tar;
+mod texts;
 mod torch_tar;
+mod yaml;
 mod zip;
 
 use super::file::Scanner;

@@ -8,6 +8,7 @@
 //! The files of a distributed checkpoint in an archive are scanned item by item, as on disk, if the strict reader accepts the archive.
 
 use super::super::file::{Scanner, inside};
+use super::texts::{self, Meaning};
 use super::{Entered, Role, Visit};
 use crate::bytes::{Region, Source};
 use crate::container::tar::{self, BLOCK_BYTES, python_number};
@@ -142,7 +143,9 @@ impl Scanner<'_> {
         let items = entered.items_in(start, window.len());
         if items.is_empty() {
             entered.members.extend(Region::new(start, window.len()));
-            return self.source(window, Some(inner), depth, role).map(|_| ());
+            let found = self.source(window, Some(inner), depth, role)?;
+            let meaning = if role == Role::Member { texts::meaning(name, false) } else { Meaning::Judged };
+            return self.interpreted(window, meaning, inner, &found);
         }
         let shift = |item: &Region| Region::new(item.start().saturating_sub(start), item.len());
         let within: Vec<Region> = items.iter().filter_map(shift).collect();

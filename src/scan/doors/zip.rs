@@ -9,32 +9,25 @@
 //! walked as files of their own, and neither are the elements of an array that fills its member. The members of an exported program
 //! have readers of their own: see [`exported`].
 
+mod inflated;
 mod sound;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use self::sound::Heads;
 use super::super::budget::take;
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
 use super::exported::{self, Use};
+use super::texts::{self, Meaning};
 use super::{Entered, Role, Visit, npy};
 use crate::bytes::{Region, Source};
-use crate::container::npy::Header;
+use crate::container::Format;
 use crate::container::zip::{self, Archive, SalvagedArchive, Trailing, fold_case};
-use crate::container::{Format, is_container};
 use crate::error::{Code, Error, Result};
-use crate::limits::Limits;
-use crate::num::to_u64;
-use crate::pickle::Disasm;
 
-/// Bytes that are read of a member whose text is shown in findings.
+/// The first bytes of a member, by which doors open.
 const TEXT_BYTES: u64 = 1024;
-/// Bytes that are inflated first.
-const FIRST_INFLATED_BYTES: u64 = 1 << 20;
-/// The member of a skops file that describes its objects.
-const SKOPS_SCHEMA: &str = "schema.json";
 
 /// A member, as at least one reader sees it.
 pub(super) struct VisibleMember {
@@ -113,8 +106,8 @@ impl Scanner<'_> {
                 visible_members(salvaged)
             }
         };
-        self.names(&members, label);
         let is_export = exported::is_export(&members);
+        self.names(&members, label, is_export);
         if is_export {
             self.compiled_code(&members, label);
         }
@@ -123,14 +116,14 @@ impl Scanner<'_> {
     }
 
     /// Adds findings for names that differ in case only, and for TorchScript code.
-    fn names(&mut self, members: &[VisibleMember], label: Option<&str>) {
+    fn names(&mut self, members: &[VisibleMember], label: Option<&str>, is_export: bool) {
         let mut folded = HashSet::new();
         let (mut cased, mut code) = (None, (0_u64, None));
         for member in members {
             if !folded.insert(fold_case(&member.name)) && cased.is_none() {
                 cased = Some(&member.name);
             }
-            if member.name.contains("/code/") && member.name.ends_with(".py") {
+            if texts::meaning(&member.name, is_export) == Meaning::Code {
                 code = (code.0.saturating_add(1), code.1.or(Some(&member.name)));
             }
         }
@@ -138,6 +131,7 @@ impl Scanner<'_> {
             && !self.report.has(Code::ZipDuplicate.as_str())
         {
             self.report.add(Finding {
+                verdict: Verdict::Unknown,
                 message: format!("another member's name differs from {name:?} in case only"),
                 member: label.map(str::to_owned),
                 readers: &["zip"],
@@ -173,7 +167,7 @@ impl Scanner<'_> {
         for member in members {
             let Some(folder) = folder_of_main(&member.name) else { continue };
             let outer = std::mem::take(&mut self.keys);
-            self.member(source, member, label, depth, Role::Main)?;
+            self.member(source, member, label, depth, Role::Main, Meaning::Content)?;
             let keys = std::mem::replace(&mut self.keys, outer);
             storages.extend(keys.into_iter().map(|key| format!("{folder}data/{key}")));
         }
@@ -192,10 +186,16 @@ impl Scanner<'_> {
             let is_pickle = matches!(extension, "pkl" | "pickle" | "debug_pkl");
             let role = if is_pickle { Role::PickleMember } else { Role::Member };
             let member_use = if is_export { exported::member_use(&member.name) } else { Use::Other };
-            if member_use == Use::Graph {
-                self.graph(source, member, &inside(label, &member.name))?;
-            }
-            self.member(source, member, label, depth, member_use.role().unwrap_or(role))?;
+            let meaning = match member_use {
+                Use::Graph | Use::Config => {
+                    self.export_json(source, member, member_use, &inside(label, &member.name))?;
+                    Meaning::Judged
+                }
+                // Native code is a finding.
+                Use::Run => Meaning::Judged,
+                _ => texts::meaning(&member.name, is_export),
+            };
+            self.member(source, member, label, depth, member_use.role().unwrap_or(role), meaning)?;
         }
         if as_elements > 0 {
             let what = "storages: as elements of tensors, and as arrays of NumPy";
@@ -212,6 +212,7 @@ impl Scanner<'_> {
         label: Option<&str>,
         depth: u64,
         role: Role,
+        meaning: Meaning,
     ) -> Result<()> {
         let inner = inside(label, &member.name);
         let len = member.region.len();
@@ -227,20 +228,13 @@ impl Scanner<'_> {
             return Ok(());
         }
         let name = fold_case(&member.name);
-        if name.ends_with(".storage_alignment") {
-            let (text, _) = zip::peek(source, member.region, member.method, TEXT_BYTES, 1)?;
-            self.alignment(&text, &inner);
-        }
         if member.overlaps_earlier && !take(&mut self.budget.overlapping_bytes, len) {
             self.report.unscanned(Some(&inner), "too many members overlap", 0, len);
             return Ok(());
         }
         let Some(window) = self.open(source, member, &inner, role)? else { return Ok(()) };
         let entered = self.source(&window, Some(&inner), depth.saturating_add(1), role)?;
-        if name == SKOPS_SCHEMA && is_skops_schema(&window)? {
-            let why = "the schema of a skops file: skops.io.load imports and calls what it names, as far as it is trusted";
-            self.report.unscanned(Some(&inner), why, 0, len);
-        }
+        self.interpreted(&window, meaning, &inner, &entered)?;
         let is_usual = matches!(role, Role::Main | Role::Loaded)
             || name.ends_with("constants.pkl")
             || name.ends_with(".debug_pkl")
@@ -272,83 +266,6 @@ impl Scanner<'_> {
             Visit { source: &window, label: Some(&inner), depth, role: Role::Member, head, format: None };
         npy::walk(self, &visit, &mut Entered::default())
     }
-
-    /// The member's bytes as a source: its range of the file, or inflated. `None` where the budget is spent.
-    fn open(
-        &mut self,
-        source: &Source,
-        member: &VisibleMember,
-        inner: &str,
-        role: Role,
-    ) -> Result<Option<Source>> {
-        if member.method == 0 {
-            return source.window(member.region.start(), member.region.len()).map(Some);
-        }
-        // `data.pkl` members share the limit of loading, all other members share a budget of the scan.
-        let (name, budget) = match role {
-            Role::Main => ("pickle_bytes", &mut self.budget.main_pickle_bytes),
-            _ => ("scan_bytes", &mut self.budget.decoded_bytes),
-        };
-        let (allowed, ratio) = (*budget, self.options.limits.inflate_ratio);
-        let too_far = |inflated: u64| {
-            let text = format!("the first {inflated} bytes inflate to more than {ratio} times their size");
-            Error::new(Code::InflateRatio, text)
-        };
-        let mut len = allowed.min(FIRST_INFLATED_BYTES);
-        let (bytes, cut) = loop {
-            let (bytes, is_whole) = zip::peek(source, member.region, 8, len, ratio)?;
-            let inflated = to_u64(bytes.len());
-            if is_whole || is_array_of_size(&bytes, member.size) {
-                break (bytes, None);
-            }
-            if inflated < len {
-                break (bytes, Some(too_far(inflated)));
-            }
-            if len == allowed {
-                break (bytes, Some(Error::limit(name, allowed, inflated.saturating_add(1))));
-            }
-            if !reads_on(&bytes, &self.options.limits) {
-                // Only a reader that begins at the end needs the rest.
-                let rest = zip::inflated_tail(source, member.region, allowed, ratio, &self.options.cancel)?;
-                take(budget, rest.len.saturating_sub(len));
-                if !rest.is_whole {
-                    let is_limit = rest.len > allowed;
-                    let limit = || Error::limit(name, allowed, rest.len);
-                    break (bytes, Some(if is_limit { limit() } else { too_far(rest.len) }));
-                }
-                if !zip::may_end_as_zip(&rest.bytes) {
-                    break (bytes, None);
-                }
-            }
-            len = len.saturating_mul(4).min(allowed);
-        };
-        let inflated = to_u64(bytes.len());
-        take(budget, inflated);
-        if let Some(error) = cut {
-            self.report.add_error(&error, Some(inner));
-            self.report.unscanned(Some(inner), "too large once inflated", inflated, 0);
-            // Of so few bytes, doors would only say that they are cut short.
-            if inflated < TEXT_BYTES {
-                return Ok(None);
-            }
-        }
-        Ok(Some(Source::memory(Arc::new(bytes))))
-    }
-
-    /// Checks the storage alignment, with which torch computes offsets (torch/serialization.py: `_load`).
-    fn alignment(&mut self, head: &[u8], inner: &str) {
-        let text = std::str::from_utf8(head).unwrap_or_default();
-        let plain = text.parse::<u32>().is_ok_and(|number| number > 0 && !text.starts_with('+'));
-        if !plain {
-            self.report.add(Finding {
-                message: format!("the storage alignment is {:?}", text.chars().take(40).collect::<String>()),
-                member: Some(inner.to_owned()),
-                offset: Some(0),
-                readers: &["torch"],
-                ..Finding::new("BadAlignment")
-            });
-        }
-    }
 }
 
 /// The folder of a torch archive's pickle, with its slash; `None` for other members.
@@ -357,39 +274,6 @@ fn folder_of_main(name: &str) -> Option<&str> {
     let start = name.rfind(['/', '\\']).map_or(0, |slash| slash.saturating_add(1));
     let (folder, file) = name.split_at_checked(start)?;
     (fold_case(file.trim_matches('\0')) == "data.pkl").then_some(folder)
-}
-
-/// Whether JSON is the description of a skops file: each of its objects names its loader (skops/io/_utils.py).
-fn is_skops_schema(window: &Source) -> Result<bool> {
-    const LOADER: &[u8] = b"\"__loader__\"";
-    let head = window.read_vec(0, window.len().min(FIRST_INFLATED_BYTES))?;
-    Ok(head.windows(LOADER.len()).any(|bytes| bytes == LOADER))
-}
-
-/// Whether the start of a member shows that it is an array of plain numbers that fills it.
-fn is_array_of_size(bytes: &[u8], size: Option<u64>) -> bool {
-    let read =
-        |len: u64| Ok(bytes.get(..usize::try_from(len).unwrap_or(usize::MAX)).unwrap_or(bytes).to_vec());
-    let header = Header::read(read).ok().filter(|header| !header.elements.may_be_pickle());
-    header.is_some_and(|header| header.end() == size && size.is_some())
-}
-
-/// Whether a reader of these first bytes of a member would read on behind them.
-fn reads_on(bytes: &[u8], limits: &Limits) -> bool {
-    if is_container(bytes) {
-        return true;
-    }
-    let mut at = 0;
-    loop {
-        let mut disasm = Disasm::lenient(bytes, at, limits);
-        let failed = disasm.by_ref().find_map(|op| op.err());
-        match failed {
-            Some(error) => return error.code() == Code::Truncated || disasm.position() >= bytes.len(),
-            // The pickle ends; another one may follow.
-            None if disasm.position() >= bytes.len() => return true,
-            None => at = disasm.position(),
-        }
-    }
 }
 
 /// The salvaged members, in the order of their offsets, as `zip::salvage` returns them.

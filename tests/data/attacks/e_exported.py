@@ -124,7 +124,7 @@ add("E03", "a member that is missing", {
     "config": export().drop("data/weights/model_weights_config.json"),
     "constants": export().drop("data/constants/model_constants_config.json"), "version": export().drop(".data/version"),
 }, missing)  # fmt: skip
-add("E03", "", {"program": export().drop("models/model.json")}, Refused("UnknownFormat"), verdict="inert")
+add("E03", "", {"program": export().drop("models/model.json")}, Refused("UnknownFormat"), verdict="unknown")
 add("E04", "a tensor that reaches outside its member", {
     "sizes": of(meta(3, 3)), "strides": of(meta(2, 3, strides=[number(4), number(1)])), "offset": of(meta(2, 3, storage_offset=number(1))),
     "huge": of(meta(1 << 40)), "negative_stride": of(meta(2, 3, strides=[number(-3), number(1)])),
@@ -309,6 +309,7 @@ def pickled(state: bytes, constants: bytes = b"") -> Zip:
         export()
         .drop("data/weights/model_weights_config.json")
         .drop("data/constants/model_constants_config.json")
+        .drop("data/weights/weight_0")
     )
     return found.add("data/weights/model.pt", state).add("data/constants/model.pt", constants)
 
@@ -335,7 +336,12 @@ add("E18", "", {
 
 def says(text: str) -> dict[str, Any]:
     """A graph with this size."""
-    return {**GRAPH, "graph_module": {"sizes": [{"as_expr": {"expr_str": text, "hint": {"as_int": 2}}}]}}
+    return in_graph(sym_int_values={"s0": {"as_expr": {"expr_str": text, "hint": {"as_int": 2}}}})
+
+
+def in_graph(**fields: Any) -> dict[str, Any]:
+    """A program whose graph has these fields."""
+    return {**GRAPH, "graph_module": {"graph": {"nodes": [], **fields}}}
 
 
 add("E19", "code in an expression of the graph, which torch evaluates", {
@@ -394,5 +400,87 @@ def nested_bombs(count: int, size: int) -> bytes:
     weights = {"w": payload()} | {name: payload(name, use_pickle=True) for name in names}
     return export(weights, **dict.fromkeys(names, one)).bytes()
 
+
+def spec(kind: str | None, context: Any, *children: Any) -> dict[str, Any]:
+    """A node of a pytree."""
+    return {"type": kind, "context": context, "children_spec": list(children)}
+
+
+LEAF = spec(None, None)
+
+
+def structure(root: Any, protocol: Any = 1) -> Zip:
+    """A program whose inputs have this structure."""
+    call = {
+        "fqn": "",
+        "signature": {
+            "inputs": [],
+            "outputs": [],
+            "in_spec": json.dumps([protocol, root]),
+            "out_spec": json.dumps([1, LEAF]),
+        },
+    }
+    return export(graph={**GRAPH, "graph_module": {"graph": {"nodes": []}, "module_call_graph": [call]}})
+
+
+def factory(module: str, name: str, **more: Any) -> dict[str, Any]:
+    return spec("collections.defaultdict", {
+        "default_factory_module": module, "default_factory_name": name, "dict_context": ["a"], **more}, LEAF)  # fmt: skip
+
+
+ENUM = json.dumps([{"__enum__": True, "fqn": "antigravity:x", "name": "a"}])
+add("E24", "a pytree that names what torch imports", {
+    "factory": structure(factory("antigravity", "x")), "inside": structure(spec("builtins.tuple", "null", LEAF, factory("posix", "system"))),
+    "enum": structure(spec("builtins.dict", ENUM, LEAF)), "enum_of_a_tuple": structure(spec("builtins.tuple", ENUM)),
+    "escaped": structure(spec("builtins.dict", ENUM.replace("__enum__", "\\u005f_enum__"), LEAF)),
+    "old": old(good).with_(members=old(good).members[1:]).add_path(b"serialized_exported_program.json", json.dumps({"in_spec": json.dumps([1, factory("antigravity", "x")])}).encode()),
+}, opens, "CodeInArchive", verdict="would execute")  # fmt: skip
+add("E24", "", {
+    "type": structure(spec("mine.Type", "null")), "namedtuple": structure(spec("collections.namedtuple", "mine.Point", LEAF)),
+    "key": structure(spec("builtins.dict", json.dumps(["x=open('x')"]), LEAF)), "protocol": structure(LEAF, 2),
+    "context": structure(spec("builtins.tuple", "[]")), "more": structure({**LEAF, "more": 1}), "factory_more": structure(factory("builtins", "list", more=1)),
+}, opens, "CodeInArchive", verdict="unknown")  # fmt: skip
+add("E24", "", {
+    "fine": structure(spec("builtins.tuple", "null", LEAF, spec("builtins.dict", '["a b", 1]', LEAF, LEAF), factory("builtins", "list"))),
+}, opens, verdict="inert")  # fmt: skip
+
+
+def node(**fields: Any) -> Zip:
+    """A program with one node."""
+    return export(
+        graph=in_graph(
+            nodes=[
+                {"target": "torch.ops.aten.relu.default", "inputs": [], "outputs": [], "metadata": {}}
+                | fields
+            ]
+        )
+    )
+
+
+INJECTED = "x=__import__('posix').system('true')"
+add("E25", "a name that torch writes into the source of a function", {
+    "input": export(graph=in_graph(inputs=[{"as_tensor": {"name": INJECTED}}])), "node": node(name=INJECTED),
+    "output": node(outputs=[{"as_tensor": {"name": "x;y"}}]), "attribute": node(outputs=[{"as_tensor": {"name": "torch.load"}}]),
+    "symbol": node(outputs=[{"as_sym_int": {"as_name": "a b"}}]), "argument": export(graph={**GRAPH, "graph_module": {"module_call_graph": [{
+        "fqn": "", "signature": {"inputs": [], "outputs": [], "in_spec": json.dumps([1, LEAF]), "out_spec": json.dumps([1, LEAF]),
+        "forward_arg_names": [INJECTED]}}]}}),
+    "parameter": export(graph={**GRAPH, "graph_module": {"signature": {"input_specs": [{"parameter": {"arg": {"name": "w"}, "parameter_name": "w.__class__"}}]}}}),
+}, opens, "", verdict="unknown")  # fmt: skip
+add("E26", "a graph with more or other things than its schema has", {
+    "key": export(graph={**GRAPH, "more": 1}), "argument": export(graph=in_graph(inputs=[{"as_more": 1}])), "two": export(graph=in_graph(inputs=[{"as_none": True, "as_int": 1}])),
+    "type": export(graph=in_graph(inputs=[{"as_tensor": {"name": ["x"]}}])), "metadata": node(metadata={"more": "x"}), "number": export(graph=in_graph(inputs=[{"as_int": 1.5}])),
+    "path": node(inputs=[{"name": "a", "arg": {"as_string": "/etc/passwd"}}]), "twice": export(graph=b'{"guards_code": [], "guards_code": []}'),
+    "list": export(graph=b"[]"), "damaged": export(graph=b"{"), "deep": export(graph=b'{"graph_module":' * 1000 + b"1" + b"}" * 1000),
+    "config": raw('{"config": {"w": %}, "more": 1}'), "extra": export().add("extra/a.json", b"{}"), "text": export().add("extra/a", b"x"),
+}, opens, "", verdict="unknown")  # fmt: skip
+add("E27", "an operator that does more than compute", {
+    "os": node(target="torch.os.system"), "file": node(target="torch.ops.aten.from_file"), "load": node(target="torch.load"),
+    "operand": node(inputs=[{"name": "a", "arg": {"as_operator": "torch.hub.load"}}]),
+}, opens, "CodeInArchive", verdict="would execute")  # fmt: skip
+add("E27", "", {
+    "library": node(target="torch.ops.load_library"), "mine": node(target="torch.ops.mine.run.default"), "attribute": node(target="torch.ops.aten.relu.default.__class__"),
+    "getter": node(target="_operator.attrgetter"), "extension": node(target="#mine:run"),
+}, opens, "CodeInArchive", verdict="unknown")  # fmt: skip
+add("E27", "", {"fine": node()}, opens, verdict="inert")
 
 assert isinstance(opens, Outcome)

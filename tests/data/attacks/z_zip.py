@@ -162,7 +162,7 @@ family(
     {"other_names": lambda: Zip().add("W.npy", b"1").add("w.npy", b"2").bytes()},
     good,
     "ZipCase",
-    verdict="inert",
+    verdict="unknown",
 )
 family("Z19", "`DATA.PKL` alone", lambda: Zip().rename("data.pkl", "DATA.PKL").bytes(), case)
 family(

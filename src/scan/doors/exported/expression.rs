@@ -1,10 +1,12 @@
 //! The texts in the graph of an exported program that torch evaluates, and whether they are plain arithmetic.
 //!
-//! Two keys of torch's schema (torch/_export/serde/schema.py) have such texts: `expr_str`, a shape or condition as `sympy.srepr` writes it,
-//! and `guards_code`, conditions on the inputs in Python. The strings of the JSON text are read in order, whatever its structure, so
-//! duplicate keys and damage hide none.
+//! Some keys of torch's schema (torch/_export/serde/schema.py) have such texts: `expr_str`, a shape or condition as `sympy.srepr` writes it,
+//! `guards_code`, conditions on the inputs in Python, `in_spec` and `out_spec`, the types of inputs and outputs, and `target` and
+//! `as_operator`, which are looked up. The strings of the JSON text are read in order, whatever its structure, so duplicate keys and
+//! damage hide none.
 
 use super::super::super::report::Verdict;
+use super::{operator, pytree};
 use crate::num::to_u64;
 
 /// Functions of sympy and torch.utils._sympy that build an expression of their arguments.
@@ -94,6 +96,10 @@ pub(super) enum Kind {
     Expression,
     /// By Python, when its module is made.
     Guard,
+    /// By torch.utils._pytree, when the program is loaded.
+    Pytree,
+    /// As the name of what the program calls.
+    Operator,
 }
 
 /// A text that torch evaluates.
@@ -106,9 +112,13 @@ pub(super) struct Evaluated {
 }
 
 impl Evaluated {
-    /// Inert for plain arithmetic; would execute for texts that reach Python's functions or attributes.
+    /// Inert for plain arithmetic, containers and operators of torch; would execute for texts that reach Python's functions or attributes.
     pub(super) fn verdict(&self) -> Verdict {
-        check(self.kind, &self.text)
+        match self.kind {
+            Kind::Expression | Kind::Guard => check(self.kind, &self.text),
+            Kind::Pytree => pytree::verdict(&self.text),
+            Kind::Operator => operator::verdict(&self.text),
+        }
     }
 }
 
@@ -135,6 +145,8 @@ impl Iterator for Texts<'_> {
                 self.kind = match text.as_str() {
                     "expr_str" => Some(Kind::Expression),
                     "guards_code" => Some(Kind::Guard),
+                    "in_spec" | "out_spec" => Some(Kind::Pytree),
+                    "target" | "as_operator" => Some(Kind::Operator),
                     _ => None,
                 };
             } else if let Some(kind) = self.kind {
