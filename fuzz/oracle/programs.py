@@ -343,6 +343,8 @@ class Program:
                 )
             case "bytearray":
                 return asm.call("builtins.bytearray", asm.latin1(asm.SIX))
+            case "place" | "ratio":
+                return asm.text("cpu" if word == "place" else "-1/2")
             case "code":
                 return asm.text(rng.choice(("f4", "<i8", "U3", "S2")))
             case "arguments":

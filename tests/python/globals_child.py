@@ -132,6 +132,8 @@ class Samples:
                 return bytes.fromhex("07e80102030405000000")[: rng.choice((1, 4, 6, 10))]
             case "bytearray":
                 return bytearray(24)
+            case "place" | "ratio":
+                return "cpu" if word == "place" else "-1/2"
             case "code":
                 return rng.choice(("f4", "<i8", "U3", "S2"))
             case "arguments":

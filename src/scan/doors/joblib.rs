@@ -11,7 +11,6 @@
 use std::sync::Arc;
 
 use super::super::file::{Scanner, inside};
-use super::super::known_classes::{self, Form};
 use super::super::pickles;
 use super::pickle::At;
 use super::{Entered, Visit};
@@ -19,6 +18,7 @@ use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::index::PersistentIdForm;
+use crate::index::globals;
 use crate::num::to_u64;
 use crate::pickle::{self, Build, CallKind, Handle, RecoveredPickle, Value, Values};
 
@@ -223,8 +223,8 @@ fn made_of(values: &Values, target: Handle) -> Option<Made> {
         return Some(if is_plain { Made::Wrapper } else { Made::Unclear });
     }
     let callee = values.global(callee);
-    let row = known_classes::lookup(callee.module, callee.name);
-    Some(if row.is_some_and(|row| row.form == Form::Identity) { Made::Unclear } else { Made::Other })
+    let row = globals::row(callee.module, callee.name);
+    Some(if row.is_some_and(|row| row.kind == "alias") { Made::Unclear } else { Made::Other })
 }
 
 fn is_wrapper(values: &Values, id: pickle::GlobalId) -> bool {

@@ -13,6 +13,8 @@ use crate::pickle::{CallId, Handle, Value};
 
 /// The maximum length, in bytes, of a string that a constructor parses.
 const TEXT_MAX_BYTES: usize = 4096;
+/// The same for a device or a fraction.
+const NUMBER_MAX_BYTES: usize = 256;
 /// The digits of 64 bits.
 const DIGITS_MAX: usize = 20;
 /// Lists of so few items, so deep, are matched each time, since the memo costs more.
@@ -207,6 +209,8 @@ impl<'a> Proof<'a> {
             Schema::Digits => text(value).is_some_and(|text| {
                 (1..=DIGITS_MAX).contains(&text.len()) && text.iter().all(u8::is_ascii_digit)
             }),
+            Schema::Place => text(value).is_some_and(is_place),
+            Schema::Ratio => text(value).is_some_and(is_ratio),
             Schema::Code => numpy::elements(self, handle).is_some(),
             Schema::Name => {
                 text(value).is_some_and(|text| !(text.starts_with(b"__") && text.ends_with(b"__")))
@@ -363,6 +367,23 @@ impl Items {
             Items::Exactly(items) => items.get(index).copied(),
         }
     }
+}
+
+/// Whether a text names a device: letters, and perhaps a number.
+fn is_place(text: &[u8]) -> bool {
+    let is_number = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    let mut parts = text.splitn(2, |&byte| byte == b':');
+    text.len() <= NUMBER_MAX_BYTES
+        && parts
+            .next()
+            .is_some_and(|letters| !letters.is_empty() && letters.iter().all(u8::is_ascii_lowercase))
+        && parts.next().is_none_or(is_number)
+}
+
+/// Whether a text is a fraction of integers. With an exponent, Python would compute a power.
+fn is_ratio(text: &[u8]) -> bool {
+    text.len() <= NUMBER_MAX_BYTES
+        && text.iter().all(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'/'))
 }
 
 fn each_of(pairs: &[(Handle, Handle)], schema: SchemaId) -> Option<Vec<Pair>> {

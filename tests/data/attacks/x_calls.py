@@ -132,6 +132,8 @@ for method in ("keys", "items", "__torch_function__", "__class__", "__dict__", "
         {
             f"{key}-{method.strip('_')}": beside(body)
             for key, body in states(named({method: name("collections.OrderedDict")})).items()
+            # These classes are not known.
+            if key not in ("layer", "user_dict")
         },
         "StateAttribute",
     )
