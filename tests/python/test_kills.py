@@ -1,0 +1,37 @@
+"""Writers that are killed at random moments; `kills.py` runs as many as wanted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import faulty_folder
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HARNESS = Path(__file__).with_name("kills.py")
+
+
+@pytest.fixture(params=["disk", "tmpfs", "fuse"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system with unnamed files, one in memory, and one without unnamed files and links."""
+    if request.param == "fuse":
+        with faulty_folder.mounted(tmp_path / "fuse") as mounted:
+            yield mounted.path
+        return
+    shared = Path("/dev/shm")
+    if request.param == "tmpfs" and not shared.is_dir():
+        pytest.skip("there is no /dev/shm")
+    yield shared if request.param == "tmpfs" else tmp_path
+
+
+def test_killed_writers_leave_nothing_half_done(folder: Path) -> None:
+    # A process of its own, as it forks.
+    command = [sys.executable, "-W", "ignore", str(HARNESS), str(folder), "--kills", "40"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "two writers: one won, one was refused" in done.stdout
