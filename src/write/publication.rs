@@ -1,6 +1,6 @@
 //! How the files of a staged folder get into the target, in steps that a later run can finish.
 //!
-//! The steps are in a file beside the staged folder, which is on the disk before the first of them. After a kill, whoever locks the
+//! The steps are in a file beside the staged folder, which is complete before the first of them. After a kill, whoever locks the
 //! target next finishes them ([`Publication::finish`]). A step that was done has no effect when it is done again.
 
 use std::collections::BTreeMap;
@@ -35,13 +35,15 @@ pub(super) struct Publication {
 }
 
 impl Publication {
-    /// Notes the steps on the disk.
-    pub(super) fn note(&self, outer: &Path) -> io::Result<()> {
+    /// Notes the steps; with `sync`, on the disk.
+    pub(super) fn note(&self, outer: &Path, sync: bool) -> io::Result<()> {
         let value = json!({"folder": self.folder, "add": self.add, "remove": self.remove});
         let mut file = fs::File::create(outer.join(STEPS))?;
         writeln!(file, "{value}")?;
-        file.sync_all()?;
-        sync_folder(outer, true)
+        if sync {
+            file.sync_all()?;
+        }
+        sync_folder(outer, sync)
     }
 
     /// The steps that an earlier run has noted. `None` if it has come to none.
@@ -235,7 +237,7 @@ mod tests {
             let remove = vec![("old".to_owned(), inode(&target.join("old")))];
             let steps = Publication { folder: None, add, remove };
             assert!(!Publication::finish(&outer, &target).unwrap());
-            steps.note(&outer).unwrap();
+            steps.note(&outer, false).unwrap();
             assert_eq!(Publication::noted(&outer), Some(steps));
             for path in ["new", "sub/index"].iter().take(done) {
                 fs::rename(staged(&outer).join(path), target.join(path)).unwrap();
@@ -286,9 +288,9 @@ mod tests {
             let folder = Some(identity(&staged(&outer)).unwrap());
             let add = vec!["new".to_owned(), "sub/index".to_owned()];
             let steps = Publication { folder, add, remove: remove.to_vec() };
-            steps.note(&outer).unwrap();
+            steps.note(&outer, false).unwrap();
             assert!(!Publication::finish(&outer, &target).unwrap(), "not yet exchanged");
-            steps.note(&outer).unwrap();
+            steps.note(&outer, false).unwrap();
             // Of others, in the last instant: new ones, a newer version, and one with the name of a new file.
             write(
                 &target,

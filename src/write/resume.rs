@@ -219,7 +219,7 @@ fn open_folder(folder: &Path) -> io::Result<File> {
 }
 
 /// Fails for a folder that others can write to: what it has would become the target.
-fn check_owner(found: &fs::Metadata, folder: &Path) -> Result<()> {
+pub(super) fn check_owner(found: &fs::Metadata, folder: &Path) -> Result<()> {
     if found.uid() == os::user() && found.mode() & 0o022 == 0 {
         return Ok(());
     }

@@ -6,6 +6,7 @@
 //! its other files. Else its files are moved to it one by one. Where nothing can be moved there from beside it, as in the root of a
 //! mount, the hidden folder is inside it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -252,7 +253,7 @@ impl StagedFolder {
                 sync_folder(&staged, sync).map_err(failed)?;
                 let folder = Some(identity(&staged).map_err(failed)?);
                 let steps = Publication { folder, add: order, remove };
-                steps.note(&self.outer).map_err(failed)?;
+                steps.note(&self.outer, sync).map_err(failed)?;
                 os::exchange(&staged, &target).map_err(failed)?;
                 // From here on the staged folder is the old one.
                 self.stays = true;
@@ -267,7 +268,7 @@ impl StagedFolder {
             Way::Move => {
                 let remove = self.outdated(planned)?;
                 let steps = Publication { folder: None, add: order, remove };
-                steps.note(&self.outer).map_err(failed)?;
+                steps.note(&self.outer, sync).map_err(failed)?;
                 let stays = std::mem::replace(&mut self.stays, true);
                 if let Err(error) = steps.move_files(&self.outer, &target, self.overwrite) {
                     if !self.overwrite {
@@ -282,7 +283,9 @@ impl StagedFolder {
                     });
                 }
                 self.stays = false;
-                sync_folder(&target, sync).map_err(failed)?;
+                let folders: BTreeSet<PathBuf> =
+                    steps.add.iter().map(|path| folder_of(&target.join(path)).to_owned()).collect();
+                folders.iter().try_for_each(|folder| sync_folder(folder, sync)).map_err(failed)?;
             }
         }
         sync_folder(folder_of(&target), sync).map_err(failed)?;
@@ -361,7 +364,10 @@ impl Drop for StagedFolder {
 fn lock(anchor: &Path, target: &Path) -> Result<TargetLock> {
     let lock = TargetLock::take(anchor)?;
     for outer in ENDS.map(|end| hidden_name(anchor, end)).iter().filter(|_| lock.excludes_others()) {
-        if outer.is_dir() && Publication::finish(outer, target)? {
+        // What another user has put there would say which files are moved and removed.
+        let is_own = fs::symlink_metadata(outer)
+            .is_ok_and(|found| found.is_dir() && resume::check_owner(&found, outer).is_ok());
+        if is_own && Publication::finish(outer, target)? {
             remove_all(outer).map_err(|error| Error::io(error, outer.clone()))?;
         }
     }

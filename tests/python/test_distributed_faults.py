@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_folder_faults import KILLS, hidden, names, tensors, value_of
+from test_folder_faults import KILLS, hidden, kill_savers, names, tensors, value_of
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 
@@ -112,76 +113,70 @@ def test_every_step_of_a_save_over_another_one_leaves_a_whole_one(tmp_path: Path
     assert value_of(path) == 3
 
 
-SAVES = """
-import os, sys, torch
-from pathlib import Path
-from torch.distributed import checkpoint as dcp
-import test_distributed_faults as test
-path, value, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["WORLD_SIZE"])
-if ranks > 1:
-    torch.distributed.init_process_group("gloo")
-print("ready", flush=True)
-while True:
-    value += 1
-    size = 1000 if value % 5 else "1GB"
-    writer = test.Writer(path, max_shard_size=size, overwrite=True, fsync=False)
-    dcp.save(test.tensors(value), storage_writer=writer, no_dist=ranks == 1)
-"""
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_killed_save_leaves_the_old_checkpoint_or_the_new_one(ranks: int, tmp_path: Path) -> None:
-    chance = random.Random(ranks)
+def test_a_killed_save_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    save(path, 0)
-    (path / "config.json").write_text("of others")
-    value = 0
-    for number in range(KILLS // 4 if ranks == 1 else KILLS // 12):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        common = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "WORLD_SIZE": str(ranks)}
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        running = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", SAVES, str(path), str(value)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**common, "RANK": str(rank)},
-            )
-            for rank in range(ranks)
-        ]
-        for process in running:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-        time.sleep(chance.random() * 0.15)
-        for process in running:
-            process.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
-        for process in running:
-            process.communicate()
-        found = value_of(path)
-        assert found >= value
-        value = found
-        assert (path / "config.json").read_text() == "of others"
-    save(path, value + 1)
-    assert value_of(path) == value + 1
-    assert hidden(tmp_path) == hidden(path) == []
-    assert (path / "config.json").read_text() == "of others"
+
+    def saves(value: int) -> None:
+        size = 1000 if value % 5 else "1GB"
+        writer = Writer(path, max_shard_size=size, overwrite=True, fsync=False)
+        dcp.save(tensors(value), storage_writer=writer, no_dist=True)
+
+    saves(0)
+    kill_savers(path, saves, "dcp", KILLS)
 
 
 def test_a_killed_first_save_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
     chance = random.Random(5)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "WORLD_SIZE": "1"}
-    for number in range(KILLS // 8):
+    for number in range(KILLS // 2):
         path = tmp_path / str(number)
-        command = [sys.executable, "-W", "ignore", "-c", SAVES, str(path), "0"]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        ) as running:
-            assert running.stdout is not None
-            assert running.stdout.readline() == b"ready\n"
-            time.sleep(chance.random() * 0.02)
-            running.kill()
-        assert not path.exists() or value_of(path) > 0
-        save(path, 1)
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                save(path, 1)
+            os._exit(0)
+        time.sleep(chance.random() * 0.03)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert not path.exists() or value_of(path) == 1
+        save(path, 2)
+        assert value_of(path) == 2
         assert hidden(tmp_path) == []
+
+
+SAVES = """
+import sys, torch
+from pathlib import Path
+from torch.distributed import checkpoint as dcp
+from rustload.torch.distributed import Writer
+torch.distributed.init_process_group("gloo")
+for value in range(1, 1000):
+    tensors = {f"t{number}": torch.full((250,), float(value)) for number in range(3)}
+    writer = Writer(sys.argv[1], max_shard_size=1000, overwrite=True, fsync=False)
+    dcp.save(tensors, storage_writer=writer)
+    print(value, flush=True)
+"""
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_that_are_killed_leave_a_whole_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    for number in range(max(1, KILLS // 24)):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, "-W", "ignore", "-c", SAVES, str(path)]
+        ranks = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, env={**common, "RANK": str(rank)})
+            for rank in range(2)
+        ]
+        assert ranks[0].stdout is not None
+        assert [int(ranks[0].stdout.readline()) for _ in range(2)] == [1, 2]
+        time.sleep(0.01 * number)
+        for process in ranks:
+            process.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
+        for process in ranks:
+            process.communicate()
+        assert value_of(path) >= 2
+        save(path, 1)
+        assert hidden(tmp_path) == hidden(path) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import random
 import signal
@@ -12,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +22,9 @@ from folder_faults import NOBODY, as_nobody, ext4, mounted, run
 
 import rustload
 from rustload.errors import RustloadWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OVERWRITE: dict[str, Any] = {"overwrite": True, "fsync": False}
 
@@ -332,46 +337,46 @@ def test_of_two_writers_of_a_folder_one_is_refused(tmp_path: Path) -> None:
         assert hidden(tmp_path) == []
 
 
-SAVES = """
-import sys, warnings, rustload, torch
-import folder_faults, test_folder_faults as test
-from pathlib import Path
-warnings.simplefilter("ignore")
-if sys.argv[3] == "moves":
-    folder_faults.refuse_exchange(22)
-print("ready", flush=True)
-value = int(sys.argv[2])
-while True:
-    value += 1
-    test.save(Path(sys.argv[1]), value, max_shard_size=1000 if value % 5 else "1GB")
-"""
-
 KILLS = int(os.environ.get("RUSTLOAD_KILLS", "24"))
+"""How many processes a test kills; set it to some hundreds for a long run."""
 
 
+def kill_savers(path: Path, saves: Callable[[int], object], seed: str, kills: int) -> None:
+    """Kills children that save one value after another over the last one. The folder is always whole, with the files of others."""
+    chance = random.Random(seed)
+    (path / "config.json").write_text("of others")
+    value = value_of(path)
+    for number in range(kills):
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                for later in itertools.count(value + 1):
+                    saves(later)
+            os._exit(1)
+        time.sleep(chance.random() * 0.1)
+        os.kill(child, signal.SIGKILL if number % 2 else signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) < 0
+        assert value_of(path) >= value
+        value = value_of(path)
+        assert (path / "config.json").read_text() == "of others"
+    saves(value + 1)
+    assert value_of(path) == value + 1
+    assert hidden(path.parent) == hidden(path) == []
+    assert (path / "config.json").read_text() == "of others"
+
+
+@pytest.mark.filterwarnings("ignore:.*one by one")
 @pytest.mark.parametrize("way", ["exchanges", "moves"])
 def test_a_killed_call_leaves_the_old_folder_or_the_new_one(way: str, tmp_path: Path) -> None:
-    chance = random.Random(way)
-    path = tmp_path / "model"
-    save(path, 0)
-    (path / "config.json").write_text("of others")
-    value = 0
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    for number in range(KILLS // 2):
-        command = [sys.executable, "-c", SAVES, str(path), str(value), way]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as running:
-            assert running.stdout
-            assert running.stdout.readline() == b"ready\n"
-            time.sleep(chance.random() * 0.03)
-            running.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
-        found = value_of(path)
-        assert found >= value
-        value = found
-        assert (path / "config.json").read_text() == "of others"
-    save(path, value + 1)
-    assert value_of(path) == value + 1
-    assert hidden(tmp_path) == hidden(path) == []
-    assert (path / "config.json").read_text() == "of others"
+    def saves(value: int) -> None:
+        save(path, value, max_shard_size=1000 if value % 5 else "1GB")
+
+    with contextlib.ExitStack() as stack:
+        path = tmp_path / "model"
+        if way == "moves":
+            path = stack.enter_context(mounted(path, "-t", "tmpfs", "none"))
+        saves(0)
+        kill_savers(path, saves, way, KILLS)
 
 
 def test_copied_files_are_those_of_the_folder(tmp_path: Path) -> None:
@@ -408,7 +413,7 @@ def test_a_snapshot_of_the_hub_is_copied_with_the_content_of_its_blobs(tmp_path:
 
 
 READS = """
-import sys, rustload
+import sys, rustload, torch
 from pathlib import Path
 from rustload.errors import RustloadError
 opened = mixes = 0
