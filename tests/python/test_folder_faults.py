@@ -342,7 +342,7 @@ KILLS = int(os.environ.get("RUSTLOAD_KILLS", "24"))
 
 
 def kill_savers(path: Path, saves: Callable[[int], object], seed: str, kills: int) -> None:
-    """Kills children that save one value after another over the last one. The folder is always whole, with the files of others."""
+    """Kills children that save one value after another over the last one: the folder stays whole, with the files of others."""
     chance = random.Random(seed)
     (path / "config.json").write_text("of others")
     value = value_of(path)
