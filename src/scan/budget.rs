@@ -14,7 +14,7 @@ const OVERLAP_FACTOR: u64 = 4;
 /// long.
 const MAX_FOLLOWING_PICKLES: u64 = 10_000;
 /// Bytes of opcodes that may be executed for any file, and for each of its bytes. A file of joblib is executed up to each of its arrays.
-const EXECUTED_BYTES: u64 = 16 << 20;
+const EXECUTED_BYTES: u64 = 8 << 20;
 const EXECUTED_FACTOR: u64 = 128;
 /// Bytes that may be inflated or decoded for any file; each of its bytes adds the limit `inflate_ratio`.
 const INFLATED_BYTES: u64 = 16 << 20;
@@ -23,7 +23,9 @@ const INFLATED_BYTES: u64 = 16 << 20;
 const VISITS: u64 = 1000;
 const VISIT_BYTES: u64 = 64;
 /// What the start of a run costs, in bytes of opcodes.
-const RUN_BYTES: u64 = 64;
+const RUN_BYTES: u64 = 2048;
+/// What a call in a pickle costs to be judged, in bytes of opcodes.
+const CALL_BYTES: u64 = 48;
 
 /// The work that is left.
 pub(super) struct Budget {
@@ -39,6 +41,8 @@ pub(super) struct Budget {
     executed_bytes: u64,
     /// Sources that may still be shown to the doors.
     visits: u64,
+    /// As the limit `pickle_bytes`, for each time that the strict reader reads a source.
+    strict_pickle_bytes: u64,
 }
 
 impl Budget {
@@ -51,6 +55,7 @@ impl Budget {
             following_pickles: MAX_FOLLOWING_PICKLES,
             executed_bytes: file_len.saturating_mul(EXECUTED_FACTOR).saturating_add(EXECUTED_BYTES),
             visits: (file_len / VISIT_BYTES).saturating_add(VISITS),
+            strict_pickle_bytes: limits.pickle_bytes.min(inflated),
         }
     }
 
@@ -62,6 +67,16 @@ impl Budget {
     /// As [`execute`](Budget::execute), but fails, which ends the scan of the file.
     pub(super) fn must_execute(&mut self, len: u64) -> Result<()> {
         if self.execute(len) { Ok(()) } else { Err(spent("opcodes are executed")) }
+    }
+
+    /// Takes the judgement of calls. Fails where less is left.
+    pub(super) fn judge(&mut self, calls: u64) -> Result<()> {
+        self.must_execute(calls.saturating_mul(CALL_BYTES))
+    }
+
+    /// The limits under which the strict reader reads a source.
+    pub(super) fn strict(&self, limits: &Limits) -> Limits {
+        limits.clone().pickle_bytes(self.strict_pickle_bytes)
     }
 
     /// Takes one source that is shown to the doors. Fails where none is left, which ends the scan of the file.

@@ -260,7 +260,7 @@ impl Scanner<'_> {
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
         }
-        let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
+        let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
         cancel.check()?;
         let options = index::Options { limits, cancel, ..index::Options::default() };
         let read = match entered.executed.take() {

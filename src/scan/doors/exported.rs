@@ -99,7 +99,7 @@ impl Scanner<'_> {
         if members.iter().any(|member| member_use(&member.name) == Use::Run) {
             return Ok(HashSet::new());
         }
-        let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
+        let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
         let options = index::Options { limits, cancel, ..index::Options::default() };
         match index::read(source, &options) {
             Ok(index) => Ok(index.storages.iter().filter_map(index::Storage::member_name).collect()),

@@ -206,6 +206,7 @@ impl Scanner<'_> {
         wants_keys: bool,
     ) -> Result<Reported> {
         let Run { recovered, limit } = run;
+        self.budget.judge(to_u64(recovered.values.calls().len()))?;
         if let Some(error) = limit {
             self.report.add_error(&error, member);
         }

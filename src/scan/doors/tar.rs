@@ -156,7 +156,7 @@ impl Scanner<'_> {
     /// The ranges of the source in which a distributed checkpoint inside the archive has its chunks and values, if the strict reader
     /// accepts it.
     fn items_of_archive(&self, source: &Source) -> Result<Vec<Region>> {
-        let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
+        let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
         let options = index::Options { limits, cancel, ..index::Options::default() };
         let read = match index::read(source, &options) {
             Ok(index) => index,
