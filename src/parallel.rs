@@ -41,7 +41,7 @@ impl Cancel {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Runs `work` as a part of this operation: [`Cancel::is_current_cancelled`] in it, and in threads of [`for_each`] that it starts,
+    /// Runs `work` as a part of this operation: [`Cancel::is_current_cancelled`] in it, and in threads that it starts by `for_each`,
     /// tells of this token.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         during(Some(self.clone()), work)

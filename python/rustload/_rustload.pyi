@@ -18,6 +18,7 @@ __all__ = [
     "TORCH_GLOBALS",
     "Buffer",
     "Checkpoint",
+    "FolderStage",
     "Joined",
     "Mappings",
     "PreparedText",

@@ -93,7 +93,10 @@ impl Stream {
         let mut guard = self.try_lock()?;
         let core: &mut Core = &mut guard;
         if core.is_unstarted() {
-            run::detached(py, || Ok(core.start()))?;
+            run::detached(py, || {
+                core.start();
+                Ok(())
+            })?;
         }
         // Mostly an item is ready, and then the call does not detach from the interpreter.
         let mut taken = core.next_within(Duration::ZERO).map_err(|failed| exception(py, failed))?;

@@ -40,9 +40,7 @@ enum Arguments {
         params: Handle,
         requires_grad: Handle,
     },
-    Sparse {
-        data: Handle,
-    },
+    Sparse,
     Wrapper,
     Meta {
         dtype: Handle,
@@ -103,7 +101,7 @@ fn arguments(rebuild: Rebuild, args: &[Handle]) -> Option<Arguments> {
             Arguments::Quantized { storage, geometry: [offset, size, stride], params, requires_grad }
         }
         (Rebuild::WrapperSubclass, _) => Arguments::Wrapper,
-        (Rebuild::Sparse, &[_, data]) => Arguments::Sparse { data },
+        (Rebuild::Sparse, [_, _]) => Arguments::Sparse,
         (Rebuild::Meta, &[dtype, size, stride, requires_grad]) => {
             Arguments::Meta { dtype, size, stride, requires_grad }
         }
@@ -180,7 +178,7 @@ impl<'a> CallInterpreter<'a> {
                 let flags = self.flags(requires_grad, None)?;
                 self.quantized(storage, geometry, params, flags)
             }
-            Arguments::Sparse { .. } => Err(wrong()),
+            Arguments::Sparse => Err(wrong()),
             // A wrapper without its state.
             Arguments::Wrapper => Ok(None),
             Arguments::Meta { dtype, size, stride, requires_grad } => {
