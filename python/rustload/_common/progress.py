@@ -157,14 +157,11 @@ class _RichBar:
             TextColumn("[dim]{task.fields[name]}", markup=True),
         )
 
-        class Plain(Console):
-            """A console whose errors are exceptions; rich's own ends the process, and redirects stdout to /dev/null."""
-
-            def on_broken_pipe(self) -> None:
-                raise  # noqa: PLE0704  # it is called while a BrokenPipeError is handled
-
+        console = Console(stderr=True)
+        # rich's own ends the process, and redirects stdout to /dev/null.
+        console.on_broken_pipe = _raise  # type: ignore[method-assign]
         # No refresh thread (auto_refresh=False): after a fork, the child would have to stop it.
-        self._bars = Bars(*columns, console=Plain(stderr=True), auto_refresh=False)
+        self._bars = Bars(*columns, console=console, auto_refresh=False)
         self._task = self._bars.add_task(what, total=max(total, 1), name="")
         self._bars.start()
 
@@ -177,6 +174,11 @@ class _RichBar:
         if finished:
             self.show(done, "")
         self._bars.stop()
+
+
+def _raise() -> None:
+    """Goes on with the BrokenPipeError that is being handled."""
+    raise  # noqa: PLE0704
 
 
 class _TextBar:

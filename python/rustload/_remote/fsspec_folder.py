@@ -126,11 +126,12 @@ def _links(page: str) -> list[str]:
 
     found: list[str] = []
 
-    class Parser(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            found.extend(value for key, value in attrs if (tag, key) == ("a", "href") and value)
+    def start(tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found.extend(value for key, value in attrs if (tag, key) == ("a", "href") and value)
 
-    Parser().feed(page)
+    parser = HTMLParser()
+    parser.handle_starttag = start  # type: ignore[method-assign]
+    parser.feed(page)
     return found
 
 

@@ -151,8 +151,12 @@ fn is_plain(tag: &Tag) -> bool {
 /// Whether a text has an interpolation other than of a node: `${oc.env:HOME}`, not `${model.dim}`.
 fn resolves(value: &str) -> bool {
     value.split("${").skip(1).any(|rest| {
-        let inner = rest.split('}').next().unwrap_or_default();
-        !inner.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '.' | '-' | '[' | ']'))
+        let is_node = |inner: &str| {
+            inner
+                .chars()
+                .all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '.' | '-' | '[' | ']'))
+        };
+        !rest.split_once('}').is_some_and(|(inner, _)| is_node(inner))
     })
 }
 

@@ -197,6 +197,7 @@ impl<'de> Visitor<'de> for Check<'_> {
             Type::Class(name) => self.classes.get(name),
             _ => None,
         };
+        self.expect(class.is_some() || matches!(self.present(), Type::Map(_) | Type::Metadata), "an object")?;
         let mut seen: Vec<String> = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             let wanted = match (self.present(), class) {
