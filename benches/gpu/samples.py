@@ -73,7 +73,7 @@ def _layouts(name: str, seed: int, *, quick: bool) -> list[tuple[str, torch.Tens
         ("strided", base[:, ::2, ::3]),
         ("expanded", base[:1].expand(3, 5, 6)),
         ("overlapping", base.reshape(-1).as_strided((5, 4), (2, 1), 3)),
-        ("zero_d", base[2, 3, 4]),
+        ("scalar", base[2, 3, 4]),
         ("one", base[:1, :1, :1]),
         ("empty", base[:, 2:2]),
         ("empty_transposed", base[:0].permute(2, 0, 1)),

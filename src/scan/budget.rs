@@ -23,7 +23,7 @@ const INFLATED_BYTES: u64 = 16 << 20;
 const VISITS: u64 = 1000;
 const VISIT_BYTES: u64 = 64;
 /// What the start of a run costs, in bytes of opcodes.
-const RUN_BYTES: u64 = 2048;
+const RUN_BYTES: u64 = 512;
 /// What a call in a pickle costs to be judged, in bytes of opcodes.
 const CALL_BYTES: u64 = 48;
 

@@ -51,7 +51,7 @@ def test_every_request_on_the_cpu_returns_what_torch_wrote(tmp_path, capsys):
 def test_the_samples_have_every_dtype_in_every_layout():
     names = set(samples.tensors(quick=True))
     layouts = {name.partition(".")[2] for name in names} - {"conjugate"}
-    assert {"sliced", "transposed", "permuted", "strided", "zero_d", "empty", "large"} <= layouts
+    assert {"sliced", "transposed", "permuted", "strided", "scalar", "empty", "large"} <= layouts
     assert {f"{dtype}.{layout}" for dtype in samples.dtypes() for layout in layouts} <= names
     # More than a slot of the ring, at full size.
     assert all(

@@ -71,8 +71,8 @@ SCAN_CODES = {
     "Polyglot": ScanCode(_UNKNOWN, "Other readers detect another format."),
     "OpaqueContainer": ScanCode(_UNKNOWN, "A compressed stream or an archive is not unpacked."),
     "CodeInArchive": _may_execute(
-        "An archive has code of TorchScript or a library, or texts with calls that the scan does not know.",
-        "An archive has native code that torch loads, or texts that torch evaluates as Python.",
+        "An archive has code of TorchScript or a library, or texts with calls, types or operators that the scan does not know.",
+        "An archive has native code that torch loads, texts that torch evaluates as Python, or YAML that names what is called.",
     ),
     "FrameDivergence": ScanCode(_UNKNOWN, "CPython's two unpicklers read a frame differently."),
     "NestedArchive": ScanCode(_NOTE, "An archive or an array is inside the archive."),

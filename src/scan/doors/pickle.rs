@@ -21,6 +21,8 @@ use crate::pickle::{self, Opcode, Pickle, RecoveredPickle};
 
 /// Bytes that are read first; quadrupled until the pickle ends. The last step reads all that is left, as a run over a part is lost.
 const FIRST_READ_BYTES: u64 = 64 << 10;
+/// As [`FIRST_READ_BYTES`], for a pickle behind another one, of which there may be many.
+const FOLLOWING_FIRST_READ_BYTES: u64 = 4 << 10;
 /// As [`FIRST_READ_BYTES`], for a pickle of a legacy stream, which storages follow.
 const LEGACY_FIRST_READ_BYTES: u64 = 1 << 20;
 /// As [`FIRST_READ_BYTES`], for bytes that are known to be a pickle, which mostly ends with them.
@@ -173,6 +175,7 @@ impl Scanner<'_> {
         let mut len = match (place.known, place.ids == PersistentIdForm::Legacy) {
             (true, true) => LEGACY_FIRST_READ_BYTES,
             (true, false) => KNOWN_FIRST_READ_BYTES,
+            _ if place.offset > 0 => FOLLOWING_FIRST_READ_BYTES,
             _ => FIRST_READ_BYTES,
         };
         loop {

@@ -84,44 +84,33 @@ impl<'a> Proof<'a> {
     }
 
     /// Whether a value matches, where that depends on no part of it.
-    fn scalar(&mut self, (value, schema): Pair) -> Option<bool> {
-        let schema = match self.alternative(value, schema) {
-            Some(schema) => schema,
-            None => return Some(false),
-        };
-        match self.schemas.node(schema) {
-            Schema::Data | Schema::Plain | Schema::Key => self.plain_scalar(value, schema),
-            Schema::List(_)
-            | Schema::Tuple(_)
-            | Schema::Set { .. }
-            | Schema::Dict { .. }
-            | Schema::Record { .. } => None,
-            &Schema::Kind(_) => {
-                if let Value::Call(id) = self.values.get(value)
-                    && !self.values.builds().is_empty()
-                {
-                    self.seen.insert(id);
-                }
-                Some(true)
-            }
-            // The head is all of the others.
-            _ => Some(true),
-        }
+    fn scalar(&mut self, pair: Pair) -> Option<bool> {
+        self.shallow(pair, 0)
     }
 
     /// Whether a scalar matches, or a short list or tuple of such to some depth.
-    fn shallow(&mut self, pair: Pair, depth: u8) -> Option<bool> {
-        if let Some(holds) = self.scalar(pair) {
-            return Some(holds);
-        }
-        let (value, schema) = pair;
+    fn shallow(&mut self, (value, schema): Pair, depth: u8) -> Option<bool> {
+        let Some(schema) = self.alternative(value, schema) else { return Some(false) };
+        let schemas = match self.schemas.node(schema) {
+            Schema::Data | Schema::Plain | Schema::Key => return self.plain_scalar(value, schema),
+            Schema::Set { .. } | Schema::Dict { .. } | Schema::Record { .. } => return None,
+            Schema::List(schemas) | Schema::Tuple(schemas) => schemas,
+            Schema::Kind(_) => {
+                if let Value::Call(id) = self.values.get(value)
+                    && !self.values.call(id).states.is_empty()
+                {
+                    self.seen.insert(id);
+                }
+                return Some(true);
+            }
+            // The head is all of the others.
+            _ => return Some(true),
+        };
         let depth = depth.checked_sub(1)?;
         let (Value::List(items) | Value::Tuple(items)) = self.values.get(value) else { return None };
-        let schema = self.alternative(value, schema)?;
-        let schemas = match self.schemas.node(schema) {
-            Schema::List(schemas) | Schema::Tuple(schemas) if items.len() <= SHALLOW_MAX_ITEMS => schemas,
-            _ => return None,
-        };
+        if items.len() > SHALLOW_MAX_ITEMS {
+            return None;
+        }
         for (at, &item) in items.iter().enumerate() {
             if !self.shallow((item, schemas.at(at)?), depth)? {
                 return Some(false);

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::matching::Memo;
 use super::numpy;
-use super::schema::{Schema, SchemaId, Schemas};
+use super::schema::{Form, Schema, SchemaId, Schemas};
 use crate::index::globals::{Row, row};
 use crate::index::{PersistentIdForm, holds_storage};
 use crate::limits::Limits;
@@ -22,8 +22,11 @@ pub(super) struct Proof<'a> {
     pub(super) schemas: &'static Schemas,
     /// The form of persistent ids.
     pub(super) ids: PersistentIdForm,
-    /// By global id, its row.
-    rows: Vec<Option<&'static Row>>,
+    /// By global id, its row, and the forms of its calls.
+    rows: Vec<Option<(&'static Row, &'static [Form])>>,
+    /// The schemas of keys and of persistent ids.
+    key: Option<SchemaId>,
+    id: Option<SchemaId>,
     /// By call id, the kind of its result.
     kinds: Vec<Option<&'static str>>,
     /// By call id, whether the call is proven.
@@ -40,11 +43,21 @@ pub(super) struct Proof<'a> {
 impl<'a> Proof<'a> {
     pub(super) fn new(recovered: &'a RecoveredPickle, ids: PersistentIdForm, limits: &Limits) -> Proof<'a> {
         let values = &recovered.values;
-        let rows =
-            values.globals().map(|(id, _)| values.global(id)).map(|global| row(global.module, global.name));
+        let schemas = Schemas::get();
+        let rows = values.globals().map(|(id, _)| {
+            let global = values.global(id);
+            row(global.module, global.name).map(|row| (row, schemas.forms(row.calls)))
+        });
+        let id = match ids {
+            PersistentIdForm::Archive => "archive_id",
+            PersistentIdForm::Legacy => "legacy_id",
+            PersistentIdForm::Keyed => "keyed_id",
+        };
         let mut proof = Proof {
             values,
-            schemas: Schemas::get(),
+            schemas,
+            key: schemas.named("hashed"),
+            id: schemas.named(id),
             ids,
             rows: rows.collect(),
             kinds: Vec::new(),
@@ -96,13 +109,13 @@ impl<'a> Proof<'a> {
     }
 
     fn is_proven(&mut self, id: CallId, call: &Call<'a>) -> bool {
-        let Some(row) = self.callee(call).and_then(|callee| self.row(callee)) else { return false };
+        let found = self.callee(call).and_then(|callee| self.rows.get(callee.index()).copied().flatten());
+        let Some((row, forms)) = found else { return false };
         let is_new = match call.kind {
             CallKind::NewObj => true,
             CallKind::NewObjEx => return false,
             CallKind::Reduce | CallKind::Inst | CallKind::Obj => false,
         };
-        let forms = self.schemas.forms(row.calls);
         forms.iter().any(|form| form.is_new == is_new && self.matches(call.args, form.args))
             && self.takes_items(row, call)
             && match row.kind {
@@ -176,7 +189,7 @@ impl<'a> Proof<'a> {
 
     /// The row of a global.
     pub(super) fn row(&self, id: GlobalId) -> Option<&'static Row> {
-        self.rows.get(id.index()).copied().flatten()
+        self.rows.get(id.index()).copied().flatten().map(|(row, _)| row)
     }
 
     /// The kind of a call's result.
@@ -207,17 +220,12 @@ impl<'a> Proof<'a> {
 
     /// Whether a persistent id has a form that torch writes.
     pub(super) fn is_persistent_id(&mut self, pid: Handle) -> bool {
-        let name = match self.ids {
-            PersistentIdForm::Archive => "archive_id",
-            PersistentIdForm::Legacy => "legacy_id",
-            PersistentIdForm::Keyed => "keyed_id",
-        };
-        self.schemas.named(name).is_some_and(|schema| self.matches(pid, schema))
+        self.id.is_some_and(|schema| self.matches(pid, schema))
     }
 
     /// Whether a value may be hashed and compared: that runs code of builtin types only.
     pub(super) fn is_key(&mut self, value: Handle) -> bool {
-        self.schemas.named("hashed").is_some_and(|schema| self.matches(value, schema))
+        self.key.is_some_and(|schema| self.matches(value, schema))
     }
 
     /// The global that a call calls, also through the `('module', class, file, source)` of a legacy stream; `None` where the

@@ -51,7 +51,7 @@ hidden(
     "a known object deep in the state of a known module",
     {
         "buffers": beside(module(_buffers=named({"a": GIVING}))),
-        "parameters": beside(module(_parameters=named({"a": listed(INNER)}))),
+        "weights": beside(module(_parameters=named({"a": listed(INNER)}))),
         "modules": beside(
             module(_modules=named({"a": made("argparse.Namespace", state=named({"a": GIVING}))}))
         ),
@@ -95,6 +95,7 @@ hidden(
         }.items()
     },
     "PersistentId",
+    refused={"key": "StorageKey", "size": "PickleType", "": "PersistentId"},
 )
 hidden(
     "X133",
@@ -134,7 +135,7 @@ hidden(
         ),
         "module": beside(mapped((module(), NONE))),
         "deep": beside(mapped((many(integer(1), many(GIVING)), NONE))),
-        "tensor": beside(mapped((tensor(), NONE), (tensor(), NONE))),
+        "of_tensors": beside(mapped((tensor(), NONE), (tensor(), NONE))),
         "set": beside(b"\x8f(" + GIVING + b"\x90"),
         "set_call": beside(call("builtins.set", listed(GIVING))),
         "items": beside(ordered((GIVING, NONE))),

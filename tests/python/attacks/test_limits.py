@@ -104,8 +104,8 @@ def nested() -> bytes:
 SCANS: dict[str, tuple[int, bytes]] = {
     "scan_depth": (0, nested()),
     "scan_bytes": (10, nested()),
-    "findings": (1, around(listed(*(name(f"a{number}.b") for number in range(5))))),
-    "report_bytes": (1000, around(listed(*(name(f"a{number}.b") for number in range(5))))),
+    "findings": (1, around(listed(*(name(f"a{number}.b") for number in range(5))), storages={})),
+    "report_bytes": (1000, around(listed(*(name(f"a{number}.b") for number in range(5))), storages={})),
 }
 
 
@@ -123,7 +123,7 @@ class Remote:
 
 # What opening a remote file fetches: its pickle is larger than the first block.
 REMOTE = {"remote_requests": 1, "remote_bytes": 1000}
-FETCHED = around(text("x" * 300_000))
+FETCHED = around(text("x" * 300_000), storages={})
 
 
 def test_every_limit_has_a_case():
