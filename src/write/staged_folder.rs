@@ -148,7 +148,8 @@ impl StagedFolder {
         let failed = |error| Error::io(error, self.target.clone());
         let (from, to) = (self.outer.join("probe"), hidden_name(&self.target.join("rustload"), "probe"));
         let moved = fs::write(&from, "").and_then(|()| fs::rename(&from, &to));
-        moved.and_then(|()| fs::remove_file(&to)).map_err(failed)?;
+        let moved = moved.and_then(|()| fs::remove_file(&to));
+        moved.inspect_err(|_| drop(fs::remove_file(&from))).map_err(failed)?;
         self.way = Way::Move;
         if !stays {
             match self.try_exchange(&from, planned) {
