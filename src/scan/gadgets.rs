@@ -129,6 +129,9 @@ const MODULES: &[(&str, &str)] = &[
     ("_thread", CHANGES_INTERPRETER),
     ("atexit", CHANGES_INTERPRETER),
     ("logging.config", IMPORTS_MODULES),
+    ("nntplib", USES_NETWORK),
+    ("_interpreters", EVALUATES_CODE),
+    ("_xxsubinterpreters", EVALUATES_CODE),
 ];
 
 /// Methods of `pathlib` paths that access files.
@@ -215,6 +218,15 @@ const GLOBALS: &[(&str, &[&str], &str)] = &[
     ("platform", &["popen", "_syscmd_ver", "_syscmd_file"], RUNS_PROGRAMS),
     ("uuid", &["_get_command_stdout", "_popen"], RUNS_PROGRAMS),
     ("torch.fx.experimental.symbolic_shapes.ShapeEnv", &["evaluate_guards_expression"], EVALUATES_CODE),
+    ("_osx_support", &["_read_output", "_find_build_tool"], RUNS_PROGRAMS),
+    ("_aix_support", &["_read_cmd_output"], RUNS_PROGRAMS),
+    ("torch.jit.unsupported_tensor_ops", &["execWrapper"], EVALUATES_CODE),
+    ("torch.utils.bottleneck.__main__", &["run_cprofile", "run_autograd_prof"], EVALUATES_CODE),
+    ("torch.fx.experimental.symbolic_shapes", &["evaluate_guards_expression"], EVALUATES_CODE),
+    ("lib2to3.pgen2.pgen", &["make_label"], EVALUATES_CODE),
+    ("lib2to3.pgen2.grammar", &["load", "loads"], LOADS_PICKLES),
+    ("torch.utils.data.datapipes.utils.decoder", &["basichandlers"], LOADS_PICKLES),
+    ("logging", &["FileHandler"], ACCESSES_FILES),
     ("concurrent.futures", &["ProcessPoolExecutor", "ThreadPoolExecutor"], CALLS_ARGUMENTS),
 ];
 
@@ -374,6 +386,9 @@ mod tests {
             ("torch._utils", "torch.load"),
             ("torch.nn", "modules.torch.jit.load"),
             ("sqlite3", "connect"),
+            ("lib2to3.pgen2.pgen", "ParserGenerator.make_label"),
+            ("lib2to3.pgen2.grammar", "Grammar.loads"),
+            ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression"),
         ] {
             assert_eq!(classify(module, name, false).verdict, Verdict::WouldExecute, "{module}.{name}");
         }
