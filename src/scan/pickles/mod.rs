@@ -234,9 +234,13 @@ impl<'a> Classifier<'a> {
                 names => names.join(", "),
             };
             let text = format!(
-                "the C unpickler ignores frames and continues to {rest}; pickle.py stops or reads other bytes"
+                "read without frames, the pickle continues to {rest}; readers that buffer frames read other bytes"
             );
             self.report.add(self.finding("FrameDivergence", Verdict::Unknown, offset, text));
+            let rest = to_u64(self.values_of().data().len()).saturating_sub(offset);
+            let why = "readers that buffer frames read other bytes from here on";
+            let at = offset.saturating_add(self.context.base_offset);
+            self.report.unscanned(self.context.member, why, at, rest);
         }
     }
 }
