@@ -15,9 +15,9 @@ const OVERLAP_FACTOR: u64 = 4;
 const MAX_FOLLOWING_PICKLES: u64 = 10_000;
 /// Bytes of opcodes that may be executed for any file, and for each of its bytes. A file of joblib is executed up to each of its arrays.
 const EXECUTED_BYTES: u64 = 8 << 20;
-const EXECUTED_FACTOR: u64 = 128;
+const EXECUTED_FACTOR: u64 = 96;
 /// Bytes that may be inflated or decoded for any file; each of its bytes adds the limit `inflate_ratio`.
-const INFLATED_BYTES: u64 = 16 << 20;
+const INFLATED_BYTES: u64 = 12 << 20;
 /// Sources that may be shown to the doors for any file, and the bytes of it that allow for one more: fewer than a member of an
 /// archive takes.
 const VISITS: u64 = 1000;
