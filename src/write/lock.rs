@@ -45,7 +45,7 @@ impl TargetLock {
             let of = |file| TargetLock { target: target.to_owned(), file, process };
             let Some((file, is_new)) = open(&path) else { return Ok(of(None)) };
             match file.try_lock() {
-                // Whoever had the lock before may have removed the file.
+                // The holder before may have removed the file.
                 Ok(()) if !has_name(&file, &path) => {}
                 Ok(()) => {
                     let lock = of(Some(file));

@@ -1,7 +1,7 @@
 //! How the files of a staged folder get into the target, in steps that a later run can finish.
 //!
-//! The steps are in a file beside the staged folder, which is complete before the first of them. After a kill, whoever locks the
-//! target next finishes them ([`Publication::finish`]). A step that was done has no effect when it is done again.
+//! The steps are in a file beside the staged folder, which is complete before the first of them. After a kill, the next writer that locks the
+//! target finishes them ([`Publication::finish`]). A step that was done has no effect when it is done again.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -69,8 +69,6 @@ impl<'a> CallInterpreter<'a> {
                 self.set_state(tensor, state)?;
                 before
             }
-            // By form alone: `__setstate__` of a tensor runs no code of the file.
-            (Meaning::Record, Some(Known::Rebuild(_) | Known::TensorClass(_))) => before,
             (Meaning::NumpyDtype(_), _) => self.dtype_state(id, call, state)?,
             (Meaning::Dict(Known::OrderedDict | Known::Counter), _)
                 if matches!(self.get(state), Value::Dict(_)) =>
