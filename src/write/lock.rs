@@ -204,12 +204,12 @@ mod tests {
     fn what_a_killed_writer_has_left_is_removed_and_nothing_else() {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("a");
-        let lock = TargetLock::take(&target).unwrap();
+        let mut lock = TargetLock::take(&target).unwrap();
         let ((), part) = lock.temporary(|path| fs::create_dir(path)).unwrap();
         fs::write(part.join("shard"), "data").unwrap();
         // As after SIGKILL: the lock ends, the files stay.
-        lock.file.as_ref().unwrap().unlock().unwrap();
-        std::mem::forget(lock);
+        lock.process = 0;
+        drop(lock);
         let others = ["a", ".b.0123456789abcdef.part", ".a.0123456789abcdef.part", ".a.part", ".a.resume"];
         for name in others {
             fs::write(root.path().join(name), name).unwrap();
