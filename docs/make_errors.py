@@ -1,4 +1,4 @@
-"""Writes docs/errors.md from the extension's catalogue: `python docs/make_errors.py`."""
+"""Writes docs/reference/errors.md from the extension's catalogue: `python docs/make_errors.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import rustload
 from rustload import _rustload
 from rustload.errors import _CLASSES
 
-PAGE = Path(__file__).with_name("errors.md")
+PAGE = Path(__file__).parent / "reference" / "errors.md"
 
 HEAD = """\
 # Errors

@@ -1,4 +1,4 @@
-"""Writes docs/limits.md from the extension's limits: `python docs/make_limits.py`."""
+"""Writes docs/reference/limits.md from the extension's limits: `python docs/make_limits.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rustload import Limits
 
-PAGE = Path(__file__).with_name("limits.md")
+PAGE = Path(__file__).parent / "reference" / "limits.md"
 
 HEAD = """\
 # Limits

@@ -1,4 +1,4 @@
-"""Writes docs/treemap.svg, the picture in README: the treemap of a checkpoint with the names and shapes of an 8B model.
+"""Writes docs/pictures/treemap.svg, the picture in README: the treemap of a checkpoint with the names and shapes of an 8B model.
 
 `python docs/make_treemap.py` needs no weights: the checkpoint is a header, and a hole in the file where data would be.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import rustload
 
-PICTURE = Path(__file__).parent / "treemap.svg"
+PICTURE = Path(__file__).parent / "pictures" / "treemap.svg"
 WIDTH, INNER, KEYS, VOCABULARY, LAYERS = 4096, 14336, 1024, 128256, 32
 
 

@@ -1,4 +1,4 @@
-"""Compares rustload with scanners and viewers of others on the same files, and writes the tables of docs/peers.md.
+"""Compares rustload with scanners and viewers of others on the same files, and writes the tables of docs/explain/peers.md.
 
 The other tools are not installed by `make test`. Install them in an environment of their own, and name its Python:
 

@@ -1,4 +1,4 @@
-"""Runs the comparison and writes the tables of docs/peers.md between their marks: `python -m benches.peers --peers PYTHON`."""
+"""Runs the comparison and writes the tables of docs/explain/peers.md: `python -m benches.peers --peers PYTHON`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benches.peers import files
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "peers.md"
+PAGE = ROOT / "docs" / "explain" / "peers.md"
 SCANNERS = {
     "rustload": "rustload scan",
     "rustload_execute": "rustload scan --fail-on would-execute",
@@ -180,7 +180,7 @@ def write(tables: dict[str, str]) -> None:
     tables = tables | {"date": f"Measured on {datetime.datetime.now(datetime.UTC).date()}."}
     for name, body in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        assert text.count(start) == text.count(end) == 1, f"docs/peers.md has no mark {start}"
+        assert text.count(start) == text.count(end) == 1, f"docs/explain/peers.md has no mark {start}"
         text = text[: text.index(start)] + f"{start}\n{body}\n" + text[text.index(end) :]
     PAGE.write_text(text, encoding="utf-8")
 

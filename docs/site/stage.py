@@ -59,8 +59,8 @@ class Stage:
 
     def _listing(self, source: str) -> str:
         """A page in place of a folder's listing on GitHub."""
-        lines = [f"# {source.removeprefix('docs/').capitalize()}\n"]
-        for file in sorted((ROOT / source).iterdir(), reverse=source == "docs/decisions"):
+        lines = [f"# {PurePosixPath(source).name.capitalize()}\n"]
+        for file in sorted((ROOT / source).iterdir(), reverse=source == "docs/explain/decisions"):
             if file.suffix == ".md" or file.suffix in SHOWN:
                 title = file.name
                 if file.suffix == ".md":
@@ -109,7 +109,7 @@ def place(source: str) -> str:
 
 def nav(text: str) -> list[dict[str, object]]:
     """The navigation: the lists of docs/README.md under their headings."""
-    found: list[dict[str, object]] = [{"Get started": "index.md"}]
+    found: list[dict[str, object]] = [{"Overview": "index.md"}]
     for section in text.split("\n## ")[1:]:
         heading, _, body = section.partition("\n")
         items = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\)", body, re.MULTILINE)

@@ -224,7 +224,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """The files' format: `"torch-zip"`, `"safetensors"`, ...; docs/formats.md lists all."""
+        """The files' format: `"torch-zip"`, `"safetensors"`, ...; docs/reference/formats.md lists all."""
 
     @property
     def files(self) -> list[str]:
@@ -1435,7 +1435,7 @@ def scan_paths(
         exclude: The names of files and directories that are left out, as for `rustload.Policy`.
 
     Returns:
-        The report as JSON (docs/scan.md lists its keys).
+        The report as JSON (docs/reference/scan.md lists its keys).
 
     Raises:
         OSError: A path does not exist, or a directory cannot be listed.

@@ -1,9 +1,9 @@
 """The exceptions of rustload, one class per party that has to act.
 
-Every exception has a stable `code` (docs/errors.md lists all). The message says what is wrong and where. The advice on what to
-try next is an exception note (PEP 678), which a traceback shows below the message. Errors of the operating system are `OSError`,
-wrong arguments are `ValueError`, `TypeError` or `IndexError`, and a view that is not possible is a `BufferError`; these have a
-`code` too.
+Every exception has a stable `code` (docs/reference/errors.md lists all). The message says what is wrong and where. The advice
+on what to try next is an exception note (PEP 678), which a traceback shows below the message. Errors of the operating system
+are `OSError`, wrong arguments are `ValueError`, `TypeError` or `IndexError`, and a view that is not possible is a
+`BufferError`; these have a `code` too.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ impl Access {
     };
 
     /// For files on another machine or behind another process: the kernel asks for a few hundred KiB at a time and waits for them, so
-    /// many reads have to be under way ([measured](../../docs/performance.md#slow-file-systems)).
+    /// many reads have to be under way ([measured](../../docs/explain/performance.md#slow-file-systems)).
     pub(super) const SLOW_FILE: Access = Access {
         gap: 64 << 10,
         small: 1 << 20,

@@ -101,7 +101,7 @@ def test_json_agrees_with_torch(folder):
     assert document.keys() == {"schema", "rustload", "checkpoints"}
     assert document["schema"] == 1
     good, page, none = document["checkpoints"]
-    # The keys that docs/cli.md promises.
+    # The keys that docs/reference/cli.md promises.
     keys = (
         "path, format, files, elements, nbytes, storage_nbytes, dtypes, tied, values, opaque, globals, notes"
     )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
-@pytest.mark.parametrize("name", ["errors", "limits", "security"])
+@pytest.mark.parametrize("name", ["errors", "limits", "attacks"])
 def test_a_generated_page_is_current(name):
     generator = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))
     assert generator["PAGE"].read_text(encoding="utf-8") == generator["page"](), (

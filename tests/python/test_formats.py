@@ -1,4 +1,4 @@
-"""The tables of `docs/formats.md`, row by row: each cell is read from the page and checked on files of the stock writers."""
+"""The tables of `docs/reference/formats.md`, row by row: each cell is checked on files of the stock writers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ import rustload
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "formats.md"
 COUNT = 2 << 20
 NBYTES = COUNT * 4
 # Opening a file or reading a slice may read this much metadata in addition: a legacy stream's head is read as 1 MiB at once.

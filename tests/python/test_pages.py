@@ -1,7 +1,7 @@
 """Runs every Python block and every command of the documentation, page by page, each page in a folder of its own.
 
-The first page and the guides make the files that they use, and begin in an empty folder. Other pages find those of
-`page_files.py`. Blocks of a page run in order and share their names, as a reader would type them. In a block marked `sh`, lines
+The pages in `EMPTY` make the files that they use, and begin in an empty folder. Other pages find those of `page_files.py`.
+Blocks of a page run in order and share their names, as a reader would type them. In a block marked `sh`, lines
 that begin with `rustload` are run by the command line's `main`, and exit with 0 unless their comment ends with `exit code N`;
 other lines are for a shell. A fence `python compile-only: REASON` needs what a test machine lacks, and is only compiled.
 """
@@ -28,7 +28,17 @@ FENCE = re.compile(r"^```(?P<kind>\w*)(?P<note>[^\n]*)\n(?P<code>.*?)^```$", re.
 EXIT = re.compile(r"#.*\bexit code (\d)$")
 REASONS = ("a GPU", "the network", "several processes", "vLLM", "SGLang", "a script of its own")
 """What a block may need that a test machine lacks."""
-FIRST = ROOT / "docs" / "README.md"
+EMPTY = (
+    "start/get_started",
+    "guides/bfloat16_on_a_small_machine",
+    "guides/bin_from_the_internet",
+    "guides/convert_a_folder",
+    "guides/eight_gpus",
+    "guides/gate_a_registry",
+    "guides/jax_without_torch",
+    "guides/look_at_a_training_run",
+)
+"""What a newcomer follows from the beginning to the end."""
 OWN_NAMES = ROOT / "README.md"
 """Where each block begins anew: `test_readme.py` runs its Python."""
 
@@ -55,7 +65,7 @@ def files(sample_files, tmp_path_factory):
 @pytest.fixture
 def folder(page, request, tmp_path, monkeypatch):
     """The working folder of a page."""
-    if page.parent.name != "guides" and page != FIRST:
+    if page not in {ROOT / "docs" / f"{name}.md" for name in EMPTY}:
         shutil.copytree(request.getfixturevalue("files"), tmp_path, dirs_exist_ok=True)
     if page.name == "formats.md":
         page_files.write_formats(tmp_path)

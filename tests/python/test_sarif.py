@@ -131,7 +131,7 @@ def test_a_log_has_all_rules_whatever_was_found() -> None:
 
 
 def test_the_page_on_scans_has_the_same_codes_verdicts_and_meanings() -> None:
-    page = (ROOT / "docs/scan.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/scan.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([A-Z]\w+)` \| ([a-z, ]+) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
         (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIN_RATIO = 15
-"""How much faster a scan is than `pickletools.genops` in any build; docs/scan.md has the ratio of a release build."""
+"""How much faster a scan is than `pickletools.genops` in any build; docs/reference/scan.md has the ratio of a release build."""
 
 
 def pickle_of_storage(numel: int) -> bytes:

@@ -137,7 +137,7 @@ class Checkpoint(TensorMapping):
 
     @property
     def format(self) -> str:
-        """The files' format: `"torch-zip"`, `"safetensors"`, ...; docs/formats.md lists all."""
+        """The files' format: `"torch-zip"`, `"safetensors"`, ...; docs/reference/formats.md lists all."""
         return self._core.format
 
     @property

@@ -64,7 +64,7 @@ def open(
             in use as long as the checkpoint. Pipes and decompressors (gzip) are read into memory first. An object with `size` and
             `read_ranges` (`rustload.Ranges`) is read by ranges, from several threads, and so is a file of fsspec that is not on
             disk. Or the URL of a file, an index file, a folder or a repository (`"hf://org/model"`, `"s3://bucket/key"`), or a
-            list of URLs of shards, which fsspec reads: see docs/remote.md.
+            list of URLs of shards, which fsspec reads: see docs/guides/remote.md.
         framework: The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' names `"pt"`,
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
             the first `materialize`.

@@ -220,12 +220,14 @@ def _parser() -> Parser:
     )
     formats = info.add_mutually_exclusive_group()
     formats.add_argument(
-        "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
+        "--json",
+        action="store_true",
+        help="print everything as one JSON document (see docs/reference/cli.md)",
     )
     formats.add_argument(
         "--cyclonedx",
         action="store_true",
-        help="print a CycloneDX bill of materials with the models (see docs/pipelines.md)",
+        help="print a CycloneDX bill of materials with the models (see docs/guides/pipelines.md)",
     )
     info.add_argument(
         "--hashes", action="store_true", help="with --cyclonedx: read the files, and give their SHA-256"
@@ -297,6 +299,8 @@ def _add_doctor(
         help="remove what killed writers have left beside these paths and no process holds",
     )
     doctor.add_argument(
-        "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
+        "--json",
+        action="store_true",
+        help="print everything as one JSON document (see docs/reference/cli.md)",
     )
     return doctor

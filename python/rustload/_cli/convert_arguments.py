@@ -100,7 +100,11 @@ def add_convert(
     add("--objects", metavar="FILE", help="write the values that are no tensors as JSON")
     add("--overwrite", action="store_true", help="replace what exists; other files in a folder are kept")
     add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
-    add("--json", action="store_true", help="print the report as one JSON document (see docs/cli.md)")
+    add(
+        "--json",
+        action="store_true",
+        help="print the report as one JSON document (see docs/reference/cli.md)",
+    )
 
 
 def _rename(text: str) -> tuple[str, str]:

@@ -53,7 +53,11 @@ def add_diff(commands: argparse._SubParsersAction[P], formatter: Callable[..., a
     add("--key", metavar="K", help="the key under which the tensors of A are nested")
     add("--strip", metavar="PREFIX", help="remove this prefix from names of A", **repeated)
     add("--rename", metavar="OLD=NEW", type=_rename, help="rename a tensor or prefix of A", **repeated)
-    add("--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)")
+    add(
+        "--json",
+        action="store_true",
+        help="print everything as one JSON document (see docs/reference/cli.md)",
+    )
     return diff
 
 

@@ -52,7 +52,11 @@ def add_scan(commands: argparse._SubParsersAction[P], formatter: Callable[..., a
         metavar="MODULE.NAME",
         help="accept this class or function; * stands for any characters; may be repeated",
     )
-    add("--policy", metavar="FILE", help="a TOML file with allow, exclude and fail_on (see docs/scan.md)")
+    add(
+        "--policy",
+        metavar="FILE",
+        help="a TOML file with allow, exclude and fail_on (see docs/reference/scan.md)",
+    )
     add(
         "--fail-on",
         choices=("unknown", "would-execute"),
@@ -77,12 +81,14 @@ def add_scan(commands: argparse._SubParsersAction[P], formatter: Callable[..., a
     )
     formats = scan.add_mutually_exclusive_group()
     formats.add_argument(
-        "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
+        "--json",
+        action="store_true",
+        help="print everything as one JSON document (see docs/reference/scan.md)",
     )
     formats.add_argument(
         "--sarif",
         action="store_true",
-        help="print a SARIF 2.1.0 log for code scanning (see docs/pipelines.md)",
+        help="print a SARIF 2.1.0 log for code scanning (see docs/guides/pipelines.md)",
     )
     add("--sarif-file", metavar="FILE", help="write the SARIF log to a file, beside the other output")
     return scan

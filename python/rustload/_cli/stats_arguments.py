@@ -57,7 +57,11 @@ def add_stats(commands: argparse._SubParsersAction[P], formatter: Callable[..., 
         default=(),
         help="exit with 1 if a tensor has this: nan, inf, zero (nothing else), or several with commas",
     )
-    add("--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)")
+    add(
+        "--json",
+        action="store_true",
+        help="print everything as one JSON document (see docs/reference/cli.md)",
+    )
     return stats
 
 

@@ -1,7 +1,7 @@
 """`safe_open`: the API of `safetensors.safe_open`, for every format that rustload reads.
 
 Names, results and error messages are those of safetensors 0.8 (the reference), with `get_tensor_meta` and `prefetch` as in 0.9.
-`docs/safe_open.md` lists the differences and their reasons.
+`docs/reference/safe_open.md` lists the differences and their reasons.
 """
 
 from __future__ import annotations

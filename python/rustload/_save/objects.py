@@ -88,7 +88,7 @@ class Objects:
                 pending += inner
 
     def json(self) -> Any:
-        """The tree in values that JSON has; docs/convert.md describes it.
+        """The tree in values that JSON has; docs/reference/convert.md describes it.
 
         Raises:
             LimitError: The file has more values than the limits allow.

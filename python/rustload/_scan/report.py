@@ -16,7 +16,7 @@ class Finding(NamedTuple):
     """One finding; findings of equal code, class or function and message are merged, with a count.
 
     Attributes:
-        code: Its stable code: that of an error, or one that only scans have (docs/scan.md lists both).
+        code: Its stable code: that of an error, or one that only scans have (docs/reference/scan.md lists both).
         severity: `"note"`, `"warning"` or `"error"`, by the verdict.
         verdict: The verdict on the file by this finding alone.
         message: The description, without control characters.
@@ -161,7 +161,7 @@ class FileReport(_Report):
 
     @property
     def format(self) -> str | None:
-        """The format if it is known: `"torch-zip"`, `"safetensors"`, ...; docs/formats.md lists all."""
+        """The format if it is known: `"torch-zip"`, `"safetensors"`, ...; docs/reference/formats.md lists all."""
         name: str | None = self._data["format"]
         return name
 
@@ -276,13 +276,13 @@ class ScanReport(_Report):
         return [file.coverage for file in self.files]
 
     def to_json(self) -> str:
-        """The report as one JSON document; docs/scan.md lists its keys."""
+        """The report as one JSON document; docs/reference/scan.md lists its keys."""
         import json
 
         return json.dumps(self._data)
 
     def to_sarif(self, *others: ScanReport, root: str | os.PathLike[str] | None = None) -> str:
-        """The report as a SARIF 2.1.0 log, as JSON; docs/pipelines.md says what is in it.
+        """The report as a SARIF 2.1.0 log, as JSON; docs/guides/pipelines.md says what is in it.
 
         >>> import json, rustload
         >>> log = json.loads(rustload.scan("model.pt").to_sarif())

@@ -99,7 +99,7 @@ def load_into(
         share: "node" for a cold file on a network file system: the ranks of `torch.distributed` on one machine read what they
             need once, each a share, into the page cache. All ranks of the default group call it, and an error of one is an error
             of all. None: each rank reads for itself, and nothing is communicated; where the page cache fetches each page once,
-            this is faster (docs/distributed.md).
+            this is faster (docs/guides/distributed.md).
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
         limits: Upper bounds on the memory and work that the file can cause.
 

@@ -1,5 +1,5 @@
 //! Local file headers where requests are expensive: read and verified together with the payload, or many at once
-//! ([decision](../../../docs/decisions/2026-11-24-deferred-proof-of-local-headers.md)).
+//! ([decision](../../../docs/explain/decisions/2026-11-24-deferred-proof-of-local-headers.md)).
 //!
 //! The central directory says between which two offsets a payload begins: after a header without extra field, and so that the payload
 //! still ends before the next member. Writers leave a few bytes between the two, the padding for alignment.

@@ -3,7 +3,7 @@
 //! *Inert* is a statement about readers. So every byte string that a scan meets (a file, a member of an archive, bytes passed to a
 //! loader) is shown to every door, and none is skipped because another one opened. A door stands for readers in a range of
 //! versions. It goes as far as they go, ends where all of them stop, and what would have run until then is judged. What they would
-//! read and the scan did not is in the coverage. docs/scan.md has the table.
+//! read and the scan did not is in the coverage. docs/reference/scan.md has the table.
 
 mod compressed;
 mod exported;

@@ -1,4 +1,4 @@
-//! Writes a report as JSON; docs/scan.md describes the keys.
+//! Writes a report as JSON; docs/reference/scan.md describes the keys.
 //!
 //! The document is written item by item: the values of all items together would take a multiple of its memory.
 
@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::{ByteRange, FileReport, Finding, GlobalUse, Report, TraceStep};
 
 impl Report {
-    /// The report as JSON; docs/scan.md describes the keys.
+    /// The report as JSON; docs/reference/scan.md describes the keys.
     pub fn to_json(&self) -> String {
         let header = json!({
             "schema": 1, "rustload": env!("CARGO_PKG_VERSION"), "verdict": self.verdict().as_str(),

@@ -1,4 +1,4 @@
-"""X120 to X122: files that the fuzzer's oracle found (docs/fuzzing.md)."""
+"""X120 to X122: files that the fuzzer's oracle found (docs/explain/fuzzing.md)."""
 
 from __future__ import annotations
 

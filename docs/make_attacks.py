@@ -1,4 +1,4 @@
-"""Writes docs/security.md from the registry of attacks: `python docs/make_security.py`."""
+"""Writes docs/reference/attacks.md from the registry of attacks: `python docs/make_attacks.py`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ sys.path.insert(0, str(ROOT / "tests" / "data"))
 from attacks import CASES, IDS, Case  # noqa: E402 - found by the line above
 from attacks.registry import Shown  # noqa: E402 - as well
 
-PAGE = Path(__file__).with_name("security.md")
+PAGE = Path(__file__).parent / "reference" / "attacks.md"
 
 HEAD = """\
 # Attack table
 
 This table shows what rustload does with malicious and damaged files. Each id is one kind of bad input. Each input is a file
-that [the generators](../tests/data/attacks/README.md) write, and `tests/python/attacks` opens every one of them.
-[SECURITY.md](../SECURITY.md) lists what is promised beyond this table, and what is not.
+that [the generators](../../tests/data/attacks/README.md) write, and `tests/python/attacks` opens every one of them.
+[SECURITY.md](../../SECURITY.md) lists what is promised beyond this table, and what is not.
 
 {ids} ids, {inputs} inputs. For each of them the tests check that
 
@@ -33,10 +33,10 @@ that [the generators](../tests/data/attacks/README.md) write, and `tests/python/
 The same checks run on 200 benign checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
 A scan calls 192 of these 201 files inert; the other nine have classes of their own script, or TorchScript code.
 
-[Fuzzing](fuzzing.md) covers inputs beyond the table. It ran twice. *Executions*, *edges* and *kept inputs* are those of the
-night of 2026-11-21 (two shared cores of an Intel Xeon, 0.2 hours of libFuzzer in all). *Current reader* is the executions of
-2026-11-22 (a minute each while the whole test suite ran, two cores of an AMD EPYC). *Open* is the number of inputs that still
-broke a promise at the end of either run:
+[Fuzzing](../explain/fuzzing.md) covers inputs beyond the table. It ran twice. *Executions*, *edges* and *kept inputs* are of
+the night of 2026-11-21 (two shared cores of an Intel Xeon, 0.2 hours of libFuzzer in all). *Current reader* is the executions
+of 2026-11-22 (a minute each while the whole test suite ran, two cores of an AMD EPYC). *Open* is the number of inputs that
+still broke a promise at the end of either run:
 
 | target | executions | current reader | edges | seeds | kept inputs | open |
 |---|--:|--:|--:|--:|--:|--:|
@@ -53,13 +53,13 @@ The fuzzers found these bugs, which are fixed: calls of values that are not call
 data; a lazy conjugate or negative flag with the value False was ignored, where torch only checks that the key exists; sets of
 unhashable values raised a bare `TypeError`.
 
-[The oracle](fuzzing.md#the-oracle) gives what a scan calls inert to real readers: CPython 3.8, 3.11 and 3.13, torch 2.13,
-NumPy 2.4 and joblib 1.6. Its runs of 2026-11-23 found X120 to X122, which are fixed: lines that end with the file, which
+[The oracle](../explain/fuzzing.md#the-oracle) gives what a scan calls inert to real readers: CPython 3.8, 3.11 and 3.13, torch
+2.13, NumPy 2.4 and joblib 1.6. Its runs of 2026-11-23 found X120 to X122, which are fixed: lines that end with the file, which
 `pickle.py` reads without their last byte; modules that are imported for an attribute that they do not have; links in a tar
 archive, which torch extracts and reads. With these fixed, a run of 2 h 25 min (`python -m fuzz.oracle --minutes 145 --seed 1`,
 with `--python` for the two other versions; beside other work, on a part of one core of an AMD EPYC) made 133,828 inputs, of
-which a scan called 23,040 inert, 6,648 of them only as files of a folder and 5 only with lower limits. The readers found nothing
-in them to run.
+which a scan called 23,040 inert, 6,648 of them only as files of a folder and 5 only with lower limits. The readers found
+nothing in them to run.
 
 `fuzz/programs.py` compares random pickle programs with `torch.load(weights_only=True)`. Its runs of 2026-11-23 found dict keys
 that are equal by what their calls return (X125), which are merged now.
@@ -69,7 +69,7 @@ the error is raised when the tensor is read. *kept as data* means that the value
 tensors can be read; it also names the error under `unknown="error"`. *Finding* is the code under which `rustload scan`
 reports the input.
 
-`docs/make_security.py` generates this page.
+`docs/make_attacks.py` generates this page.
 """
 
 LETTERS = {
