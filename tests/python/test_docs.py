@@ -33,3 +33,11 @@ def test_links_between_pages_resolve(page):
 
 def headings(page):
     return re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_page_on_unsafe_code_names_the_registered_files():
+    rust = (ROOT / "tests" / "rust" / "layers.rs").read_text(encoding="utf-8")
+    register = re.search(r"const UNSAFE_FILES: &\[&str\] = &\[(.*?)\n\];", rust, re.DOTALL)[1]
+    table = (ROOT / "docs" / "internals" / "unsafe.md").read_text(encoding="utf-8").partition("|---|")[2]
+    first = "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
+    assert set(re.findall(r"`(.*?)`", first)) == set(re.findall(r'^ {4}"(.*?)",$', register, re.MULTILINE))
