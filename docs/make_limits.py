@@ -11,9 +11,8 @@ PAGE = Path(__file__).parent / "reference" / "limits.md"
 HEAD = """\
 # Limits
 
-Limits bound the memory and work that a file can cause. They are checked before memory is allocated and while a pickle is read.
-A file that exceeds one is a `rustload.LimitError` that names it. Files from real writers stay within the defaults. Raise a limit
-for a file that you trust, or lower limits if files come from strangers and memory is short:
+Limits bound the memory and work that a file can cause. A file that exceeds one is a `rustload.LimitError` that names it.
+Files from real writers stay within the defaults. Raise a limit for a file that you trust, lower limits for files from strangers:
 
 ```python
 import rustload
