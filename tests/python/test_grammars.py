@@ -96,7 +96,7 @@ def test_torch_runs_what_is_outside_the_schema_of_a_graph(
     "case", [case for case in CASES if case.id in ("X206", "X207")], ids=lambda case: case.label
 )
 def test_joblib_reads_arrays_where_a_wrapper_is_made_in_another_way(case: Any, tmp_path: Path) -> None:
-    path = case.make(tmp_path)
+    path = case.input(tmp_path)
     if runs_code(JOBLIB, path, tmp_path):
         assert rustload.scan(path).verdict != "inert"
     else:

@@ -45,7 +45,7 @@ def test_random_programs_are_read_as_torch_reads_them(programs: Any) -> None:
 
 @pytest.mark.parametrize("case", ARCHIVES, ids=lambda case: case.label)
 def test_a_named_case_is_read_as_torch_reads_it_or_refused(case: Any, programs: Any, tmp_path: Path) -> None:
-    path = case.make(tmp_path)
+    path = case.input(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs.compare_file(path.read_bytes())

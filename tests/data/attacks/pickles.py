@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 
 CANARY = 'touch "${RUSTLOAD_CANARY:-/dev}/null"'
@@ -58,6 +59,7 @@ def binary(value: bytes) -> bytes:
     return b"B" + struct.pack("<I", len(value)) + value
 
 
+@functools.lru_cache
 def integer(value: int) -> bytes:
     if 0 <= value < 256:
         return b"K" + bytes([value])

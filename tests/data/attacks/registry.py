@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attacks import corpus
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -115,16 +117,29 @@ class Case:
         """The id and the name, as in the names of the tests."""
         return f"{self.id}-{self.name}" if self.name else self.id
 
+    @property
+    def filename(self) -> str:
+        """The name of its file, unless it is placed."""
+        return f"{self.label}{self.suffix}"
+
+    def data(self) -> bytes:
+        """The bytes of its file, unless it is placed."""
+        data = self.build() if callable(self.build) else self.build  # type: ignore[call-arg]
+        assert isinstance(data, bytes)
+        return data
+
     def make(self, folder: Path) -> Any:
         """Creates the input in `folder`; returns the path to open."""
         if self.placed:
             assert callable(self.build)
             return self.build(folder)  # type: ignore[call-arg]
-        data = self.build() if callable(self.build) else self.build  # type: ignore[call-arg]
-        assert isinstance(data, bytes)
-        path = folder / f"{self.label}{self.suffix}"
-        path.write_bytes(data)
+        path = folder / self.filename
+        path.write_bytes(self.data())
         return path
+
+    def input(self, folder: Path) -> Any:
+        """The path to open: of the file in the corpus, which nobody writes to, or of what a placed case creates in `folder`."""
+        return self.make(folder) if self.placed else corpus.path(self)
 
 
 CASES: list[Case] = []

@@ -66,7 +66,7 @@ def outcome(source: Any, case_options: dict[str, Any], name: str) -> list[str]:
 
 @pytest.mark.parametrize("case", ARCHIVES, ids=lambda case: case.label)
 def test_an_archive_read_by_ranges_has_the_outcome_of_a_file(case: Case, tmp_path: Path) -> None:
-    path = case.make(tmp_path)
+    path = case.input(tmp_path)
     found = outcome(Ranges(path.read_bytes()), case.options, NAME)
     assert found == outcome(path, case.options, str(path))
 
@@ -102,7 +102,7 @@ def test_a_scan_by_ranges_has_the_findings_of_a_scan_of_the_bytes() -> None:
 def test_a_scan_by_ranges_has_the_verdict_and_trace_of_a_scan_of_the_bytes(
     case: Case, tmp_path: Path
 ) -> None:
-    data = case.make(tmp_path).read_bytes()
+    data = case.input(tmp_path).read_bytes()
     ranges, whole = rustload.scan(Ranges(data)), rustload.scan(data)
     assert ranges.verdict == whole.verdict
     assert [(step.module, step.name) for step in ranges.trace] == [

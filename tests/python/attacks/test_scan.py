@@ -27,7 +27,7 @@ VALIDATES = importlib.util.find_spec("jsonschema") is not None
 
 @pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
 def test_scans(case: Case, folder: Path):
-    source = case.make(folder)
+    source = case.input(folder)
     try:
         limits = rustload.Limits(**case.options["limits"]) if "limits" in case.options else None
         report = rustload.scan(source, limits=limits)
@@ -36,7 +36,11 @@ def test_scans(case: Case, folder: Path):
         assert set(case.finds) <= NO_FINDING
         return
     # Every code and verdict has its rule.
-    check_sarif(json.loads(report.to_sarif(root=folder)), schema=VALIDATES, rules_too=False)
+    check_sarif(
+        json.loads(report.to_sarif(root=folder if case.placed else source.parent)),
+        schema=VALIDATES,
+        rules_too=False,
+    )
     assert not VALIDATES or errors(validator_of("scan"), json.loads(report.to_json())) == []
     codes = {finding.code for finding in report.findings}
     assert set(case.finds) <= codes, f"found {sorted(codes)}"
@@ -71,7 +75,7 @@ BOMBS = [
 
 @pytest.mark.parametrize("case", BOMBS, ids=lambda case: case.label)
 def test_a_scan_of_a_bomb_stays_within_the_memory_and_time_bounds(case: Case, folder: Path, prober):
-    source = case.make(folder)
+    source = case.input(folder)
     metadata = max(source.stat().st_size if source.is_file() else 0, case.metadata)
     outcome = prober.ask(source, scan=True, **case.options)
     bound = 64 * MIB + 40 * min(metadata, 1 << 28) + 512 * case.tensors
