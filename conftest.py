@@ -1,14 +1,41 @@
-"""Runs the examples of README and docstrings in a folder with the files that they open."""
+"""Runs the examples of README and docstrings in a folder with the files that they open, and tests that measure alone."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+sys.path.insert(0, str(Path(__file__).parent / "tests" / "python"))  # the tests are imported by path
+
+import quiet
+
+PROJECT = {"test_bench.py", "test_gpu_bench.py", "test_pages.py", "test_peers.py", "test_site.py"}
+"""Files that test the project's documents and benchmarks, in `make check` alone: what `make test` tests is the product."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the items; those that measure come last, so that the others seldom wait for them."""
+    for item in items:
+        if item.path.name in PROJECT:
+            item.add_marker("project")
+        if quiet.measures(item.path, item.nodeid):
+            item.add_marker("quiet")
+    items.sort(key=lambda item: item.get_closest_marker("quiet") is not None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Outside of the time limit of pytest-timeout: it does not count the wait."""
+    with quiet.room(alone=item.get_closest_marker("quiet") is not None):
+        return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

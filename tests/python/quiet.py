@@ -1,0 +1,77 @@
+"""Which tests measure time or memory, and a quiet machine for these: each runs while no other test does.
+
+Nobody has to remember a marker. A test measures if its source reads a clock or the memory of a process, or names a helper that
+does, of its file or imported from a file beside it; the text of a child process counts as source.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import fcntl
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READS = re.compile(r"\b(perf_counter|monotonic|process_time|ru_maxrss|VmHWM|VmRSS|RssAnon|RssFile)\b")
+LOCKS = Path(__file__).resolve().parents[2] / ".cache"
+
+
+def measures(path: Path, nodeid: str) -> bool:
+    """Whether the test of this id, in this file, measures."""
+    return path.suffix == ".py" and nodeid.partition("::")[2].partition("[")[0].partition("::")[
+        0
+    ] in measuring(path)
+
+
+@functools.cache
+def measuring(path: Path) -> frozenset[str]:
+    """The names of the file's top level that measure."""
+    text = path.read_text(encoding="utf-8")
+    if not READS.search(text) and "import" not in text:
+        return frozenset()
+    tree, sources, found = ast.parse(text), {}, set()
+    lines = text.splitlines()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (beside := path.with_name(f"{node.module}.py")).is_file():
+            found |= measuring(beside) & {alias.name for alias in node.names}
+        for name in _defined(node):
+            sources[name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    found |= {name for name, source in sources.items() if READS.search(source)}
+    new = found
+    while new:
+        names = re.compile(rf"\b({'|'.join(map(re.escape, new))})\b")
+        new = {name for name, source in sources.items() if name not in found and names.search(source)}
+        found |= new
+    return frozenset(found)
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@contextlib.contextmanager
+def room(*, alone: bool) -> Iterator[None]:
+    """A lock that many tests of this checkout hold at once, or one `alone`.
+
+    Who asks for it waits at a turnstile, so that nobody overtakes a test that wants to be alone.
+    """
+    LOCKS.mkdir(exist_ok=True)
+    with (LOCKS / "turnstile").open("w") as turnstile, (LOCKS / "room").open("w") as lock:
+        fcntl.flock(turnstile, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turnstile, fcntl.LOCK_UN)
+        yield
