@@ -1,7 +1,8 @@
 # Each target does its own set-up: a fresh clone, Python 3.11 or newer and cargo are enough.
 #
 #   make demo     build, then load one model from each format, convert one, and compare with torch
-#   make test     every check CI runs, in CI's order
+#   make test     the checks of every change, which CI runs: lints, the core's tests, the package's tests
+#   make check    all checks: also other feature sets, sanitizers, the documents' and the benchmarks' tests
 #   make bench    the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
 #   make counts   count instructions of parsers and kernels, and compare with the kept counts (COUNTS="--update" keeps new ones)
 #   make sanitize run the Rust tests under AddressSanitizer (SANITIZER=thread: the threaded ones under ThreadSanitizer)
@@ -16,7 +17,6 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -32,6 +32,7 @@ FUZZ ?=
 MUTANTS ?=
 SANITIZER ?= address
 PYTEST ?=
+JOBS ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export VIRTUAL_ENV := $(VENV)
@@ -44,8 +45,11 @@ BUILT := $(VENV)/.built
 DOCS_VENV := $(CURDIR)/target/docs-venv
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
+# Two at once, the output of each in one piece.
+AT_ONCE := @$(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
-.PHONY: help demo test docs release-check bench counts sanitize fuzz mutants memory test-portable build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
+.PHONY: help demo test check docs release-check bench counts sanitize sanitize-changed fuzz mutants memory test-portable \
+	build build-rust fmt clean cargo lint-rust lint-features deny crate-user test-rust lint-python test-python test-project
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,8 +75,14 @@ mutants: $(INSTALLED) cargo
 memory: build $(VENV)/.plots
 	@$(PY) -m benches.memory $(MEMORY)
 
-# `sanitize` runs all that `test-rust` does, and builds it once.
-test: lint-rust deny sanitize crate-user build lint-python test-python
+# What builds in target/debug runs beside what builds in target/release; then the tests, which measure and need a quiet machine.
+test: $(INSTALLED) cargo
+	$(AT_ONCE) build-rust lint-python
+	@$(MAKE) --no-print-directory --jobs=1 test-rust sanitize-changed test-python
+
+check: $(INSTALLED) cargo
+	$(AT_ONCE) build-rust lint-python
+	@$(MAKE) --no-print-directory --jobs=1 lint-features deny crate-user test-rust sanitize test-project test-python
 
 # In an environment of its own: it reads the sources and needs no extension.
 docs: $(DOCS_VENV)/.installed
@@ -99,16 +109,21 @@ clean:
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
 	rm -f python/rustload/*.so
 
-# The core with all its tests, benches and fuzz targets; what others depend on, with its default features and with none; all
-# features, which include the binding, for Linux and for other systems; and the documentation.
+build-rust: lint-rust
+	$(CARGO) test --locked --workspace --features internals --no-run
+
+# The core with all its tests, benches and fuzz targets; all features, which include the binding; and the documentation.
 lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --features internals -- -D warnings
+	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+
+# What others depend on, with its default features and with none; and all features for other systems.
+lint-features: $(INSTALLED) cargo
 	$(CARGO) clippy --locked -- -D warnings
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
-	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings --cfg rustload_portable
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 
 # Without advisories, which would have to be downloaded.
 deny: cargo
@@ -127,6 +142,10 @@ crate-user: cargo
 test-rust: cargo
 	$(CARGO) test --locked --workspace --features internals
 
+# Where git can tell that parsers, unsafe code or their tests have changed.
+sanitize-changed: cargo
+	@if fuzz/touched; then fuzz/sanitize address; fi
+
 lint-python: $(BUILT)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -135,7 +154,10 @@ lint-python: $(BUILT)
 		--allowlist tests/python/stubtest-allowlist.txt
 
 test-python: $(BUILT)
-	$(PY) -m pytest $(PYTEST)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not project" $(PYTEST)
+
+test-project: $(BUILT)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m project $(PYTEST)
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { \
