@@ -278,7 +278,7 @@ def test_a_tensor_inside_an_unknown_object_has_a_name_and_its_values():
 @pytest.mark.parametrize("value", [
     Custom(a=1), Colour.RED, pathlib.PurePosixPath("a/b"), datetime.datetime(2024, 1, 2), fractions.Fraction(1, 3),
     np.dtype("float16"), np.array(["text"]), Custom, len, math.sqrt,
-], ids=repr)  # fmt: skip
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_what_weights_only_refuses_opens_as_a_stand_in(value, protocol):
     ckpt = rustload.open(torch_zip(pickle.dumps({"v": value, "n": 1}, protocol)))
     assert ckpt.objects["n"] == 1
