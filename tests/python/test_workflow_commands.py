@@ -57,11 +57,8 @@ def test_no_name_of_a_file_is_a_command(
     assert main(["scan", "--color", color, "--", name]) == 1
     main(["scan", "--", f"{name} that is missing"])
     main(["info", "--color", color, "--", name])
-    for arguments in (
-        ["scan", "--policy", name, "--", name],
-        ["info", "--sort", name, name],
-        ["info", name, "--no"],
-    ):
+    assert main(["scan", "--policy", name, "--", name]) == 2
+    for arguments in (["info", "--sort", name, name], ["info", name, "--no"]):
         with pytest.raises(SystemExit):
             main(arguments)
     printed = capsys.readouterr()

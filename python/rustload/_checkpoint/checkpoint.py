@@ -268,7 +268,7 @@ class Checkpoint(TensorMapping):
             TypeError: It was opened from bytes, a file object or a URL, which another process cannot open.
             ValueError: It is closed.
         """
-        from rustload._tensor.pickling import origin_of  # imported only when needed
+        from rustload._tensor.pickling import origin_of
 
         self._check_open()
         return restored_checkpoint, (origin_of(self._core, self._context.framework),)
@@ -291,6 +291,6 @@ class Checkpoint(TensorMapping):
 
 def restored_checkpoint(context: HandleContext) -> Checkpoint:
     """The checkpoint that was pickled; called by unpickling."""
-    from rustload._tensor.pickling import opened_core  # imported only when needed
+    from rustload._tensor.pickling import opened_core
 
     return Checkpoint._wrap(opened_core(context), context.framework, context)

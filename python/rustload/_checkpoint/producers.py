@@ -117,7 +117,7 @@ def producer_for(
     cores = [tensor._core for tensor in tensors]
     gpu = adapter.gpu_for(device)
     if gpu is not None:
-        from rustload._cuda.results import CudaProducer  # imported only when needed
+        from rustload._cuda.results import CudaProducer
 
         return CudaProducer(
             cores,

@@ -369,7 +369,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
         Raises:
             RustloadError: As for `LazyTensor.stats`; the message or a note names the tensor.
         """
-        from rustload._common.statistics import statistics_of  # imported only when needed
+        from rustload._common.statistics import statistics_of
 
         self._check_open()
         chosen, tensors = self._chosen(names, None, None, None)
@@ -406,7 +406,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
             KeyboardInterrupt: Ctrl-C.
             RustloadError: As for `LazyTensor.materialize`.
         """
-        from rustload._checkpoint.fingerprint import fingerprint  # imported only when needed
+        from rustload._checkpoint.fingerprint import fingerprint
 
         self._check_open()
         texts = self._core.metadata if self is self._root() else {}
@@ -414,7 +414,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: dtypes, and the folded tree of names; reads no tensor data."""
-        from rustload._html.tensors import mapping_html  # imported only when needed
+        from rustload._html.tensors import mapping_html
 
         names = None if self is self._root() else {name: self._file_name(name) for name in self}
         what = repr(self).strip("<>")

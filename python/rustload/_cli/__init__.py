@@ -1,4 +1,4 @@
-"""The command line: `command` parses the arguments; `info`, `convert`, `scan` and `doctor` are the subcommands.
+"""The command line: `command` finds the command that is given; each command is a module with `add_arguments` and `run`.
 
 Data goes to stdout, messages to stderr.
 """

@@ -2,26 +2,108 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rustload
+from rustload._cli.arguments import REPEATED, add_json, pair, rename
 from rustload._cli.as_options import as_options
 from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
-from rustload._cli.report_error import report_error
-from rustload._cli.report_warnings import report_warnings
+from rustload._cli.report import report_error, report_warnings
 from rustload._common.patterns import matches
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._common.terminal import Page, print_json
 from rustload.errors import RustloadError
 
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["run"]
+__all__ = ["add_arguments", "run"]
 
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
+
+EPILOG = """\
+Without DST, a file is written beside SRC with its name, and the files of a
+folder are written into it. DST is a folder unless it ends with .safetensors.
+
+exit codes:
+  0    everything was written
+  2    wrong usage
+  3    something could not be read or written; nothing is left of it, except
+       for --resume
+  4    what was read back is not what was written (--verify)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Writes a checkpoint of any format as safetensors: a file, or a folder of\n"
+        "transformers, diffusers or PEFT. Runs nothing that it names, and imports\n"
+        "neither torch nor NumPy. The target appears when it is complete."
+    )
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("src", metavar="SRC", help="a file, a folder, or an index file")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("dst", nargs="?", metavar="DST", help="a file or a folder")
+    target.add_argument("-o", "--output", metavar="DST", help="the same")
+    add(
+        "--dtype",
+        type=_dtype,
+        metavar="[P=]D",
+        help="cast all floats, or names that match P, to D",
+        **REPEATED,
+    )
+    add("--transpose", metavar="P", help="swap the last two dimensions of names that match P", **REPEATED)
+    add(
+        "--fingerprint",
+        choices=("structure", "data"),
+        help="record a digest of SRC in the header: of names, dtypes and shapes, or of the elements too",
+    )
+    add("--allow-lossy", action="store_true", help="allow casts such as float to int")
+    add("--dequantize", action="store_true", help="dequantize quantized tensors")
+    add("--select", metavar="P", help="only names that match P, as in SRC; may be repeated", **REPEATED)
+    add("--key", metavar="K", help="only tensors under this key, without it in their names")
+    add("--strip", metavar="PREFIX", help="remove this prefix from names", **REPEATED)
+    add(
+        "--rename",
+        type=rename,
+        metavar="OLD=NEW",
+        help="rename a name or prefix; OLD= leaves it out",
+        **REPEATED,
+    )
+    add(
+        "--max-shard-size",
+        type=_size,
+        metavar="SIZE",
+        help="divide the tensors into files of at most SIZE, such as 5GB",
+    )
+    add("--name", help="the name of the files in DST, without .safetensors")
+    add(
+        "--ties",
+        choices=("auto", "copy", "drop", "error"),
+        default="auto",
+        help="write tied names in full (copy), one of each (drop), or refuse (error); auto, the default, leaves out the output\n"
+        "head where config.json says that it is the embedding",
+    )
+    add("--keep", metavar="P", help="of tied names, write those that match P", **REPEATED)
+    add("--discard", metavar="P", help="of tied names, leave out those that match P", **REPEATED)
+    add("--verify", action="store_true", help="read everything back and compare it before DST appears")
+    add(
+        "--resume", action="store_true", help="keep what is written if this fails, for the same command later"
+    )
+    add(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="show a progress bar on stderr (the default on a terminal)",
+    )
+    add("--metadata", type=pair, metavar="KEY=TEXT", help="add a text to the header", **REPEATED)
+    add("--copy-others", action="store_true", help="copy the folder's other files, never pickles")
+    add("--objects", metavar="FILE", help="write the values that are no tensors as JSON")
+    add("--overwrite", action="store_true", help="replace what exists; other files in a folder are kept")
+    add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         "select": args.select or None,
         "key": args.key,
         "strip": args.strip or None,
-        "rename": {old: new or None for old, new in args.rename} or None,
+        "rename": dict(args.rename) or None,
         "dtype": _dtype_rule(args.dtype),
         "transpose": dict.fromkeys(args.transpose, True) or None,
         "allow_lossy": args.allow_lossy,
@@ -53,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     code = 0
     with report_warnings(as_options):
         try:
-            report = rustload.convert(args.src, args.dst, **options)
+            report = rustload.convert(args.src, args.dst or args.output, **options)
         except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
             code = VERIFY_FAILED if getattr(error, "code", None) == "VerifyFailed" else READ_FAILED
             document["error"] = report_error(error, as_options)
@@ -87,3 +169,23 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
         return found or (plain[-1] if is_cast else None)
 
     return choose
+
+
+def _dtype(text: str) -> tuple[str | None, str]:
+    from rustload._common.dtype_args import dtype_name
+
+    pattern, equals, name = text.rpartition("=")
+    try:
+        return (pattern if equals else None), dtype_name(name)
+    except ValueError as error:
+        near = "; ".join(getattr(error, "__notes__", []))
+        raise argparse.ArgumentTypeError(f"{error}{f' ({near})' if near else ''}") from None
+
+
+def _size(text: str) -> int:
+    from rustload._common.sizes import parse_bytes
+
+    try:
+        return parse_bytes(text, "SIZE")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -2,24 +2,62 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rustload
+from rustload._cli.arguments import REPEATED, add_color, add_json, rename
 from rustload._cli.as_options import as_options
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
-from rustload._cli.report_error import report_error
-from rustload._cli.report_warnings import report_warnings
+from rustload._cli.report import report_error, report_warnings
 from rustload._common.terminal import Page, print_json
 from rustload.errors import RustloadError
 
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["run"]
+__all__ = ["add_arguments", "run"]
 
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
+
+EPILOG = """\
+exit codes:
+  0    the same: names, dtypes and shapes, and with --data all elements
+  1    different
+  2    wrong usage
+  3    something could not be read, or the output could not be written
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Compares the tensors of two checkpoints, whatever their formats and however\n"
+        "they are divided among files. Reads metadata only, unless --data is given, and\n"
+        "imports neither torch nor NumPy."
+    )
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("a", metavar="A", help="a file, a directory of shards, or an index file")
+    add("b", metavar="B", help="another one")
+    add("--data", action="store_true", help="compare every element, by its bytes")
+    add(
+        "--atol",
+        type=_tolerance,
+        default=0.0,
+        metavar="X",
+        help="elements that differ by at most X are close",
+    )
+    add(
+        "--rtol", type=_tolerance, default=0.0, metavar="X", help="the same, in proportion to the number in B"
+    )
+    add("--cast", action="store_true", help="two dtypes are no difference if elements are equal after a cast")
+    add("--dequantize", action="store_true", help="compare quantized tensors as the numbers they stand for")
+    add("--select", metavar="P", help="only names that match P; may be repeated", **REPEATED)
+    add("--key", metavar="K", help="the key under which the tensors of A are nested")
+    add("--strip", metavar="PREFIX", help="remove this prefix from names of A", **REPEATED)
+    add("--rename", metavar="OLD=NEW", type=rename, help="rename a tensor or prefix of A", **REPEATED)
+    add_json(parser)
+    add_color(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,3 +93,14 @@ def run(args: argparse.Namespace) -> int:
         show(page, report)
         page.flush()
     return code
+
+
+def _tolerance(text: str) -> float:
+    """A number from 0 on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"a number from 0 on, not {text!r}")
+    return number

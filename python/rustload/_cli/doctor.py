@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import rustload
 from rustload import _rustload
+from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths
 from rustload._cli.exit_codes import READ_FAILED
-from rustload._cli.report_error import report_error
+from rustload._cli.report import report_error
 from rustload._common.leftovers import leftovers
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, print_json
@@ -16,37 +17,55 @@ from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError, _make
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
 
     from rustload._common.leftovers import Leftover
 
-__all__ = ["run"]
+__all__ = ["add_arguments", "run"]
 
 PROBED_FILES_MAX = 4
 """The most files of a checkpoint whose read rate is measured."""
 
 
-def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool, clean: bool) -> int:
-    """Prints how files would be read and returns the exit code.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Says how the files of checkpoints would be read on this machine, and why: the\n"
+        "file system, what is in the page cache, how fast a short probe reads, and what\n"
+        "the machine has."
+    )
+    parser.epilog = EPILOG
+    add_paths(parser)
+    parser.add_argument(
+        "--io", choices=("auto", "buffered", "direct"), default="auto", help="as in rustload.open"
+    )
+    parser.add_argument(
+        "--no-measure",
+        dest="measure",
+        action="store_false",
+        help="do not read up to 64 MiB of each of the first 4 files, in each way, to see how fast that is",
+    )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove what killed writers have left beside these paths and no process holds",
+    )
+    add_json(parser)
+    add_color(parser)
 
-    Args:
-        paths: Files, folders or index files; each is one checkpoint.
-        json: Whether to print one JSON document in place of text.
-        color: `"auto"`, `"always"` or `"never"`.
-        io: As in `rustload.open`.
-        measure: Whether to measure read rates, by reading a part of the first files.
-        clean: Whether to remove what killed writers have left.
-    """
+
+def run(args: argparse.Namespace) -> int:
+    """Prints how files would be read and returns the exit code."""
     machine = _machine()
-    found = [_examine(path, io, measure=measure) for path in paths]
-    local = [path for path in paths if not is_url(path)]
-    left = list(dict.fromkeys(one for path in local for one in leftovers(path, remove=clean)))
-    if json:
+    found = [_examine(path, args.io, measure=args.measure) for path in args.paths]
+    local = [path for path in args.paths if not is_url(path)]
+    left = list(dict.fromkeys(one for path in local for one in leftovers(path, remove=args.clean)))
+    if args.json:
         document = {"schema": 1, "rustload": rustload.__version__, "machine": machine, "checkpoints": found}
         document["left"] = [one._asdict() for one in left]
         print_json(document)
     else:
-        page = Page(sys.stdout, color)
+        page = Page(sys.stdout, args.color)
         _show_machine(page, machine)
         for report in found:
             if "error" not in report:

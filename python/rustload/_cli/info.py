@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
+from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths, number
 from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import READ_FAILED
-from rustload._cli.report_error import report_error
-from rustload._cli.report_warnings import report_warnings
+from rustload._cli.report import report_error, report_warnings
 from rustload._common.terminal import Page, print_json
 from rustload._describe.describe import describe
 from rustload._describe.text import View, show
@@ -18,28 +18,64 @@ from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
 
-__all__ = ["View", "run"]
+__all__ = ["add_arguments", "run"]
 
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
 
 
-def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
-    """Shows each path and returns the exit code.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Shows what checkpoints hold: format, sizes, dtypes, and the tree of names with\n"
+        "repeated layers folded. Reads metadata only, never the tensors, and imports\n"
+        "neither torch nor NumPy."
+    )
+    parser.epilog = EPILOG
+    add_paths(parser)
+    add = parser.add_argument
+    add("--tensors", action="store_true", help="list every tensor, one per line, in place of the tree")
+    add(
+        "--filter",
+        metavar="PATTERN",
+        help="only tensors whose names match: * stands for any characters, dots too",
+    )
+    add("--depth", metavar="N", type=number, help="show at most N levels of the tree")
+    add(
+        "--sort",
+        choices=("file", "name", "size"),
+        default="file",
+        help="the order of tensors and of rows in the tree (the default is file)",
+    )
+    formats = parser.add_mutually_exclusive_group()
+    add_json(formats)
+    formats.add_argument(
+        "--cyclonedx",
+        action="store_true",
+        help="print a CycloneDX bill of materials with the models",
+    )
+    add("--hashes", action="store_true", help="with --cyclonedx: read the files, and give their SHA-256")
+    add_color(parser)
 
-    Args:
-        paths: Checkpoints; each path is opened separately.
-        json: Whether to print one JSON document for all.
-        color: `"auto"`, `"always"` or `"never"`.
-        view: Which tensors to show, and how.
-    """
+
+def run(args: argparse.Namespace) -> int:
+    """Shows each path and returns the exit code."""
+    if args.hashes and not args.cyclonedx:
+        args.refuse("--hashes needs --cyclonedx")
+    if args.cyclonedx and args.filter is not None:
+        args.refuse("--cyclonedx takes no --filter: a bill of materials has everything")
+    if args.cyclonedx:
+        from rustload._cli import cyclonedx
+
+        return cyclonedx.run(args.paths, hashes=args.hashes)
     found: list[dict[str, Any]] = []
     code = 0
-    page = Page(sys.stdout, color)
+    page = Page(sys.stdout, args.color)
+    view = View(args.tensors, args.filter, args.depth, args.sort)
     as_filter = functools.partial(select_as_option, option="--filter")
-    for position, given in enumerate(paths):
+    for position, given in enumerate(args.paths):
         # The URL as it was given may have secrets.
         path = name_of(given) if is_url(given) else given
         try:
@@ -50,13 +86,13 @@ def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
             report = {"path": path, "error": report_error(error, as_filter)}
-        if json:
+        if args.json:
             found.append(report)
         elif "error" not in report:
             if position:
                 page.line()
             show(page, report, view)
             page.flush()
-    if json:
+    if args.json:
         print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": found})
     return code

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import rustload
 from rustload import _rustload
+from rustload._cli.arguments import REPEATED, add_color, add_json
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED, USAGE
-from rustload._cli.report_error import report_error
+from rustload._cli.report import report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json, print_messages
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import is_url, name_of
 from rustload._scan.gate import Gate
+from rustload._scan.policy import Policy
 from rustload._scan.scan import merged, report_on
 from rustload._scan.text import show
 from rustload.errors import RustloadError
@@ -23,19 +25,89 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     import argparse
 
-    from rustload._scan.policy import Policy
-
-__all__ = ["run"]
+__all__ = ["add_arguments", "run"]
 
 # The arguments that mean standard input.
 STANDARD_INPUT = ("-", "/dev/stdin")
 
+EPILOG = """\
+exit codes:
+  0    all files are inert: nothing but data, all of it looked at
+  1    a file is unknown or would execute, and --allow, --policy, --fail-on and
+       --baseline do not accept that
+  2    wrong usage, or a policy that is not valid
+  3    something could not be read, there was nothing to scan, or the output
+       could not be written
 
-def run(args: argparse.Namespace, policy: Policy | None) -> int:
+1 comes before 3: a file that fails counts more than one that could not be
+read. Output that could not be written comes first.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Says what files would do in a reader that runs pickles: inert, unknown, or\n"
+        "would execute. Runs nothing, reads no tensors, and imports neither torch nor\n"
+        "NumPy."
+    )
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="a file, a directory of which all files are scanned, or - for standard input",
+    )
+    add("-q", "--quiet", action="store_true", help="leave out what is inert or holds no pickle")
+    add(
+        "--allow",
+        **REPEATED,
+        metavar="MODULE.NAME",
+        help="accept this class or function; * stands for any characters; may be repeated",
+    )
+    add(
+        "--policy",
+        metavar="FILE",
+        help="a TOML file with allow, exclude and fail_on (see docs/reference/scan.md)",
+    )
+    add(
+        "--fail-on",
+        choices=("unknown", "would-execute"),
+        help="the verdict from which on the exit code is 1 (the default is unknown)",
+    )
+    add(
+        "--baseline",
+        metavar="FILE",
+        help="an earlier output of --json: what it has does not make the exit code 1",
+    )
+    add(
+        "--exclude",
+        **REPEATED,
+        metavar="NAME",
+        help="leave out files and directories of this name, such as .git, in directories; may be repeated",
+    )
+    add(
+        "--pass-if-empty",
+        action="store_true",
+        help="exit with 0, not with 3, if there is nothing that a scan looks into",
+    )
+    formats = parser.add_mutually_exclusive_group()
+    add_json(formats)
+    formats.add_argument(
+        "--sarif",
+        action="store_true",
+        help="print a SARIF 2.1.0 log for code scanning (see docs/guides/pipelines.md)",
+    )
+    add("--sarif-file", metavar="FILE", help="write the SARIF log to a file, beside the other output")
+    add_color(parser)
+
+
+def run(args: argparse.Namespace) -> int:
     """Scans each path and returns the exit code."""
     parts: list[dict[str, Any]] = []
     try:
-        gate = Gate(policy)
+        gate = Gate(_policy(args))
     except (OSError, ValueError) as error:
         report_error(error)
         return USAGE
@@ -63,6 +135,19 @@ def run(args: argparse.Namespace, policy: Policy | None) -> int:
     return code if args.sarif_file is None else _write_sarif(args.sarif_file, report, code)
 
 
+def _policy(args: argparse.Namespace) -> Policy | None:
+    """The policy that the arguments state; None without any."""
+    if not (args.allow or args.policy or args.fail_on or args.baseline or args.exclude):
+        return None
+    policy = Policy.from_file(args.policy) if args.policy else Policy()
+    return Policy(
+        allow=(*policy.allow, *args.allow),
+        fail_on=args.fail_on or policy.fail_on,
+        baseline=args.baseline,
+        exclude=(*policy.exclude, *args.exclude),
+    )
+
+
 def _exit_code(report: dict[str, Any], *, pass_if_empty: bool) -> int:
     statuses = {file["status"] for file in report["files"]}
     if not all(file["passes"] for file in report["files"] if file["status"] == "scanned"):
@@ -82,7 +167,7 @@ def _print_text(report: dict[str, Any], *, quiet: bool, color: str) -> None:
 
 
 def _sarif(report: dict[str, Any], code: int) -> dict[str, Any]:
-    from rustload._scan.sarif import sarif  # imported only when needed
+    from rustload._scan.sarif import sarif
 
     return sarif(report, exit_code=code)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
+from rustload._cli.arguments import REPEATED, add_color, add_json, number
 from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
-from rustload._cli.report_error import report_error
-from rustload._cli.report_warnings import report_warnings
+from rustload._cli.report import report_error, report_warnings
 from rustload._common.columns import columns_of
 from rustload._common.table import ROW_INDENT, TableRow, show_table
 from rustload._common.terminal import Page, count, print_json
@@ -19,12 +20,11 @@ from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
     from rustload._common.statistics import Statistics
 
-__all__ = ["run"]
+__all__ = ["add_arguments", "run"]
 
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
@@ -33,6 +33,50 @@ HISTOGRAM_COLUMNS, NAME_COLUMNS_MAX = 20, 48
 LEVELS = " ▁▂▃▄▅▆▇█"
 ASCII_LEVELS = " .:-=+*%#"
 NUMBERS = ("min", "max", "mean", "std")
+
+EPILOG = """\
+exit codes:
+  0    everything was read, and nothing has what --fail-on names
+  1    a tensor has what --fail-on names: nan, inf, or only zeros (zero)
+  2    wrong usage
+  3    something could not be read (the rest is shown all the same), or the
+       output could not be written
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Reads tensors and shows what their numbers are like: extremes, mean, standard\n"
+        "deviation, zeros, NaN and infinities. Reads a few MiB at a time, and imports\n"
+        "neither torch nor NumPy."
+    )
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help="a file, a directory of shards, or an index file")
+    add(
+        "--select",
+        metavar="P",
+        **REPEATED,
+        help="only tensors whose names match: * stands for any characters, dots too; may be repeated",
+    )
+    add("--sample", metavar="N", type=number, help="read about N elements of each tensor, not all")
+    add(
+        "--bins",
+        metavar="N",
+        type=_bins,
+        help="count the numbers in N bins from the smallest to the largest one, too",
+    )
+    add("--dequantize", action="store_true", help="look at the dequantized numbers of quantized tensors")
+    add(
+        "--fail-on",
+        metavar="WHAT",
+        type=_faults,
+        default=(),
+        help="exit with 1 if a tensor has this: nan, inf, zero (nothing else), or several with commas",
+    )
+    add_json(parser)
+    add_color(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -182,3 +226,18 @@ def _drawn(page: Page, found: Statistics) -> str:
     most = max(sums)
     bars = "".join(levels[math.ceil(number / most * (len(levels) - 1))] for number in sums)
     return bars.ljust(HISTOGRAM_COLUMNS)
+
+
+def _bins(text: str) -> int:
+    bins = number(text)
+    if bins > 1 << 16:
+        raise argparse.ArgumentTypeError(f"at most 65,536 bins, not {text}")
+    return bins
+
+
+def _faults(text: str) -> tuple[str, ...]:
+    faults = tuple(text.split(","))
+    for fault in faults:
+        if fault not in ("nan", "inf", "zero"):
+            raise argparse.ArgumentTypeError(f"nan, inf or zero, not {fault!r}")
+    return faults

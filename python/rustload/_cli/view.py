@@ -6,8 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import rustload
+from rustload._cli.arguments import file
 from rustload._cli.exit_codes import READ_FAILED
-from rustload._cli.report_error import report_error
+from rustload._cli.report import report_error
 from rustload._common.terminal import Page
 from rustload.errors import RustloadError
 
@@ -15,7 +16,42 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-__all__ = ["run"]
+__all__ = ["add_arguments", "run"]
+
+EPILOG = """\
+exit codes:
+  0    everything was written
+  2    wrong usage
+  3    something could not be read, or the output could not be written
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Writes one HTML file that shows what a checkpoint holds: a treemap of bytes,\n"
+        "a tree of tensors with a search, dtypes, files, tied weights, values that are\n"
+        "no tensors, and the findings of a scan. The page makes no requests."
+    )
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("path", metavar="PATH", type=file, help="a file, a directory of shards, or an index file")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the page (the default is NAME.rustload.html in the working directory)",
+    )
+    add("--svg", metavar="FILE", help="write the treemap as an image; without -o, no page is written")
+    add(
+        "--stats",
+        choices=("none", "sample", "full"),
+        default="none",
+        help="read a sample of each tensor, or all, and show statistics and histograms",
+    )
+    add("--no-scan", dest="scan", action="store_false", help="do not scan the files")
+    add("--force", action="store_true", help="replace files that rustload view did not write, too")
+    add("--open", action="store_true", help="open the page in the browser")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -138,7 +138,7 @@ def local_path(file: Any) -> str | None:
     # Errors show the name, so it is preferred to /proc if it still refers to the same file.
     if isinstance(raw.name, (str, bytes)):
         try:
-            if os.path.samestat(os.stat(raw.name), status):  # noqa: PTH116  # pathlib is slow to import
+            if os.path.samestat(os.stat(raw.name), status):
                 return os.fsdecode(raw.name)
         except OSError:
             pass

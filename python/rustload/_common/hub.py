@@ -20,20 +20,19 @@ def hub_snapshot(path: str) -> str:
 
     It is the one that `refs/main` names, or the only one.
     """
-    # pathlib is slow to import.
-    if "models--" not in path or not os.path.basename(os.path.normpath(path)).startswith("models--"):  # noqa: PTH119
+    if "models--" not in path or not os.path.basename(os.path.normpath(path)).startswith("models--"):
         return path
     names = snapshot_names(path)
     main = commit_of(path, "main")
     if main in names:
         names = [main]
-    return os.path.join(path, "snapshots", names[0]) if len(names) == 1 else path  # noqa: PTH118
+    return os.path.join(path, "snapshots", names[0]) if len(names) == 1 else path
 
 
 def snapshot_names(repository: str) -> list[str]:
     """The names of the snapshot folders; links are none."""
     try:
-        with os.scandir(os.path.join(repository, "snapshots")) as entries:  # noqa: PTH118
+        with os.scandir(os.path.join(repository, "snapshots")) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
@@ -41,7 +40,7 @@ def snapshot_names(repository: str) -> list[str]:
 
 def commit_of(repository: str, reference: str) -> str:
     """The text of `refs/<reference>`; empty if it is no regular file (a pipe would block) or longer than a commit hash."""
-    path = os.path.join(repository, "refs", reference)  # noqa: PTH118
+    path = os.path.join(repository, "refs", reference)
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except (OSError, ValueError):
@@ -61,7 +60,7 @@ def hub_cache_folder(name: str) -> Path | None:
     """The folder of a repository in the Hugging Face cache, by its name `org/model`; None if it is not there."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         return None
-    from pathlib import Path  # only for errors
+    from pathlib import Path
 
     found = cached_repository("models--" + name.replace("/", "--"))
     return None if found is None else Path(found)
@@ -69,7 +68,7 @@ def hub_cache_folder(name: str) -> Path | None:
 
 def cached_repository(folder: str) -> str | None:
     """A repository in the Hugging Face cache, by the name of its folder; None if it is not there."""
-    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")  # noqa: PTH111
-    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")  # noqa: PTH118
-    found = os.path.join(cache, folder)  # noqa: PTH118
-    return found if os.path.isdir(found) else None  # noqa: PTH112
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    found = os.path.join(cache, folder)
+    return found if os.path.isdir(found) else None

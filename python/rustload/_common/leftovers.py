@@ -46,10 +46,10 @@ def leftovers(path: str, *, remove: bool) -> list[Leftover]:
         path: The folder or file.
         remove: Whether to remove what no writer holds. What is kept to be resumed is removed, too.
     """
-    whole = os.path.abspath(path)  # noqa: PTH100 - pathlib is slow to import
+    whole = os.path.abspath(path)
     above, name = os.path.split(whole)
-    found = list(_in(above, None if not os.path.isdir(whole) else name))  # noqa: PTH112
-    if os.path.isdir(whole):  # noqa: PTH112
+    found = list(_in(above, None if not os.path.isdir(whole) else name))
+    if os.path.isdir(whole):
         found += _in(whole, None)
     return [_examine(folder, entry, kind, target, remove=remove) for folder, entry, kind, target in found]
 
@@ -57,22 +57,22 @@ def leftovers(path: str, *, remove: bool) -> list[Leftover]:
 def _in(folder: str, only: str | None) -> Iterator[tuple[str, str, str, str]]:
     """The leftovers in a folder: folder, entry, kind, and the target's name as it is in hidden names."""
     with contextlib.suppress(OSError):
-        for entry in sorted(os.listdir(folder)):  # noqa: PTH208
+        for entry in sorted(os.listdir(folder)):
             for kind, pattern in (("part", _PART), ("resume", _RESUME), ("lock", _LOCK)):
                 match = pattern.fullmatch(entry)
-                if match and only in (None, match["name"]) and _is_ours(os.path.join(folder, entry), kind):  # noqa: PTH118
+                if match and only in (None, match["name"]) and _is_ours(os.path.join(folder, entry), kind):
                     yield folder, entry, kind, match["name"]
 
 
 def _is_ours(path: str, kind: str) -> bool:
     """Whether this user's writer can have made it."""
     try:
-        if os.lstat(path).st_uid != os.geteuid() or os.path.islink(path):  # noqa: PTH114
+        if os.lstat(path).st_uid != os.geteuid() or os.path.islink(path):
             return False
         if kind == "lock":
-            return os.path.getsize(path) == 0  # noqa: PTH202
+            return os.path.getsize(path) == 0
         if kind == "resume":
-            with open(os.path.join(path, "plan"), "rb") as plan:  # noqa: PTH118, PTH123
+            with open(os.path.join(path, "plan"), "rb") as plan:
                 return plan.read(len(_PLAN)) == _PLAN
     except OSError:
         return False
@@ -80,7 +80,7 @@ def _is_ours(path: str, kind: str) -> bool:
 
 
 def _examine(folder: str, entry: str, kind: str, target: str, *, remove: bool) -> Leftover:
-    path, lock = (os.path.join(folder, name) for name in (entry, f".{target}.lock"))  # noqa: PTH118
+    path, lock = (os.path.join(folder, name) for name in (entry, f".{target}.lock"))
     nbytes = _size(path)
     with _locked(lock, make=remove) as held:
         removed = remove and held is False and _removed(path)
@@ -111,7 +111,7 @@ def _locked(lock: str, *, make: bool) -> Iterator[bool | None]:
         yield False if is_same else None
         if make and is_same:
             with contextlib.suppress(OSError):
-                os.unlink(lock)  # noqa: PTH108
+                os.unlink(lock)
     finally:
         os.close(descriptor)
 
@@ -121,14 +121,14 @@ def _size(path: str) -> int:
     with contextlib.suppress(OSError):
         total = os.lstat(path).st_size
         for folder, _, names in os.walk(path):
-            total += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)  # noqa: PTH118
+            total += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
     return total
 
 
 def _removed(path: str) -> bool:
     with contextlib.suppress(OSError):
-        if os.path.isdir(path):  # noqa: PTH112
+        if os.path.isdir(path):
             shutil.rmtree(path)
         else:
-            os.unlink(path)  # noqa: PTH108
+            os.unlink(path)
     return not os.path.lexists(path)

@@ -80,7 +80,7 @@ def path_list(given: Any) -> list[str]:
             advice = _BYTES_ARE_CONTENT if isinstance(one, bytes) else None
             raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}", advice)
         try:
-            os.stat(one)  # noqa: PTH116  # ten times as fast as Path.stat
+            os.stat(one)  # ten times as fast as Path.stat
         except FileNotFoundError:
             raise _missing(os.fsdecode(one)) from None
         except OSError:

@@ -227,7 +227,7 @@ def terminal_columns(default: int, stream: TextIO | None = None) -> int:
 
 def print_json(document: object) -> None:
     """Prints a JSON document to stdout, indented as in all commands."""
-    import json  # imported only when needed
+    import json
 
     for part in json.JSONEncoder(indent=1).iterencode(document):
         # In JSON, these characters are part of a string, which no line begins with.

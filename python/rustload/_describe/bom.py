@@ -120,7 +120,7 @@ def _identity(path: str) -> dict[str, str]:
         name = f"{organization}/{repository}"
         return {"name": name, "version": revision, "purl": f"pkg:huggingface/{name}@{revision}"}
     # The last part of a path such as `.` is that of the folder itself.
-    name = os.path.basename(os.path.abspath(path)) or "model"  # noqa: PTH100, PTH119
+    name = os.path.basename(os.path.abspath(path)) or "model"
     return {"name": _printable(name)}
 
 
@@ -146,7 +146,7 @@ def _facts(model: Model) -> Iterator[tuple[str, str]]:
 def _file(entry: FileEntry, root: str, ref: str) -> dict[str, Any]:
     name = entry.path.removeprefix(root.rstrip("/") + "/")
     if name == entry.path:
-        name = os.path.basename(entry.path)  # noqa: PTH119
+        name = os.path.basename(entry.path)
     component: dict[str, Any] = {"type": "file", "bom-ref": ref, "name": _printable(name)}
     if entry.sha256 is not None:
         component["hashes"] = [{"alg": "SHA-256", "content": entry.sha256}]
@@ -160,6 +160,6 @@ def _time() -> str | None:
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
     if not (given.isascii() and given.isdigit()):
         return None
-    from datetime import UTC, datetime  # imported only when needed
+    from datetime import UTC, datetime
 
     return datetime.fromtimestamp(int(given[:11]), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

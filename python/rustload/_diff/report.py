@@ -102,7 +102,7 @@ class DiffReport(NamedTuple):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the last line of the text, and the lists; names that differ in one number only are one row."""
-        from rustload._html.reports import report_html  # imported only when needed
+        from rustload._html.reports import report_html
 
         names = {"only_a": self.only_a, "only_b": self.only_b}
         tensors = {"changed": self.changed, "close": self.close}

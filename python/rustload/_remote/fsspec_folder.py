@@ -122,7 +122,7 @@ def _split(url: str) -> tuple[str, str]:
 
 def _links(page: str) -> list[str]:
     """What the links of a page lead to."""
-    from html.parser import HTMLParser  # slow to import
+    from html.parser import HTMLParser
 
     found: list[str] = []
 

@@ -101,8 +101,8 @@ def cached(url: str) -> str:
         commit = commit_of(repository, revision)
         if not commit and revision in snapshot_names(repository):
             commit = revision
-        found = os.path.join(repository, "snapshots", commit, *path)  # noqa: PTH118 - pathlib is slow to import
-        if commit in snapshot_names(repository) and os.path.exists(found):  # noqa: PTH110
+        found = os.path.join(repository, "snapshots", commit, *path)
+        if commit in snapshot_names(repository) and os.path.exists(found):
             return found
     error: Any = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name_of(url))
     error.code = "Io"

@@ -316,7 +316,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         target, shown = (target, target) if device is None else _device(device)
         if isinstance(target, str) and target.partition(":")[0] != "cuda":
             raise _safetensor_error(f"prefetch loads to cuda devices, not {shown}")
-        from rustload._safe_open import prefetch  # imported only when needed
+        from rustload._safe_open import prefetch
 
         found = prefetch.tensors_of_plan(file, plan)
         return prefetch.PrefetchLoader._of(

@@ -216,7 +216,7 @@ def convert(
             nbytes = _rustload.write_file(
                 target.path, tensors, job.requests, metadata=header, options=options
             )
-            files = {os.path.basename(target.path): nbytes}  # noqa: PTH119 - pathlib is slow to import
+            files = {os.path.basename(target.path): nbytes}
         else:
             copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
             others = dequantized_others(copies, job.dequantized) if dequantize else Others(copies, [], [])

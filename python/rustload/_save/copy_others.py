@@ -39,11 +39,11 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and os.path.realpath(os.path.join(folder, name)) != target  # noqa: PTH118
+            if not name.startswith(".") and os.path.realpath(os.path.join(folder, name)) != target
         )
         for name in sorted(names):
-            path = os.path.join(folder, name)  # noqa: PTH118
-            if name.startswith(".") or not os.path.isfile(path):  # noqa: PTH113
+            path = os.path.join(folder, name)
+            if name.startswith(".") or not os.path.isfile(path):
                 continue
             real = os.path.realpath(path)
             if real in sources or _INDEX.fullmatch(name):
@@ -60,13 +60,13 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
 def _blobs(root: str) -> list[str]:
     """The folder of blobs, if `root` is in a snapshot of a Hugging Face cache: its files are links to blobs of the repository."""
     repository, snapshots, _ = root.rpartition("/snapshots/")
-    blobs = os.path.join(repository, "blobs")  # noqa: PTH118
-    return [blobs] if snapshots and os.path.isdir(blobs) else []  # noqa: PTH112
+    blobs = os.path.join(repository, "blobs")
+    return [blobs] if snapshots and os.path.isdir(blobs) else []
 
 
 def _is_pickle(path: str) -> bool:
     """Whether a file is a pickle, or has one in it, as far as is known."""
-    if os.path.splitext(path)[1].lower() in _PICKLES:  # noqa: PTH122 - pathlib is slow to import
+    if os.path.splitext(path)[1].lower() in _PICKLES:
         return True
     (file,) = json.loads(_rustload.scan_paths([path], limits={}, allow=[], exclude=[]))["files"]
     if file["status"] == "skipped":

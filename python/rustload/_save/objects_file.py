@@ -38,8 +38,8 @@ class ObjectsFile:
         """
         self._path, self._target = os.fsdecode(path), target.path
         self._text, self._options = text, {"overwrite": overwrite, "sync": sync}
-        folder, name = os.path.split(os.path.abspath(self._path))  # noqa: PTH100 - pathlib is slow to import
-        is_inside = not target.is_file and folder == os.path.abspath(target.path)  # noqa: PTH100
+        folder, name = os.path.split(os.path.abspath(self._path))
+        is_inside = not target.is_file and folder == os.path.abspath(target.path)
         self.in_target = [(name, text)] if is_inside and not target.joins else []
         # A folder whose files are kept may be exchanged for another one meanwhile.
         self._prepared = None if is_inside else _rustload.PreparedText(self._path, text, **self._options)

@@ -39,7 +39,7 @@ def dequantized_others(copies: list[tuple[str, str]], dtypes: set[str]) -> Other
     """The other files of a folder whose weights were dequantized to `dtypes`."""
     others = Others([], [], [])
     for path, source in copies:
-        name = os.path.basename(path)  # noqa: PTH119 - pathlib is slow to import
+        name = os.path.basename(path)
         if name in _SIDECARS:
             others.changed.append(f"{path} left out")
             continue
@@ -55,7 +55,7 @@ def dequantized_others(copies: list[tuple[str, str]], dtypes: set[str]) -> Other
 
 def _read(path: str) -> dict[str, Any] | None:
     """The configuration; None if it is none."""
-    with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+    with open(path, "rb") as file:
         content = file.read(_CONFIG_MAX_BYTES + 1)
     try:
         found = json.loads(content) if len(content) <= _CONFIG_MAX_BYTES else None

@@ -60,7 +60,7 @@ class SaveReport(NamedTuple):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the line, the files, and the names that were left out or packed."""
-        from rustload._html.reports import report_html  # imported only when needed
+        from rustload._html.reports import report_html
 
         lists: dict[str, list[tuple[str, ...]]] = {
             "files": [(name, format_bytes(nbytes)) for name, nbytes in self.files.items()],

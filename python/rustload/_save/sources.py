@@ -97,11 +97,11 @@ def find_checkpoints(given: Any) -> Checkpoints:
         return Checkpoints(None, [Source("", given, "model", None)], is_file=True)
     paths = [hub_snapshot(path) for path in path_list(given)]
     first = paths[0] if paths else ""
-    folder = os.path.dirname(first)  # noqa: PTH120 - pathlib is slow to import
+    folder = os.path.dirname(first)
     if len(paths) != 1:
         return Checkpoints(folder, [Source("", paths, None, LocalFolder(folder))])
-    if not os.path.isdir(first):  # noqa: PTH112
-        index = _INDEX.fullmatch(os.path.basename(first))  # noqa: PTH119
+    if not os.path.isdir(first):
+        index = _INDEX.fullmatch(os.path.basename(first))
         is_file = not (first.endswith(".json") and ".index." in first)
         source = Source("", first, _stem(index) if index else None, LocalFolder(folder))
         return Checkpoints(folder, [source], is_file=is_file)
@@ -127,7 +127,7 @@ class LocalFolder:
 
     def subfolder(self, name: str) -> LocalFolder:
         """A folder in it."""
-        return LocalFolder(os.path.join(self.name, name))  # noqa: PTH118 - pathlib is slow to import
+        return LocalFolder(os.path.join(self.name, name))
 
 
 def read_small(home: LocalFolder | ObjectFolder | None, name: str, size_max: int) -> bytes | None:
@@ -136,7 +136,7 @@ def read_small(home: LocalFolder | ObjectFolder | None, name: str, size_max: int
         return None
     try:
         if isinstance(home, LocalFolder):
-            with open(os.path.join(home.name, name), "rb") as file:  # noqa: PTH118, PTH123
+            with open(os.path.join(home.name, name), "rb") as file:
                 return file.read(size_max)
         # Of an unlisted folder, which may be a bucket, only this file is asked for.
         if home.is_listed and home.sizes([name]) == [None]:
@@ -155,7 +155,7 @@ def _in_folder(root: LocalFolder | ObjectFolder) -> list[Source]:
     if not any(name in names for name in _PIPELINES):
         if found:
             return found
-        if any(os.path.splitext(name)[1] in _SUFFIXES for name in names):  # noqa: PTH122 - pathlib is slow to import
+        if any(os.path.splitext(name)[1] in _SUFFIXES for name in names):
             # Files of other names: `rustload.open` chooses, or says why not.
             return [Source("", whole, None, root)]
         if _DISTRIBUTED in every:
@@ -182,7 +182,7 @@ def _known(folder: LocalFolder | ObjectFolder, prefix: str, names: list[str]) ->
         chosen = _chosen(folder.name, group)
         path: Any
         if isinstance(folder, LocalFolder):
-            paths = [os.path.join(folder.name, name) for name in chosen]  # noqa: PTH118
+            paths = [os.path.join(folder.name, name) for name in chosen]
             path = paths[0] if len(paths) == 1 else paths
         else:
             path = folder.choose(chosen)
@@ -218,8 +218,8 @@ def _stem(matched: re.Match[str]) -> str:
 
 def file_name_for(path: str) -> str:
     """The name of the safetensors file that is made of a file: `model.safetensors` for `pytorch_model.bin`."""
-    name = os.path.basename(path).lstrip(".") or "model"  # noqa: PTH119
-    stem, suffix = os.path.splitext(name)  # noqa: PTH122
+    name = os.path.basename(path).lstrip(".") or "model"
+    stem, suffix = os.path.splitext(name)
     if suffix.lower() not in _SUFFIXES:
         stem = name
     if stem.startswith("pytorch_model"):

@@ -42,11 +42,11 @@ class Target(NamedTuple):
             if not given.is_file:
                 target = cls(given.folder or ".", is_file=False, joins=True)
             else:
-                beside = os.path.join(given.folder, file_name_for(given.found[0].path))  # noqa: PTH118
+                beside = os.path.join(given.folder, file_name_for(given.found[0].path))
                 target = cls(beside, is_file=True, joins=False)
         else:
             where = os.fsdecode(dst)
-            is_folder = os.path.isdir(where)  # noqa: PTH112 - pathlib is slow to import
+            is_folder = os.path.isdir(where)
             if not is_folder:
                 refuse_pickle_name(where)
             is_file = where.endswith(".safetensors") and not is_folder
@@ -79,7 +79,7 @@ class Target(NamedTuple):
 
 
 def _is_same(path: str, folder: str | None) -> bool:
-    return folder is not None and os.path.samefile(path, folder or ".")  # noqa: PTH121
+    return folder is not None and os.path.samefile(path, folder or ".")
 
 
 def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
@@ -89,12 +89,12 @@ def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
         FileExistsError: It exists, and is not to be replaced.
         FileNotFoundError: It is in a folder that does not exist.
     """
-    path = os.path.abspath(os.fsdecode(given))  # noqa: PTH100
-    folder = os.path.dirname(path)  # noqa: PTH120
+    path = os.path.abspath(os.fsdecode(given))
+    folder = os.path.dirname(path)
     if os.path.lexists(path) and not overwrite:
         raise _os_error(errno.EEXIST, "TargetExists", path)
-    is_target = not target.is_file and folder == os.path.abspath(target.path)  # noqa: PTH100
-    if not (is_target or os.path.isdir(folder)):  # noqa: PTH112
+    is_target = not target.is_file and folder == os.path.abspath(target.path)
+    if not (is_target or os.path.isdir(folder)):
         raise _os_error(errno.ENOENT, "Io", path)
 
 

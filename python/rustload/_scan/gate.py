@@ -64,9 +64,9 @@ class Gate:
 
 def _baseline(path: str | os.PathLike[str]) -> dict[Key, int]:
     """What an earlier report has, with the worst verdict of each."""
-    import json  # imported only when needed
+    import json
 
-    with open(path, "rb") as file:  # noqa: PTH123 - importing pathlib takes longer than reading
+    with open(path, "rb") as file:
         text = file.read(BASELINE_MAX_BYTES + 1)
     known: dict[Key, int] = {}
     try:

@@ -77,9 +77,9 @@ class Policy:
             OSError: The file cannot be read.
             ValueError: It is not TOML, or has other keys or values.
         """
-        import tomllib  # imported only when needed
+        import tomllib
 
-        with open(path, "rb") as file:  # noqa: PTH123 - importing pathlib takes longer than reading
+        with open(path, "rb") as file:
             content = file.read()
         try:
             read = tomllib.loads(content.decode())

@@ -212,7 +212,7 @@ class FileReport(_Report):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the verdict, and the findings."""
-        from rustload._html.reports import scan_html  # imported only when needed
+        from rustload._html.reports import scan_html
 
         return scan_html({"verdict": self.verdict, "files": [self._data]}, repr(self))
 
@@ -295,20 +295,20 @@ class ScanReport(_Report):
         """
         import json
 
-        from rustload._scan.sarif import sarif  # imported only when needed
+        from rustload._scan.sarif import sarif
 
         files = [file for report in (self, *others) for file in report._data["files"]]
         return json.dumps(sarif({"files": files}, root=None if root is None else os.fspath(root)))
 
     def __str__(self) -> str:
         """The report as text: one line per file, with its findings below."""
-        from rustload._scan.text import to_text  # imported only when needed
+        from rustload._scan.text import to_text
 
         return to_text(self._data)
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the verdict of each file, and its findings."""
-        from rustload._html.reports import scan_html  # imported only when needed
+        from rustload._html.reports import scan_html
 
         return scan_html(self._data, repr(self))
 

@@ -26,8 +26,8 @@ def artifact_uri(path: str | None, root: str) -> str:
         return "urn:rustload:stdin"
     if is_url(path):
         return quote(name_of(path), safe=":/@[]%")
-    folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - pathlib is slow to import
-    real = os.path.join(os.path.realpath(folder), name)  # noqa: PTH118
+    folder, name = os.path.split(os.path.abspath(path))
+    real = os.path.join(os.path.realpath(folder), name)
     target = os.path.realpath(real)
     if target != real and _inside(target, root):
         real = target

@@ -327,7 +327,7 @@ class LazyTensor(Operators):
         else:
             wide, code = next((found for start, *found in _WIDE if name.startswith(start)), ("int64", "q"))
             request = Request(dtype=wide, copy=True)
-        import struct  # imported only when needed
+        import struct
 
         read = struct.unpack(f"={code}", self._core.materialize(request).tobytes())
         return complex(*read) if wide == "complex128" else read[0]
@@ -409,7 +409,7 @@ class LazyTensor(Operators):
             KeyboardInterrupt: Ctrl-C, within a tenth of a second.
             RustloadError: As for `materialize`.
         """
-        from rustload._common.statistics import statistics_of  # imported only when needed
+        from rustload._common.statistics import statistics_of
 
         found = statistics_of([self._core], sample=sample, bins=bins, dequantize=dequantize, threads=threads)
         return found[0]
@@ -497,7 +497,7 @@ class LazyTensor(Operators):
         gpu = None if self.is_meta else adapter.gpu_for(target)
         if gpu is None:
             return adapter.make(self._core, request, target, self._context)
-        from rustload._cuda import results  # imported only when needed
+        from rustload._cuda import results
 
         return results.make(self._core, request, gpu, cast=cast, sync=bool(sync))
 
@@ -583,7 +583,7 @@ class LazyTensor(Operators):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: a table of its properties; reads nothing."""
-        from rustload._html.tensors import tensor_html  # imported only when needed
+        from rustload._html.tensors import tensor_html
 
         return tensor_html(type(self).__name__, repr(self), self._properties(), self._shown_parts())
 
@@ -639,7 +639,7 @@ class LazyTensor(Operators):
         Raises:
             TypeError: It comes from bytes, a file object or a URL, which another process cannot open.
         """
-        from rustload._tensor.pickling import origin_of  # imported only when needed
+        from rustload._tensor.pickling import origin_of
 
         core = self._core
         return restored, (origin_of(core.checkpoint, self._context.framework), *core.state())
@@ -656,6 +656,6 @@ def restored(context: HandleContext, *state: Any) -> LazyTensor:
         FormatError: The checkpoint has other tensors.
         ValueError: The slice is not one of the tensor.
     """
-    from rustload._tensor.pickling import opened_core  # imported only when needed
+    from rustload._tensor.pickling import opened_core
 
     return LazyTensor._wrap(opened_core(context).restored(*state), context)

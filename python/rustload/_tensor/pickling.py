@@ -123,7 +123,7 @@ def open_again(
 
 
 def _stamp(path: str) -> tuple[str, int, int, int]:
-    found = os.stat(path)  # noqa: PTH116 - pathlib is slow to import
+    found = os.stat(path)
     return path, found.st_size, found.st_mtime_ns, found.st_ino
 
 

@@ -55,15 +55,12 @@ def document(
         scanned: The report of a scan; a text why there is none; None if none was asked for.
         statistics: The statistics of tensors by name; None if none were asked for.
     """
-    files = [
-        {"name": _text(os.path.basename(path)), "size": _size(path)}  # noqa: PTH119 - of a URL, too
-        for path in described["files"]
-    ]
+    files = [{"name": _text(os.path.basename(path)), "size": _size(path)} for path in described["files"]]
     names = _Names(described)
     return {
         "schema": SCHEMA,
         "rustload": _rustload.__version__,
-        "name": _text(os.path.basename(described["path"].rstrip("/")) or described["path"]),  # noqa: PTH119
+        "name": _text(os.path.basename(described["path"].rstrip("/")) or described["path"]),
         "format": described["format"],
         "files": files,
         "elements": _number(described["elements"]),
@@ -220,7 +217,7 @@ def _items(items: list[Any]) -> dict[str, Any]:
 def _size(path: str) -> int | None:
     """The size of a file; None for one that is not on disk."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - as elsewhere, without pathlib
+        return os.stat(path).st_size
     except (OSError, ValueError):
         return None
 
@@ -264,7 +261,7 @@ def _scanned(file: FileReport) -> dict[str, Any]:
         for found in file.findings
     ]
     return {
-        "name": _text(os.path.basename(file.path or "bytes")),  # noqa: PTH119 - as above
+        "name": _text(os.path.basename(file.path or "bytes")),
         "status": file.status,
         "verdict": file.verdict,
         "complete": file.coverage.complete,

@@ -48,7 +48,7 @@ def svg_image(described: Mapping[str, Any]) -> str:
     Args:
         described: What `describe` returned.
     """
-    title = os.path.basename(described["path"].rstrip("/"))  # noqa: PTH119 - of a URL, too
+    title = os.path.basename(described["path"].rstrip("/"))
     root = folded_tree(described)
     dtypes = [
         (f"{seen['dtype']} {format_bytes(seen['nbytes'])}", seen["dtype"]) for seen in described["dtypes"]

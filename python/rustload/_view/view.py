@@ -101,13 +101,13 @@ def _path_of(source: Any, checkpoint: Checkpoint) -> str:
     if isinstance(source, (str, os.PathLike)):
         return os.fsdecode(source)
     if len(checkpoint.files) > 1:
-        return os.path.dirname(os.path.abspath(checkpoint.files[0]))  # noqa: PTH100, PTH120 - a URL is no Path
+        return os.path.dirname(os.path.abspath(checkpoint.files[0]))
     return checkpoint.files[0] if checkpoint.files else checkpoint._core.source_name or "checkpoint"
 
 
 def _default(path: str, *, svg: bool) -> Path:
     """The name of the checkpoint without its suffix, in the working directory."""
-    last = os.path.basename(path.rstrip("/")) or os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119
+    last = os.path.basename(path.rstrip("/")) or os.path.basename(os.path.abspath(path))
     stem = last.removesuffix(".index.json")
     known = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy", ".pkl")
     stem = next((stem.removesuffix(suffix) for suffix in known if stem.endswith(suffix)), stem)
@@ -139,7 +139,7 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
 
 def _is_same(target: Path, file: str) -> bool:
     try:
-        return os.path.samefile(target, file)  # noqa: PTH121 - a URL is no Path
+        return os.path.samefile(target, file)
     except (OSError, ValueError):
         return False
 
@@ -173,7 +173,7 @@ def _text(described: dict[str, Any]) -> str:
     """The text of `rustload info`, cut after some lines."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     out = Page(stream, "never")
-    show(out, described | {"path": os.path.basename(described["path"].rstrip("/"))}, View())  # noqa: PTH119
+    show(out, described | {"path": os.path.basename(described["path"].rstrip("/"))}, View())
     out.flush()
     stream.seek(0)
     lines = [_clipped(line, LINE_CHARS_MAX) for line in stream.read().splitlines()]

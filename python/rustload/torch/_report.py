@@ -99,7 +99,7 @@ class LoadReport:
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the line, and the lists that are not empty."""
-        from rustload._html.reports import report_html  # imported only when needed
+        from rustload._html.reports import report_html
 
         lists: dict[str, list[tuple[str, ...]]] = {
             name: [(one,) for one in getattr(self, name)]

@@ -73,7 +73,7 @@ def save_model(
     """
     given: Any = model
     if not isinstance(given, torch.nn.Module):
-        from rustload.errors import _make  # imported only when needed
+        from rustload.errors import _make
 
         raise _make("Type", "Type", f"model= is a torch.nn.Module, not a {type(given).__name__}")
     state = model.state_dict()

@@ -1,15 +1,18 @@
-"""Reports an error on stderr, and as an entry of the JSON document."""
+"""Reports errors and warnings on stderr."""
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.terminal import print_messages
+from rustload.errors import RustloadWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["report_error"]
+__all__ = ["report_error", "report_warnings"]
 
 
 def report_error(error: Exception, reword: Callable[[str], str] | None = None) -> dict[str, Any]:
@@ -27,3 +30,18 @@ def report_error(error: Exception, reword: Callable[[str], str] | None = None) -
     print_messages([f"rustload: error: {message}", *(f"  note: {note}" for note in notes)])
     location = {name: getattr(error, name, None) for name in ("code", "member", "offset")}
     return {"class": type(error).__name__, **location, "message": message, "notes": notes}
+
+
+@contextlib.contextmanager
+def report_warnings(reword: Callable[[str], str] = str, path: str = "") -> Iterator[None]:
+    """Prints the warnings of a block to stderr, a line each, when the block ends.
+
+    Args:
+        reword: Changes the text of a warning.
+        path: The checkpoint that they are about, if the command takes several.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RustloadWarning)
+        yield
+    about = f"{path}: " if path else ""
+    print_messages(f"rustload: warning: {about}{reword(str(warning.message))}" for warning in caught)

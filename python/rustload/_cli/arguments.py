@@ -1,0 +1,78 @@
+"""Arguments that several commands have, and the types of their values."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+__all__ = ["EPILOG", "REPEATED", "add_color", "add_json", "add_paths", "file", "number", "pair", "rename"]
+
+EPILOG = """\
+exit codes:
+  0    everything was read
+  2    wrong usage
+  3    something could not be read (the rest is shown all the same), or the
+       output could not be written
+"""
+
+REPEATED: Any = {"action": "append", "default": []}
+"""What an argument has that may be given several times."""
+
+
+def add_paths(parser: argparse.ArgumentParser) -> None:
+    """Adds the paths of checkpoints."""
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        type=file,
+        help="a file, a directory of shards, or an index file; each is shown by itself",
+    )
+
+
+def add_json(parser: argparse._ActionsContainer) -> None:
+    """Adds `--json`."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print everything as one JSON document (see rustload schema)",
+    )
+
+
+def add_color(parser: argparse.ArgumentParser) -> None:
+    """Adds `--color`."""
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto (the default) colours terminals, unless NO_COLOR is set",
+    )
+
+
+def file(path: str) -> str:
+    """A path to read. Rejects `-`: only `scan` reads standard input, because the others need a seekable file."""
+    if path == "-":
+        raise argparse.ArgumentTypeError(
+            "- (standard input) works only with rustload scan: pass a file (./- for one of that name)"
+        )
+    return path
+
+
+def number(text: str) -> int:
+    """A whole number from 1 on."""
+    if not (text.isascii() and text.isdigit()) or int(text[:18]) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
+    return int(text[:18])
+
+
+def pair(text: str) -> tuple[str, str]:
+    """`NAME=TEXT`, divided at the first `=`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=TEXT")
+    return key, value
+
+
+def rename(text: str) -> tuple[str, str | None]:
+    """`OLD=NEW`, divided at the first `=`; `OLD=`, where OLD may have others, leaves the name out."""
+    return (text[:-1], None) if len(text) > 1 and text.endswith("=") else pair(text)
