@@ -30,13 +30,9 @@ REASONS = ("a GPU", "the network", "several processes", "vLLM", "SGLang", "a scr
 """What a block may need that a test machine lacks."""
 EMPTY = (
     "start/get_started",
-    "guides/bfloat16_on_a_small_machine",
     "guides/bin_from_the_internet",
-    "guides/convert_a_folder",
-    "guides/eight_gpus",
-    "guides/gate_a_registry",
-    "guides/jax_without_torch",
-    "guides/look_at_a_training_run",
+    "guides/jax",
+    "guides/training_checkpoints",
 )
 """What a newcomer follows from the beginning to the end."""
 OWN_NAMES = ROOT / "README.md"
@@ -123,7 +119,7 @@ def test_a_block_that_is_not_run_says_what_it_needs(page):
 
 
 def test_the_guide_to_jax_runs_where_torch_cannot_be_imported(tmp_path):
-    page = ROOT / "docs" / "guides" / "jax_without_torch.md"
+    page = ROOT / "docs" / "guides" / "jax.md"
     code = "\n".join(fence["code"] for fence in fences(page) if fence["kind"] == "python")
     assert "import rustload.jax" in code
     blocked = "import os, sys\nsys.modules['torch'] = None\n"
