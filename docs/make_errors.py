@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import rustload
 from rustload import _rustload
+from rustload._scan.codes import SCAN_CODES
 from rustload.errors import _CLASSES
 
 PAGE = Path(__file__).parent / "reference" / "errors.md"
@@ -13,9 +15,9 @@ PAGE = Path(__file__).parent / "reference" / "errors.md"
 HEAD = """\
 # Errors
 
-Every error of rustload has a stable `code`; the message may change between versions, the code does not. `path`, `member` and
-`offset` give the location if it is known: `offset` counts bytes in the archive member, or in the file. The next step
-is a note of the exception; it may be more specific than the one on this page.
+Every error has a stable `code`; its message may change. `path`, `member` and `offset` (in bytes, of the member or the file) say
+where, if known. The next step is in italics; a note of the exception has it with the likely cause. Where there is none, the file
+is damaged or was made by hand: fetch it again, or ask its author.
 
 ```python
 import rustload
@@ -27,27 +29,45 @@ except rustload.FormatError as error:
 except OSError as error:
     print(error.errno)
 ```
-
-`docs/make_errors.py` generates this page.
 """
 
 # What a kind means and which class is raised; the order of the sections.
 KINDS = {
-    "Io": "The cause is outside the file's content: a missing file, a permission, a failing disk.",
+    "Io": "A missing file, a permission, a failing disk.",
     "Format": "The file is damaged, or its writer is at fault.",
     "Unsupported": "A legitimate file or request that rustload cannot serve yet.",
     "Disallowed": 'You decide whether to trust the file: `unknown="error"` refuses it, or its legacy magic number is a call.',
-    "Limit": "The file exceeds a limit: raise the limit, or reject the file. The error has `name`, `limit` and `found`.",
-    "NotFound": "The call asks for a tensor that does not exist. The note suggests similar names.",
-    "Value": "The call, or one of its arguments, is at fault.",
-    "Type": "An argument of the call is at fault.",
-    "Index": "The index is at fault.",
-    "Buffer": "The call requires a view where none is possible.",
+    "Limit": "Raise the limit, or reject the file. The error has `name`, `limit` and `found`.",
+    "NotFound": "A note suggests similar names.",
+    "Value": "An argument of the call is at fault.",
+    "Type": "",
+    "Index": "",
+    "Buffer": "No view is possible.",
     "Device": "The driver or the GPU is at fault, or there is none.",
-    "Memory": "The machine does not have enough memory.",
-    "Cancelled": "Nothing is at fault: the work was cancelled, for example by Ctrl-C.",
-    "Internal": "A bug in rustload: please report it.",
+    "Memory": "",
+    "Cancelled": "The work was cancelled, for example by Ctrl-C.",
+    "Internal": "",
 }
+
+# The causes of most errors, which need not be repeated, and what to do about damaged files, which the head says.
+CAUSE = re.compile(
+    r"(The (file|pickle|metadata|download|save|index|server)|It is from|No writer|Unpicklers)\b[^:]*: (?=[a-z]+ )"
+)
+AGAIN = re.compile(r"(Fetch|Download) [\w ]+ again(, or ask its author)?\.|Fetch it again\.|Ask its author\.")
+
+SCAN = """
+## Codes of a scan
+
+A [scan](scan.md) has the codes above for what `rustload.open` refuses, and these. A note is inert.
+
+"""
+
+
+def remedy(then: str) -> str:
+    """What to do, without a common cause in front of it; nothing where the head says it."""
+    cause = CAUSE.match(then)
+    found = then[cause.end()].upper() + then[cause.end() + 1 :] if cause else then
+    return "" if not found or AGAIN.fullmatch(found) else f" *{found}*"
 
 
 def page() -> str:
@@ -58,13 +78,16 @@ def page() -> str:
     if missing:
         raise SystemExit(f"docs/make_errors.py does not describe: {', '.join(sorted(missing))}")
     for kind, who in KINDS.items():
-        rows = [(code, what, then) for code, found, what, then in codes if found == kind]
         name = "OSError" if kind == "Io" else _CLASSES[kind].__name__
         shown = f"rustload.{name}" if hasattr(rustload, name) else name
-        out.append(
-            f"\n## {shown}\n\n{who}\n\n| code | meaning | likely cause and next step |\n|---|---|---|\n"
-        )
-        out += [f"| `{code}` | {what} | {then} |\n" for code, what, then in rows]
+        out.append(f"\n## {shown}\n\n{who}\n\n" if who else f"\n## {shown}\n\n")
+        for code, found, what, then in codes:
+            if found == kind:
+                out.append(f"- `{code}`: {what}{remedy(then)}\n")
+    out.append(SCAN)
+    for code, (verdicts, meaning, executes) in SCAN_CODES.items():
+        shown = ", ".join("note" if verdict == "inert" else verdict for verdict in verdicts)
+        out.append(f"- `{code}` ({shown}): {meaning}{f' {executes}' if executes else ''}\n")
     return "".join(out)
 
 

@@ -130,19 +130,6 @@ def test_a_log_has_all_rules_whatever_was_found() -> None:
     assert not kinds & {"Format", "Unsupported", "Disallowed", "Limit"}
 
 
-def test_the_page_on_scans_has_the_same_codes_verdicts_and_meanings() -> None:
-    page = (ROOT / "docs/reference/scan.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([A-Z]\w+)` \| ([a-z, ]+) \| (.*) \|$", page, re.MULTILINE)
-    assert rows == [
-        (
-            code,
-            ", ".join("note" if verdict == "inert" else verdict for verdict in verdicts),
-            " ".join(filter(None, (meaning, executes))),
-        )
-        for code, (verdicts, meaning, executes) in SCAN_CODES.items()
-    ]
-
-
 def test_every_code_that_the_scanner_writes_is_in_the_catalogue() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/scan").rglob("*.rs")]
     text = "\n".join(sources)

@@ -1,6 +1,6 @@
 """The codes of a scan's findings that are no error codes: what each means, and the verdicts that it can have.
 
-The table in docs/reference/scan.md has the same rows. The codes of errors are `_rustload.CODES`.
+docs/reference/errors.md lists them. The codes of errors are `_rustload.CODES`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ SCAN_CODES = {
     "OverlappingView": ScanCode(_NOTE, "A tensor is far larger than its storage."),
     "EncodedText": ScanCode(_NOTE, "A string decodes to a pickle or to code."),
 }
-"""The codes, in the order of docs/reference/scan.md."""
+"""The codes, in the order of docs/reference/errors.md."""
 
 NOTED_ERRORS = frozenset(
     {
