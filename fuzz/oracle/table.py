@@ -1,4 +1,4 @@
-"""The table of globals (`src/index/globals.txt`) as the oracle reads it.
+"""The table of globals (`src/index/pickled/globals.txt`) as the oracle reads it.
 
 What a scan proves is the alphabet of the programs that try to refute it.
 """
@@ -138,7 +138,7 @@ TYPES: dict[str, Node] = {}
 
 def _rows() -> list[Row]:
     rows = []
-    for line in (ROOT / "src" / "index" / "globals.txt").read_text().splitlines():
+    for line in (ROOT / "src" / "index" / "pickled" / "globals.txt").read_text().splitlines():
         if line.startswith("type "):
             name, _, text = line.removeprefix("type ").partition("=")
             TYPES[name.strip()] = _schema(text)

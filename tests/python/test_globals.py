@@ -1,4 +1,4 @@
-"""The table of globals (`src/index/globals.txt`) against the classes and functions that are installed.
+"""The table of globals (`src/index/pickled/globals.txt`) against the classes and functions that are installed.
 
 One child process calls every row with operands that record what is done to them. Another pickles an object of every row, forbids
 execution by an audit hook, and unpickles it: a scan must call these pickles inert.

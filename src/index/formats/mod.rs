@@ -1,0 +1,59 @@
+//! The formats: each module reads the index of a file of one of them.
+
+pub(super) mod dcp;
+mod nemo;
+mod numpy_files;
+mod pickle;
+mod safetensors;
+pub(super) mod torch;
+mod torch_export;
+pub(super) mod torch_legacy;
+mod torch_tar;
+
+pub use self::dcp::{SavedValue, SavedValues};
+pub use self::pickle::read_pickle;
+#[cfg(feature = "scan")]
+pub(crate) use self::torch_legacy::PICKLES as LEGACY_PICKLES;
+#[cfg(feature = "scan")]
+pub use self::torch_tar::storage_itemsize;
+use super::model::{Index, Options};
+use crate::bytes::Source;
+use crate::container::tar;
+use crate::container::zip::{Archive, Trailing};
+use crate::container::{Format, sniff};
+use crate::error::Result;
+
+/// Reads the index of one file. Its format is detected by its first bytes.
+pub fn read(source: &Source, options: &Options) -> Result<Index> {
+    // Checksums of storages are verified by reading them.
+    let _limit = (!options.verify).then(|| source.limit_requests(&options.limits));
+    if numpy_files::is_empty_npz(source)? {
+        return Ok(Index::empty(Format::Npz, source));
+    }
+    match sniff(source)? {
+        Format::Safetensors => safetensors::read(source, options),
+        Format::Zip | Format::Npz | Format::TorchExport => {
+            let trailing = if options.ignore_trailing { Trailing::Ignore } else { Trailing::Error };
+            let archive = Archive::open(source, &options.limits, trailing)?;
+            let read = match () {
+                () if torch_export::is_export(&archive) => torch_export::read,
+                () if numpy_files::is_npz(&archive) => numpy_files::read_npz,
+                () => torch::read,
+            };
+            read(archive, options)
+        }
+        Format::Npy => numpy_files::read_npy(source, options),
+        Format::LegacyTorch => torch_legacy::read(source, options),
+        Format::Pickle | Format::TorchDcp => pickle::read(source, options),
+        Format::Tar => tar_archive(source, options),
+    }
+}
+
+/// Reads a tar archive: one of torch 0.1, or one that holds files of torch.
+fn tar_archive(source: &Source, options: &Options) -> Result<Index> {
+    let archive = tar::Archive::open(source, &options.limits, options.ignore_trailing, &options.cancel)?;
+    match torch_tar::is_torch(&archive) {
+        true => torch_tar::read(&archive, options),
+        false => nemo::read(&archive, options),
+    }
+}

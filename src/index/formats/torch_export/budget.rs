@@ -1,0 +1,89 @@
+//! What the configurations and the nested archives of one exported program may take together.
+
+use crate::bytes::Source;
+use crate::container::payload_config::PayloadConfig;
+use crate::container::zip::{Archive, Member, Trailing};
+use crate::error::{Code, Error, Result};
+use crate::index::formats::torch;
+use crate::index::model::{Index, Options};
+use crate::limits::Limits;
+use crate::num::to_u64;
+use crate::parallel::Cancel;
+use std::sync::Arc;
+
+/// The rest of the limits that the parts of one file share.
+pub(super) struct Budget {
+    limits: Limits,
+}
+
+impl Budget {
+    pub(super) fn new(limits: &Limits) -> Budget {
+        Budget { limits: limits.clone() }
+    }
+
+    /// Reads and parses a configuration.
+    pub(super) fn config(
+        &mut self,
+        archive: &Archive,
+        number: usize,
+        cancel: &Cancel,
+    ) -> Result<PayloadConfig> {
+        let member = member(archive, number)?;
+        let limits = &mut self.limits;
+        let (name, max_bytes) = match member.is_compressed() && limits.inflate_bytes < limits.header_bytes {
+            true => ("inflate_bytes", limits.inflate_bytes),
+            false => ("header_bytes", limits.header_bytes),
+        };
+        let bytes = archive.read(number, name, max_bytes, cancel)?;
+        limits.header_bytes = limits.header_bytes.saturating_sub(to_u64(bytes.len()));
+        if member.is_compressed() {
+            limits.inflate_bytes = limits.inflate_bytes.saturating_sub(to_u64(bytes.len()));
+        }
+        PayloadConfig::parse(&bytes, limits).map_err(|error| error.in_member(member.name()))
+    }
+
+    /// The index of an archive of `torch.save` that is a member; `None` for an empty member. A compressed one is inflated into memory.
+    pub(super) fn nested(
+        &mut self,
+        archive: &Archive,
+        number: usize,
+        options: &Options,
+    ) -> Result<Option<Index>> {
+        let member = member(archive, number)?;
+        if member.size() == 0 {
+            return Ok(None);
+        }
+        let source = match member.is_compressed() {
+            true => {
+                let max_bytes = self.limits.inflate_bytes;
+                let bytes = archive.read(number, "inflate_bytes", max_bytes, &options.cancel)?;
+                self.limits.inflate_bytes = max_bytes.saturating_sub(to_u64(bytes.len()));
+                Source::memory(Arc::new(bytes))
+            }
+            false => {
+                let region = archive.payload(number)?;
+                archive.source().window(region.start(), region.len())?
+            }
+        };
+        let options = Options { limits: self.limits.clone(), ..options.clone() };
+        let nested = Archive::open(&source, &self.limits, Trailing::Error);
+        let index = nested.and_then(|nested| torch::read(nested, &options));
+        let index = index.map_err(|error| inside(error, member))?;
+        let taken = index.tree.as_ref().map_or(0, |tree| tree.pickle_bytes());
+        self.limits.pickle_bytes = self.limits.pickle_bytes.saturating_sub(taken);
+        Ok(Some(index))
+    }
+}
+
+fn member(archive: &Archive, number: usize) -> Result<&Member> {
+    let missing = || Error::new(Code::InternalError, "a member of the archive is missing");
+    archive.members().get(number).ok_or_else(missing)
+}
+
+/// The error of a nested archive, with the names of both members.
+fn inside(error: Error, member: &Member) -> Error {
+    match error.member().map(|inner| format!("{}!{inner}", member.name())) {
+        Some(both) => error.within_member(&both),
+        None => error.in_member(member.name()),
+    }
+}

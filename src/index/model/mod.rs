@@ -1,0 +1,22 @@
+//! What tensors are, and where their bytes lie.
+
+mod chunks;
+mod extra;
+mod index;
+mod location;
+mod options;
+mod part;
+mod tensor;
+mod tiling;
+
+#[cfg(feature = "scan")]
+pub use self::chunks::ChunkItem;
+pub(crate) use self::chunks::{Chunk, ChunkFiles};
+pub use self::chunks::{ChunkBytes, ChunkPart, Chunks, TensorPart};
+pub use self::extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
+pub use self::index::{Entry, Index, OpaqueClass, Path, PathStep};
+pub use self::location::{Deflated, Location, Storage, StorageBytes};
+pub use self::options::{Options, Unknown};
+pub use self::part::{Along, Part, Placement};
+pub(crate) use self::tensor::Flags;
+pub use self::tensor::{RawTensor, Sizes, Tensor};

@@ -1,0 +1,440 @@
+//! Interprets the calls of a pickle: which rebuild a tensor, which construct a container, and which remain opaque data.
+//!
+//! The callable and the arguments of a call precede it, so one pass in program order interprets all calls and BUILDs, without
+//! recursion. A callee reads its arguments as they are at that moment, and keeps references to what they contain: a container in
+//! which the pickle adds something later is read as it was ([`Values::get_at`]).
+//! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`. A known function with arguments in a wrong form is an error;
+//! an unknown function is [`Meaning::Opaque`].
+
+mod build;
+mod distributed;
+mod embedded;
+mod forms;
+mod keyed;
+mod numpy;
+mod pre_0_4;
+mod quantized;
+mod rebuild;
+mod sparse;
+mod storage;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+#[cfg(feature = "scan")]
+pub use self::embedded::holds_storage;
+pub(crate) use self::keyed::{Keyed, KeyedObjects};
+pub(crate) use self::numpy::NumpyType;
+use self::storage::DescribedObject;
+pub(crate) use self::storage::StorageSlice;
+use crate::error::{Code, Error, Result};
+use crate::index::formats::torch_legacy::SingleStorage;
+use crate::index::model::{Extra, Location, SparseLayout, Storage, Tensor};
+use crate::index::pickled::known::{Known, Rebuild, lookup};
+use crate::index::pickled::script::ScriptClasses;
+use crate::limits::Limits;
+use crate::parallel::Cancel;
+use crate::pickle::{Call, CallId, GlobalId, Handle, Snapshot, Value, Values};
+
+/// The maximum length, in bytes, of a string that is a key, a device or the like. Any number of calls may share one string, so
+/// its length is checked before it is read.
+pub(crate) const SHORT_STRING_MAX_BYTES: usize = 256;
+
+/// The number of calls between two checks for cancellation.
+const CANCEL_CHECK_INTERVAL_CALLS: usize = 1 << 12;
+
+/// The interpretation of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// The tensor with this number.
+    Tensor(u32),
+    /// A storage whose bytes lie in the pickle, as a 1-D tensor.
+    Storage(u32),
+    /// A sparse tensor of this layout.
+    Sparse(SparseLayout),
+    /// A mapping of this class.
+    Dict(Known),
+    /// A list, a deque or a set of this class.
+    Sequence(Known),
+    /// `torch.Size(sizes)`, `tuple(items)`.
+    Tuple,
+    /// `_codecs.encode(text, 'latin1')`.
+    Bytes,
+    /// `bytearray(...)`.
+    ByteArray,
+    /// `complex(re, im)`.
+    Complex,
+    /// A NumPy dtype.
+    NumpyDtype(NumpyType),
+    /// A NumPy scalar and its bytes.
+    Scalar(NumpyType, Handle),
+    /// A small inert value, usual in a checkpoint.
+    Record,
+    /// A call of an unknown function, or in an unknown form; kept as data.
+    Opaque,
+}
+
+/// The form of persistent ids: five items in a zip archive, six in a legacy stream (torch/serialization.py: `persistent_load`), a number
+/// in torch 0.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PersistentIdForm {
+    /// `('storage', class, key, location, numel)`.
+    #[default]
+    Archive,
+    /// `('storage', class, key, location, numel, view)`, and `('module', class, file, source)`.
+    Legacy,
+    /// The number of a tensor or storage that the file describes elsewhere, and `(class, file, source)`.
+    Keyed,
+}
+
+/// How to read the persistent ids of a pickle.
+pub(crate) struct PersistentIds<'a> {
+    form: PersistentIdForm,
+    locate: Locate<'a>,
+    big_endian: bool,
+    objects: KeyedObjects,
+}
+
+impl<'a> PersistentIds<'a> {
+    /// Those of a form that describes storages. `locate` finds their bytes.
+    pub(crate) fn described(form: PersistentIdForm, locate: Locate<'a>) -> PersistentIds<'a> {
+        PersistentIds { form, locate, big_endian: false, objects: KeyedObjects::default() }
+    }
+
+    /// Whether the numbers of all storages are big-endian.
+    pub(crate) fn big_endian(self, big_endian: bool) -> PersistentIds<'a> {
+        PersistentIds { big_endian, ..self }
+    }
+
+    /// The numbers of these tensors and storages.
+    pub(crate) fn keyed(objects: KeyedObjects) -> PersistentIds<'static> {
+        let locate: Locate<'static> =
+            &|_, _| Err(Error::new(Code::InternalError, "a storage of torch 0.1 has no key of its own"));
+        PersistentIds { form: PersistentIdForm::Keyed, locate, big_endian: false, objects }
+    }
+}
+
+/// Finds the storage with this key and this size in bytes, as the pickle states it.
+pub(crate) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Found>;
+
+/// What is known of the location of a storage while its pickle is interpreted.
+#[derive(Clone, Debug)]
+pub(crate) enum Found {
+    /// Its location.
+    At(Location),
+    /// Its position in the list of storage keys of a legacy stream. The location follows from the sizes of those before it.
+    Listed(usize),
+}
+
+impl Storage<Found> {
+    /// The storage with its location. Fails where that is not known.
+    pub(crate) fn located(self) -> Result<Storage> {
+        let Storage { location, nbytes, numel, big_endian, device } = self;
+        match location {
+            Found::At(location) => Ok(Storage { location, nbytes, numel, big_endian, device }),
+            Found::Listed(_) => Err(Error::new(Code::InternalError, "a storage was not located")),
+        }
+    }
+}
+
+/// The interpretation of all calls of one pickle.
+#[derive(Debug, Default)]
+pub(crate) struct Meanings {
+    /// The form of persistent ids.
+    pub(crate) form: PersistentIdForm,
+    /// The interpretation of each call, by call id.
+    pub(crate) calls: Vec<Meaning>,
+    /// The known globals, by global id.
+    pub(crate) globals: Vec<Option<Known>>,
+    /// By persistent id, a storage that is a value of the tree itself and not part of a tensor, as a 1-D tensor.
+    pub(crate) bare: HashMap<Handle, u32>,
+    /// The quantized dtype of such a storage, by the number of its 1-D tensor.
+    pub(crate) quantized_storages: HashMap<u32, &'static str>,
+    /// The persistent ids that are tensors.
+    pub(crate) keyed_tensors: HashMap<Handle, u32>,
+    pub(crate) tensors: Vec<Tensor>,
+    /// The further properties of tensors that have any, by tensor number.
+    pub(crate) extras: HashMap<u32, Extra>,
+    pub(crate) storages: Vec<Storage<Found>>,
+    pub(crate) notes: Vec<String>,
+    /// The TorchScript classes of the pickle's values.
+    pub(crate) scripts: ScriptClasses,
+}
+
+impl Meanings {
+    /// The tensor that a persistent id is, or the 1-D tensor of the storage that it is.
+    pub(crate) fn tensor_of(&self, pid: Handle) -> Option<u32> {
+        self.keyed_tensors.get(&pid).or_else(|| self.bare.get(&pid)).copied()
+    }
+
+    /// The class of `('module', class, file, source)`, or in torch 0.1 of `(class, file, source)`: a persistent id that refers to the
+    /// class itself. It is always a global.
+    pub(crate) fn module(&self, values: &Values, pid: Handle) -> Option<Handle> {
+        let is_tag = |tag| matches!(values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
+        let class = match (self.form, values.get(pid)) {
+            (PersistentIdForm::Legacy, Value::Tuple(&[tag, class, _, _])) if is_tag(tag) => class,
+            (PersistentIdForm::Keyed, Value::Tuple(&[class, _, _])) => class,
+            _ => return None,
+        };
+        matches!(values.get(class), Value::Global(_)).then_some(class)
+    }
+}
+
+/// Interprets calls in program order, and adds storages as calls name them.
+pub(crate) struct CallInterpreter<'a> {
+    values: &'a Values,
+    limits: &'a Limits,
+    cancel: Cancel,
+    locate: Locate<'a>,
+    /// The tensors and storages that persistent ids are the keys of.
+    keys: HashMap<i64, Keyed>,
+    /// The 1-D tensors of such storages that are values of the tree themselves.
+    bare_keyed: HashMap<StorageSlice, u32>,
+    /// The offset of the call or BUILD that is being interpreted.
+    now: u64,
+    /// The storages and views that persistent ids describe.
+    described: HashMap<&'a str, DescribedObject>,
+    /// The persistent ids that were resolved, in no particular order.
+    resolved: Vec<Handle>,
+    /// Whether the storages that persistent ids describe are big-endian.
+    big_endian: bool,
+    /// The number of leading items of a list that are pairs, or finite numbers, and whether a string is latin-1. Cached, since any
+    /// number of calls may share them.
+    pairs: HashMap<Handle, usize>,
+    numbers: HashMap<Handle, usize>,
+    latin1: HashMap<Handle, bool>,
+    /// Whether an array of uint16 has the form of Paddle.
+    has_paddle_uint16: bool,
+    /// The NumPy dtypes that were used before a BUILD set their state.
+    used_dtypes: HashSet<CallId>,
+    /// The properties of a tensor among the keys of a dict.
+    properties: HashMap<Handle, Vec<(usize, &'static str)>>,
+    /// The latin-1 lengths of strings that encode bytes.
+    lengths: HashMap<Handle, u64>,
+    /// The devices of storages.
+    devices: HashMap<Handle, Arc<str>>,
+    /// The storage in bytes, or in a string that encodes bytes. Cached, since any number of calls may share them.
+    embedded: HashMap<Handle, Option<SingleStorage>>,
+    out: Meanings,
+}
+
+/// The known global of each global id.
+fn globals(values: &Values) -> Vec<Option<Known>> {
+    let named = values.globals().map(|(id, _)| values.global(id));
+    named.map(|global| lookup(global.module, global.name)).collect()
+}
+
+impl<'a> CallInterpreter<'a> {
+    /// Interprets every call and BUILD of `values`. Fails on the first call of a known function with arguments in a wrong form, and
+    /// on the first BUILD that sets a state that rustload does not follow.
+    pub(crate) fn new(
+        values: &'a Values,
+        limits: &'a Limits,
+        ids: PersistentIds<'a>,
+        cancel: &Cancel,
+    ) -> Result<CallInterpreter<'a>> {
+        let is_keyed = ids.form == PersistentIdForm::Keyed;
+        let mut interpreter = CallInterpreter::empty(values, limits, ids, cancel.clone());
+        if is_keyed {
+            interpreter.resolve_keys()?;
+        }
+        let mut builds = values.builds().iter().peekable();
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            while let Some(build) = builds.next_if(|build| build.offset < call.offset) {
+                interpreter.build(build).map_err(|error| error.at(build.offset))?;
+            }
+            if id.index().is_multiple_of(CANCEL_CHECK_INTERVAL_CALLS) {
+                cancel.check()?;
+            }
+            interpreter.now = call.offset;
+            let meaning = interpreter.call(&call).and_then(|meaning| check_item_opcodes(meaning, &call));
+            let meaning = meaning.map_err(|error| error.at(call.offset))?;
+            interpreter.out.calls.push(meaning);
+            let tensors = u64::try_from(interpreter.out.tensors.len()).unwrap_or(u64::MAX);
+            Limits::check("tensors", limits.tensors, tensors)?;
+        }
+        for build in builds {
+            interpreter.build(build).map_err(|error| error.at(build.offset))?;
+        }
+        if !is_keyed {
+            interpreter.resolve_others()?;
+        }
+        Ok(interpreter)
+    }
+
+    /// Sets the TorchScript classes of the pickle's values.
+    pub(crate) fn set_scripts(&mut self, scripts: ScriptClasses) {
+        self.out.scripts = scripts;
+    }
+
+    /// An interpreter that has read no call yet.
+    fn empty(
+        values: &'a Values,
+        limits: &'a Limits,
+        ids: PersistentIds<'a>,
+        cancel: Cancel,
+    ) -> CallInterpreter<'a> {
+        let PersistentIds { form, locate, big_endian, objects } = ids;
+        let KeyedObjects { by_key, tensors, storages } = objects;
+        CallInterpreter {
+            values,
+            limits,
+            cancel,
+            locate,
+            keys: by_key,
+            bare_keyed: HashMap::new(),
+            now: 0,
+            described: HashMap::new(),
+            resolved: Vec::new(),
+            big_endian,
+            pairs: HashMap::new(),
+            numbers: HashMap::new(),
+            latin1: HashMap::new(),
+            has_paddle_uint16: false,
+            used_dtypes: HashSet::new(),
+            properties: HashMap::new(),
+            lengths: HashMap::new(),
+            devices: HashMap::new(),
+            embedded: HashMap::new(),
+            out: Meanings { form, globals: globals(values), tensors, storages, ..Meanings::default() },
+        }
+    }
+
+    /// The interpretation of the calls so far.
+    pub(crate) fn meanings(&self) -> &Meanings {
+        &self.out
+    }
+
+    /// The interpretation of all calls.
+    pub(crate) fn finish(self) -> Meanings {
+        self.out
+    }
+
+    /// The known global that a value is; `None` for any other value.
+    pub(crate) fn known(&self, handle: Handle) -> Option<Known> {
+        match self.values.get(handle) {
+            Value::Global(id) => self.global(id),
+            _ => None,
+        }
+    }
+
+    fn global(&self, id: GlobalId) -> Option<Known> {
+        self.out.globals.get(id.index()).copied().flatten()
+    }
+
+    /// A value as the call or BUILD that is being interpreted finds it.
+    fn get(&self, handle: Handle) -> Value<'a> {
+        self.values.get_at(Snapshot { value: handle, offset: self.now })
+    }
+
+    /// Interprets one call.
+    fn call(&mut self, call: &Call<'a>) -> Result<Meaning> {
+        if let Value::PersistentId(pid) = self.values.get(call.callable)
+            && self.out.module(self.values, pid).is_none()
+        {
+            return Err(Error::new(Code::PersistentId, "the callable is a persistent id"));
+        }
+        let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
+        let args: &'a [Handle] = args;
+        if !self.reads_args(call, args) {
+            return Ok(Meaning::Opaque);
+        }
+        Ok(match self.known(call.callable) {
+            Some(Known::Rebuild(Rebuild::Sparse)) => self.sparse(args)?,
+            Some(Known::Rebuild(rebuild)) => match self.rebuild(rebuild, args)? {
+                Some(tensor) => Meaning::Tensor(tensor),
+                None => Meaning::Opaque,
+            },
+            Some(Known::TensorClass(class)) => match self.old_tensor(class, args)? {
+                Some(tensor) => Meaning::Tensor(tensor),
+                None => Meaning::Opaque,
+            },
+            Some(Known::LoadFromBytes) => return self.embedded_storage(call, args),
+            Some(kind @ (Known::OrderedDict | Known::Dict)) => match args {
+                [] => Meaning::Dict(kind),
+                [from] if self.is_pairs(*from) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            // It counts the items of anything but a mapping.
+            Some(kind @ Known::Counter) => match args {
+                [] => Meaning::Dict(kind),
+                [from] if matches!(self.values.get(*from), Value::Dict(_)) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::DefaultDict) => match args {
+                [] | [_] => Meaning::Dict(kind),
+                [_, from] if self.is_pairs(*from) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ (Known::Set | Known::FrozenSet)) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.is_items(*from) => Meaning::Sequence(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::List) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.is_sequence(*from) => Meaning::Sequence(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::Deque) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.is_sequence(*from) => Meaning::Sequence(kind),
+                [from, limit] if self.is_sequence(*from) && self.is_count(*limit) => Meaning::Sequence(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Size) => match args {
+                [sizes] if self.is_sequence(*sizes) => Meaning::Tuple,
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Tuple) => match args {
+                [] => Meaning::Tuple,
+                [items] => match self.paddle_tensor(*items) {
+                    Some(tensor) => Meaning::Tensor(tensor),
+                    None if self.is_sequence(*items) => Meaning::Tuple,
+                    None => Meaning::Opaque,
+                },
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,
+            Some(Known::Bytes) if args.is_empty() => Meaning::Bytes,
+            Some(Known::ByteArray) if args.is_empty() || self.is_latin1(args) => Meaning::ByteArray,
+            Some(Known::ByteArray) => match args {
+                [from] if self.is_bytes(*from) => Meaning::ByteArray,
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Complex) => match args {
+                [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
+                _ => Meaning::Opaque,
+            },
+            Some(
+                known @ (Known::NumpyDtype
+                | Known::NumpyReconstruct
+                | Known::NumpyFromBuffer
+                | Known::NumpyScalar),
+            ) => return self.numpy(known, args),
+            Some(Known::Device) if self.is_device(args) => Meaning::Record,
+            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_small_scalar(arg)) => {
+                Meaning::Record
+            }
+            _ => Meaning::Opaque,
+        })
+    }
+}
+
+/// Fails with `PickleType` on SETITEM of a value without items and on APPEND to a value that cannot grow: a reader that knows only
+/// the class name would take a tensor with items for a dict (CVE-2026-24747).
+fn check_item_opcodes(meaning: Meaning, call: &Call<'_>) -> Result<Meaning> {
+    let (items, appended) = (!call.items.is_empty(), !call.appended.is_empty());
+    let is_wrong_type = match meaning {
+        Meaning::Opaque => false,
+        Meaning::Dict(_) => appended,
+        Meaning::Sequence(_) => items,
+        _ => items || appended,
+    };
+    if is_wrong_type {
+        let text = "an opcode sets items of, or appends to, a value of another type";
+        return Err(Error::new(Code::PickleType, text));
+    }
+    Ok(meaning)
+}

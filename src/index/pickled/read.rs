@@ -1,0 +1,168 @@
+//! Interprets a pickle as tensors, names and an object tree, for all formats that have a pickle.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::bytes::Source;
+use crate::container::Format;
+use crate::error::{Code, Error, Result};
+use crate::index::model::{Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown};
+use crate::index::pickled::meaning::{CallInterpreter, Found, Meaning, PersistentIds};
+use crate::index::pickled::names;
+use crate::index::pickled::script::ScriptClasses;
+use crate::index::pickled::tree::{Tree, View};
+use crate::pickle::{self, Pickle, Value};
+
+/// The interpretation of one pickle.
+pub(crate) struct Pickled {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) storages: Vec<Storage<Found>>,
+    pub(crate) opaque: Vec<OpaqueClass>,
+    pub(crate) notes: Vec<String>,
+    tree: Tree,
+}
+
+/// Executes the pickle `data` and interprets its calls.
+pub(crate) fn read(data: Vec<u8>, ids: PersistentIds<'_>, options: &Options) -> Result<Pickled> {
+    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;
+    read_executed(pickle, ids, ScriptClasses::new(), options)
+}
+
+/// As [`read`], for a pickle that was executed already. `scripts` are the TorchScript classes of its values.
+pub(crate) fn read_executed(
+    pickle: Pickle,
+    ids: PersistentIds<'_>,
+    scripts: ScriptClasses,
+    options: &Options,
+) -> Result<Pickled> {
+    check_end(&pickle, options)?;
+    let Pickle { values, root, protocol, newest_protocol, .. } = pickle;
+    let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
+    interpreter.set_scripts(scripts);
+    if options.unknown == Unknown::Error {
+        refuse_unknown(View { values: &values, meanings: interpreter.meanings() })?;
+    }
+    let mut traversal = names::find(
+        View { values: &values, meanings: interpreter.meanings() },
+        root,
+        &options.limits,
+        &options.cancel,
+    )?;
+    if !traversal.bare.is_empty() {
+        interpreter.add_bare(&traversal.bare)?;
+        traversal = names::find(
+            View { values: &values, meanings: interpreter.meanings() },
+            root,
+            &options.limits,
+            &options.cancel,
+        )?;
+    }
+    let mut meanings = interpreter.finish();
+    if newest_protocol > protocol {
+        meanings.notes.push(format!(
+            "the pickle declares protocol {protocol} and has opcodes of protocol {newest_protocol}"
+        ));
+    }
+    Ok(Pickled {
+        entries: traversal.entries,
+        tensors: std::mem::take(&mut meanings.tensors),
+        storages: std::mem::take(&mut meanings.storages),
+        opaque: traversal.opaque,
+        notes: std::mem::take(&mut meanings.notes),
+        tree: Tree::new(values, meanings, root),
+    })
+}
+
+impl Pickled {
+    /// The index of a file that has only this pickle. The locations of all storages are known.
+    pub(crate) fn into_index(self, format: Format, notes: Vec<String>, source: &Source) -> Result<Index> {
+        Ok(Index {
+            format,
+            entries: self.entries,
+            tensors: self.tensors,
+            storages: self.storages.into_iter().map(Storage::located).collect::<Result<_>>()?,
+            metadata: Vec::new(),
+            tree: Some(Arc::new(self.tree)),
+            opaque: self.opaque,
+            notes,
+            source: source.clone(),
+            end: None,
+            is_torchscript: false,
+            saved: None,
+            parts: HashMap::new(),
+            label: None,
+            inner: Vec::new(),
+        })
+    }
+}
+
+/// Fails with `TrailingData` where bytes follow the pickle, unless these are ignored.
+pub(crate) fn check_end(pickle: &Pickle, options: &Options) -> Result<()> {
+    let (end, total) = (pickle.end, pickle.values.data().len());
+    if end == total || options.ignore_trailing {
+        return Ok(());
+    }
+    let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
+    Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)))
+}
+
+/// What a pickle beside the object's imports or calls although its writer never does: an error if unknown names are refused, else
+/// the text of a note. `content` is what the pickle holds; `is_written` says which names torch writes there. It writes no calls.
+pub(crate) fn check_side_pickle(
+    pickle: &Pickle,
+    content: &str,
+    is_written: impl Fn(&str, &str) -> bool,
+    options: &Options,
+) -> Result<Option<String>> {
+    let values = &pickle.values;
+    let mut globals = values.globals().map(|(id, _)| values.global(id));
+    let foreign = globals.find(|global| !is_written(global.module, global.name));
+    let (code, module, name, verb, offset) = match (foreign, values.calls().next()) {
+        (Some(global), _) => (Code::DisallowedGlobal, global.module, global.name, "imports", global.offset),
+        (None, Some((id, _))) => {
+            let call = values.call(id);
+            let (module, name) = match values.get(call.callable) {
+                Value::Global(id) => (values.global(id).module, values.global(id).name),
+                _ => ("", "(result of a call)"),
+            };
+            (Code::DisallowedCall, module, name, "calls", call.offset)
+        }
+        (None, None) => return Ok(None),
+    };
+    let text = format!("the pickle of the {content} {verb} {module}.{name}, which torch never writes there");
+    match options.unknown {
+        Unknown::Error => Err(Error::global(code, module, name, text).at(offset)),
+        Unknown::Keep => Ok(Some(text)),
+    }
+}
+
+/// Fails on the first unknown global or call.
+fn refuse_unknown(view: View<'_>) -> Result<()> {
+    for ((id, _), known) in view.values.globals().zip(&view.meanings.globals) {
+        if known.is_none() {
+            let global = view.values.global(id);
+            let text =
+                format!("the pickle imports {}.{}, which rustload does not know", global.module, global.name);
+            return Err(
+                Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
+            );
+        }
+    }
+    for (id, _) in view.values.calls() {
+        if view.meanings.calls.get(id.index()) == Some(&Meaning::Opaque) {
+            let call = view.values.call(id);
+            let (module, name) = match view.values.get(call.callable) {
+                Value::Global(id) => {
+                    let global = view.values.global(id);
+                    (global.module, global.name)
+                }
+                _ => ("", "(result of a call)"),
+            };
+            let text =
+                format!("the pickle calls {} in an unknown way", view.class_name(view.class_id(&call)));
+            return Err(Error::global(Code::DisallowedCall, module, name, text).at(call.offset));
+        }
+    }
+    Ok(())
+}
