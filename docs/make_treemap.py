@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import struct
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PICTURE = Path(__file__).parent / "pictures" / "treemap.svg"
 WIDTH, INNER, KEYS, VOCABULARY, LAYERS = 4096, 14336, 1024, 128256, 32
@@ -36,8 +41,9 @@ def shapes() -> dict[str, list[int]]:
     return found | {"model.norm.weight": [WIDTH], "lm_head.weight": [VOCABULARY, WIDTH]}
 
 
-def picture() -> str:
-    """The picture, as `rustload view --svg` writes it."""
+@contextlib.contextmanager
+def model() -> Iterator[Path]:
+    """The checkpoint, as long as the block runs."""
     header, offset = {}, 0
     for name, shape in shapes().items():
         nbytes = 2 * math.prod(shape)
@@ -49,7 +55,13 @@ def picture() -> str:
         with path.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             file.truncate(8 + len(text) + offset)
-        return rustload.view(path, Path(folder) / "map.svg", svg=True).read_text("utf-8")
+        yield path
+
+
+def picture() -> str:
+    """The picture, as `rustload view --svg` writes it."""
+    with model() as path:
+        return rustload.view(path, path.with_name("map.svg"), svg=True).read_text("utf-8")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,13 @@ def test_a_generated_page_is_current(name):
     )
 
 
+@pytest.mark.parametrize("name", ["benchmarks", "memory"])
+def test_a_picture_shows_the_figures_of_its_page(name):
+    generator = runpy.run_path(str(ROOT / "docs" / "make_pictures.py"))
+    shown = (generator["PICTURES"] / f"{name}.svg").read_text(encoding="utf-8")
+    assert shown == generator["DRAWN"][name](), "run python docs/make_pictures.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_resolve(page):
     text = page.read_text(encoding="utf-8")
