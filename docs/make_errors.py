@@ -17,7 +17,7 @@ HEAD = """\
 
 Every error has a stable `code`; its message may change. `path`, `member` and `offset` (in bytes, of the member or the file) say
 where, if known. The next step is in italics; a note of the exception has it with the likely cause. Where there is none, the file
-is damaged or was made by hand: fetch it again, or ask its author.
+is damaged or was made by hand: fetch it again, or ask its author, before you use it.
 
 ```python
 import rustload
@@ -49,16 +49,19 @@ KINDS = {
     "Internal": "",
 }
 
-# The causes of most errors, which need not be repeated, and what to do about damaged files, which the head says.
+# A cause in front of what to do, which need not be repeated, and what to do about a damaged file, which the head says.
 CAUSE = re.compile(
     r"(The (file|pickle|metadata|download|save|index|server)|It is from|No writer|Unpicklers)\b[^:]*: (?=[a-z]+ )"
 )
-AGAIN = re.compile(r"(Fetch|Download) [\w ]+ again(, or ask its author)?\.|Fetch it again\.|Ask its author\.")
+AGAIN = re.compile(
+    r"((Fetch|Download) .* again|Fetch it again|Ask its author|Do not use .*|Other readers .*|The file is .*)\b.*"
+)
 
 SCAN = """
 ## Codes of a scan
 
-A [scan](scan.md) has the codes above for what `rustload.open` refuses, and these. A note is inert.
+A [scan](scan.md) has the codes above for what `rustload.open` refuses, and these. Their verdict is *unknown*, for what is in
+italics *would execute*; notes are inert.
 
 """
 
@@ -67,7 +70,7 @@ def remedy(then: str) -> str:
     """What to do, without a common cause in front of it; nothing where the head says it."""
     cause = CAUSE.match(then)
     found = then[cause.end()].upper() + then[cause.end() + 1 :] if cause else then
-    return "" if not found or AGAIN.fullmatch(found) else f" *{found}*"
+    return "" if not found or AGAIN.match(found) else f" *{found}*"
 
 
 def page() -> str:
@@ -86,8 +89,8 @@ def page() -> str:
                 out.append(f"- `{code}`: {what}{remedy(then)}\n")
     out.append(SCAN)
     for code, (verdicts, meaning, executes) in SCAN_CODES.items():
-        shown = ", ".join("note" if verdict == "inert" else verdict for verdict in verdicts)
-        out.append(f"- `{code}` ({shown}): {meaning}{f' {executes}' if executes else ''}\n")
+        note = " (note)" if verdicts == ("inert",) else " (or note)" if "inert" in verdicts else ""
+        out.append(f"- `{code}`{note}: {meaning}{f' *{executes}*' if executes else ''}\n")
     return "".join(out)
 
 
