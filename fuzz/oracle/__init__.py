@@ -1,6 +1,6 @@
 """The oracle: real readers run what a scan calls inert, in a fenced child process; a deed that the scan did not report is a find.
 
-    python -m fuzz.oracle [--seed 1] [--count N | --minutes M] [--jobs 1] [--out FOLDER]
+    python -m fuzz.oracle [--programs N] [--splices N] [--changes N] [--minutes M] [--seed 1] [--jobs 1]
     python -m fuzz.oracle --replay FILE
     python -m fuzz.oracle --shrink FILE
 

@@ -9,12 +9,15 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 
 from fuzz import oracle
 from fuzz.oracle import campaign, fence, seeds, shrink, watch
+from fuzz.oracle.table import ROWS
 
+COUNTS = {"programs": 10_000, "splices": 1_000, "changes": 2_000}
+"""The inputs of a run without options, by kind."""
+ENDLESS = 1_000_000
 DEFAULT_OUT = pathlib.Path(__file__).resolve().parents[1] / "artifacts" / "oracle"
 
 
@@ -24,10 +27,13 @@ def main() -> None:
         prog="python -m fuzz.oracle", description=(oracle.__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--seed", type=int, default=1)
+    for kind, count in COUNTS.items():
+        parser.add_argument(
+            f"--{kind}", type=int, help=f"the {kind} of each job, {count:,} if no minutes are given"
+        )
     parser.add_argument(
-        "--count", type=int, help="inputs of each job; 0 only checks that payloads are noticed"
+        "--minutes", type=float, help="ends sooner, or makes inputs for so long if no counts are given"
     )
-    parser.add_argument("--minutes", type=float)
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a seed of its own")
     parser.add_argument("--out", type=pathlib.Path, default=DEFAULT_OUT, help="the folder for finds")
     parser.add_argument(
@@ -57,17 +63,22 @@ def main() -> None:
 
 def _campaign(given: argparse.Namespace, work: pathlib.Path) -> campaign.Counts:
     made = seeds.all_seeds(benign=not given.few_seeds)
-    one = campaign.Campaign(made, seed=given.seed, out=given.out, work=work, pythons=given.python)
-    end = time.monotonic() + 60 * given.minutes if given.minutes is not None else float("inf")
-    count = given.count if given.count is not None else (10_000 if given.minutes is None else sys.maxsize)
-    one.run(lambda number: number < count and time.monotonic() < end)
+    wanted = {kind: getattr(given, kind) for kind in COUNTS}
+    if not any(wanted.values()):
+        many = 1 if given.minutes is None else ENDLESS
+        wanted = {kind: count * many for kind, count in COUNTS.items()}
+    wanted = {kind: count or 0 for kind, count in wanted.items()}
+    one = campaign.Campaign(
+        made, wanted=wanted, seed=given.seed, out=given.out, work=work, pythons=given.python
+    )
+    one.run(float("inf") if given.minutes is None else 60 * given.minutes)
     return one.counts
 
 
 def _jobs(given: argparse.Namespace) -> campaign.Counts:
     """Runs jobs in processes of their own, and adds their counts."""
     options = ["--out", str(given.out), "--json"]
-    for name in ("count", "minutes"):
+    for name in (*COUNTS, "minutes"):
         if getattr(given, name) is not None:
             options += [f"--{name}", str(getattr(given, name))]
     for python in given.python:
@@ -122,9 +133,16 @@ def _source(data: bytes) -> str:
 
 def table(counts: campaign.Counts) -> str:
     """The counts as text."""
-    speed = counts.inputs / counts.seconds * 60 if counts.seconds else 0
+    total = sum(counts.inputs.values())
+    speed = total / counts.seconds * 60 if counts.seconds else 0
+    kinds = (
+        f"{kind} {made:,} ({counts.inert_inputs[kind] / made:.0%} inert)"
+        for kind, made in counts.inputs.items()
+    )
     lines = [
-        f"{counts.inputs:,} inputs in {counts.seconds / 3600:.2f} h ({speed:,.0f} a minute), {counts.slow} slow scan(s)",
+        f"{total:,} inputs in {counts.seconds / 3600:.2f} h ({speed:,.0f} a minute), {counts.slow} slow scan(s)",
+        ", ".join(kinds),
+        f"{len(counts.names)} of the {len(ROWS)} names of the table are in inert programs",
         f"inert as {', '.join(f'{way}: {times:,}' for way, times in counts.inert.items())}",
         f"{sum(counts.finds.values()):,} find(s)",
     ]

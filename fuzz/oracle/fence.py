@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import gc
 import json
 import mmap
 import os
@@ -30,11 +32,14 @@ if TYPE_CHECKING:
 
     from fuzz.oracle.watch import Name
 
-INPUT_SECONDS = 5.0
-"""Seconds after which the readers of one input count as hanging."""
-CHILD_CPU_SECONDS = 120
+INPUT_CPU_SECONDS = 3.0
+"""Seconds of processor time after which the readers of one input count as hanging."""
+INPUT_SECONDS = 60.0
+"""Seconds after which they do so, even if they only wait."""
 ADDRESS_SPACE_BYTES = 2 << 30
 """The address space of a child beyond that of its parent."""
+PIPE_BYTES, PAUSE_SECONDS = 1 << 20, 0.02
+"""The room for a child's results, and how often they are read: a child that wakes its parent for each is twice as slow."""
 FILE_BYTES = 16 << 20
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 
@@ -95,6 +100,8 @@ class Fence:
 
     def __init__(self) -> None:
         walk.warm_up()
+        gc.collect()
+        gc.freeze()  # a child that collects garbage would copy the pages of all objects
         self._folder = pathlib.Path(tempfile.mkdtemp(dir=memory_folder()))
         self._progress = mmap.mmap(-1, 4096)
         self.failures: list[tuple[Task, str, str]] = []
@@ -124,6 +131,8 @@ class Fence:
         folder = self._folder / "child"
         folder.mkdir()
         source, sink = os.pipe()
+        with contextlib.suppress(AttributeError, OSError):
+            fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._progress[0] = 0
         sys.stdout.flush()
         sys.stderr.flush()
@@ -150,7 +159,7 @@ class Fence:
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             if self._ended is None and status != 0:
-                self._ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "exit"
+                self._ended = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "exit"
             shutil.rmtree(folder)
 
     def _lines(self, source: int) -> Iterator[bytes]:
@@ -164,6 +173,7 @@ class Fence:
                 return
             *lines, buffered = (buffered + part).split(b"\n")
             yield from lines
+            time.sleep(PAUSE_SECONDS)
             if lines:
                 end = time.monotonic() + INPUT_SECONDS
 
@@ -172,6 +182,7 @@ def _serve(tasks: list[Task], sink: int, folder: pathlib.Path, progress: mmap.mm
     """The child: runs every task, and writes a line of JSON for each."""
     _enter(folder)
     for task in tasks:
+        signal.setitimer(signal.ITIMER_PROF, INPUT_CPU_SECONDS)  # SIGPROF ends this process
         line = json.dumps(_examine(task, folder, progress)).encode() + b"\n"
         while line:
             line = line[os.write(sink, line) :]
@@ -204,7 +215,6 @@ def _enter(folder: pathlib.Path) -> None:
     used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     for which, most in {
         resource.RLIMIT_AS: used + ADDRESS_SPACE_BYTES,
-        resource.RLIMIT_CPU: CHILD_CPU_SECONDS,
         resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,

@@ -6,6 +6,8 @@ import contextlib
 import importlib.util
 import io
 import pathlib
+import types
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,11 +79,30 @@ def warm_up() -> None:
         import joblib
 
         joblib.hash(1)
+        joblib.compressor.zlib = types.SimpleNamespace(**vars(zlib) | {"decompressobj": _Decompressor})
     torch.set_num_threads(1)
     torch.jit.load = _refuse  # it runs no pickles, and TorchScript's code is not what is tested here
     buffer = io.BytesIO()
     torch.save({"w": torch.ones(2)}, buffer)
     np.savez_compressed(buffer, a=np.array([None]))
+
+
+class _Decompressor:
+    """A zlib stream of joblib 1.6, which decompresses what follows a stream's end for ever, and reads no opcode from it."""
+
+    def __init__(self, wbits: int) -> None:
+        self._stream = zlib.decompressobj(wbits)
+
+    @property
+    def unused_data(self) -> bytes:
+        """What follows the stream."""
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes) -> bytes:
+        """What the data holds; an error behind the end."""
+        if self._stream.eof:
+            raise EOFError
+        return self._stream.decompress(data)
 
 
 def _refuse(*_args: Any, **_kwargs: Any) -> None:

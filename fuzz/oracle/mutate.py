@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
-from collections.abc import Callable, Sequence
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 
+from attacks import pickles as asm
+from attacks import splices as two_files
+from attacks.n_numpy import npy, plain
 from attacks.streams import legacy
+from attacks.x_doors import joblib, joblib_objects
 from attacks.zips import torch_zip
 
 from fuzz.differential import mutate_pickle, opcodes
-from fuzz.oracle import containers, programs
+from fuzz.oracle import containers, names, programs
 
 INPUT_MAX_BYTES = 160 << 10
+ARCHIVE_EVERY = 16
+"""One of so many programs lies in an archive or another container."""
 
 Change = Callable[[random.Random, bytes, bytes], bytes]
 """Changes the first file; the second is one to take from."""
@@ -92,7 +101,7 @@ def lengthen(rng: random.Random, one: bytes, two: bytes) -> bytes:
 
 def append_payload(rng: random.Random, one: bytes, two: bytes) -> bytes:
     """Puts a payload behind the file, before it, or over bytes in it."""
-    payload = rng.choice(programs.EVIL)
+    payload = rng.choice(names.EVIL)
     return rng.choice(containers.TWO_FILES)(rng, *rng.sample((one, payload), 2))
 
 
@@ -111,19 +120,60 @@ def part(rng: random.Random, pool: Sequence[bytes]) -> bytes:
     """A file to start from, or to put into another."""
     match rng.randrange(8):
         case 0:
-            return rng.choice(programs.EVIL)
+            return rng.choice(names.EVIL)
         case 1 | 2:
-            made = programs.program(rng)
-            return rng.choice((made, torch_zip(made), legacy(made)))
+            return rng.choice((programs.program, archive))(rng)
         case _:
             return rng.choice(pool)
 
 
 def mutated(rng: random.Random, pool: Sequence[bytes]) -> tuple[bytes, list[str]]:
     """An input, and the names of the changes that made it, at most four."""
-    data, names = part(rng, pool), []
+    data, made_by = part(rng, pool), []
     for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
         (change, _), *_ = rng.choices(CHANGES, [weight for _, weight in CHANGES])
         data = change(rng, data, part(rng, pool))[:INPUT_MAX_BYTES]
-        names.append(change.__name__)
-    return data, names
+        made_by.append(change.__name__)
+    return data, made_by
+
+
+def archive(rng: random.Random) -> bytes:
+    """A program in an archive of torch, in another container, or beside the parts of one."""
+    match rng.randrange(8):
+        case 0:
+            return legacy(programs.program(rng))
+        case 1:
+            return npy(plain(descr="'|O'", shape="(1,)"), programs.program(rng))
+        case 2:
+            return joblib(programs.Program(rng).value())
+        case 3:
+            return joblib_objects(asm.listed(programs.Program(rng).value()), programs.Program(rng).value())
+        case 4:
+            return zlib.compress(programs.program(rng))
+        case _:
+            return torch_zip(programs.program(rng, has_storages=True))
+
+
+def _programs(seed: int, pool: Sequence[bytes]) -> Iterator[tuple[bytes, list[str]]]:
+    for number in itertools.count():
+        rng = random.Random(f"{seed} {number}")
+        make = archive if number % ARCHIVE_EVERY == 0 else programs.program
+        yield make(rng), [make.__name__]
+
+
+def _splices(seed: int, pool: Sequence[bytes]) -> Iterator[tuple[bytes, list[str]]]:
+    for label, data in two_files.splices(sys.maxsize, seed):
+        yield data, [label]
+
+
+def _changes(seed: int, pool: Sequence[bytes]) -> Iterator[tuple[bytes, list[str]]]:
+    for number in itertools.count():
+        yield mutated(random.Random(f"{seed} {number}"), pool)
+
+
+KINDS: dict[str, Callable[[int, Sequence[bytes]], Iterator[tuple[bytes, list[str]]]]] = {
+    "programs": _programs,
+    "splices": _splices,
+    "changes": _changes,
+}
+"""What is made from a seed, without end: each an input, and how it was made."""

@@ -9,58 +9,11 @@ from attacks import pickles as asm
 from attacks.streams import block, legacy
 
 from fuzz.oracle import table
+from fuzz.oracle.names import ATTRIBUTES, EVIL, HIDING, KNOWN, OTHER
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
-
-EVIL = (
-    b"cevil\nrun\n.",
-    b"cevil\nrun\n)R.",
-    b"(ievil\nrun\n.",
-    b"\x80\x04\x8c\x04evil\x8c\x03run\x93.",
-    b"\x80\x02cevil\nrun\nX\x02\0\0\0idq\x00\x85R0N.",
-)
-"""Pickles that resolve a name which no report lists as inert."""
-
-KNOWN = (
-    "collections.OrderedDict", "collections.Counter", "collections.defaultdict", "collections.deque", "builtins.dict",
-    "builtins.list", "builtins.set", "builtins.frozenset", "builtins.bytearray", "builtins.bytes", "builtins.complex",
-    "builtins.slice", "builtins.range", "builtins.tuple", "builtins.object", "builtins.int", "builtins.str", "torch.Size",
-    "torch.device", "torch.Tensor", "torch.FloatStorage", "torch.nn.parameter.Parameter", "torch.float32", "torch.strided",
-    "numpy.dtype", "numpy.ndarray", "torch.storage.TypedStorage", "torch.storage.UntypedStorage",
-    "torch.autograd.variable.Variable", "torch.FloatTensor", "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state", "torch._tensor._rebuild_from_type_v2",
-    "torch._utils._rebuild_device_tensor_from_numpy", "_codecs.encode", "torch.serialization._get_layout",
-    "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy._core.numeric._frombuffer",
-)  # fmt: skip
-"""Names that a report may call inert."""
-OTHER = (
-    "torch.storage._load_from_bytes", "torch.load", "numpy.load", "pickle.loads", "joblib.load", "argparse.Namespace",
-    "types.SimpleNamespace", "datetime.date", "pathlib.PurePosixPath", "torch.nn.modules.linear.Linear",
-    "torch.nn.modules.container.Sequential", "joblib.numpy_pickle.NumpyArrayWrapper", "fractions.Fraction",
-    "decimal.Decimal", "uuid.UUID", "enum.Enum", "copyreg._reconstructor",
-)  # fmt: skip
-"""Loaders, and classes of checkpoints that a report may not know."""
-HIDING = (
-    "__setstate__", "__class__", "__dict__", "__reduce__", "__getitem__", "keys", "items", "update", "append", "extend", "add",
-    "__init__", "__new__", "__missing__", "default_factory", "__call__", "__setitem__", "__len__", "__iter__", "__hash__",
-    "__eq__", "data",
-    "dtype", "shape", "requires_grad", "__array_finalize__", "__torch_function__", "_backward_hooks", "_parameters",
-    "_modules", "forward",
-    "__setattr__", "__getattr__", "_set_from_file", "subclass", "order", "allow_mmap", "read", "_extra_state",
-    "set_extra_state",
-)  # fmt: skip
-"""Attributes that some reader looks up on an object."""
-
-
-ATTRIBUTES = (
-    "a", "data", "int", "maps", "_parameters", "_modules", "_buffers", "training", "_forward_hooks", "hook",
-    "_flat_weights_names", "_all_weights",
-    "weight", "_version", "_non_persistent_buffers_set", "inplace", "default_factory", "args", "is_safe", "dims",
-)  # fmt: skip
-"""Attributes of the known classes."""
-
 
 STORAGE = legacy(asm.pickle(asm.legacy_storage()))
 """A storage as torch writes it into pickles that are not its own."""
@@ -69,14 +22,21 @@ STORAGE = legacy(asm.pickle(asm.legacy_storage()))
 class Program:
     """A generator of values as opcodes, which remembers what lies in the memo."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, has_storages: bool = False) -> None:
         self.rng, self.memo = rng, 0
-        self.tame = rng.random() < 0.75
-        """Whether to use only names that a report may call inert."""
+        self.has_storages = has_storages
+        """Whether it is for an archive, which has storages for persistent ids."""
+        self.noise = rng.choice(NOISES)
+        """How much of it is no honest checkpoint's: none, a part of some value, or most of it."""
+
+    def odd(self, share: float = 1.0) -> bool:
+        """Whether to leave the honest form here, as a share of the places does in the noisiest programs."""
+        return self.rng.random() < share * self.noise
 
     def value(self, depth: int = 3) -> bytes:
         """The opcodes of one value."""
-        made = self.rng.choice(LEAVES if depth <= 0 else KINDS)(self, depth - 1)
+        kinds = (HONEST_LEAVES, HONEST, LEAVES, KINDS)[2 * self.odd() + (depth > 0)]
+        made = self.rng.choice(kinds)(self, depth - 1)
         if self.rng.random() < 0.25:
             made += asm.put(self.memo)
             self.memo += 1
@@ -120,6 +80,10 @@ class Program:
         items = b"".join(self.value(depth) for _ in range(count))
         return items + b"\x85\x86\x87"[count - 1 : count] if 0 < count < 4 else b"(" + items + b"t"
 
+    def key(self, depth: int) -> bytes:
+        """A key of a dict or an item of a set."""
+        return self.value(depth) if self.odd() else self.word("key", depth)
+
     def pair(self, depth: int) -> bytes:
         return asm.many(self.text(0), self.number(0))
 
@@ -131,14 +95,14 @@ class Program:
 
     def named(self, depth: int) -> bytes:
         rng = self.rng
-        dotted = rng.choice(KNOWN if self.tame or rng.random() < 0.5 else OTHER)
+        dotted = rng.choice(OTHER if self.odd(0.25) else KNOWN)
         if rng.random() < 0.2:
             module, _, name = dotted.rpartition(".")
             return asm.stack_name(asm.text(module), asm.text(name))
         return asm.name(dotted)
 
     def call(self, depth: int) -> bytes:
-        if self.tame and self.rng.random() < 0.8:
+        if not self.odd(0.4):
             return self.known(depth)
         how = self.rng.randrange(6)
         if how < 4:
@@ -154,28 +118,35 @@ class Program:
         rng = self.rng
         match rng.randrange(17):
             case 0:
-                return asm.ordered(*((self.value(depth), self.value(depth)) for _ in range(rng.randrange(3))))
+                return asm.ordered(*((self.key(depth), self.value(depth)) for _ in range(rng.randrange(3))))
             case 1:
                 return asm.call(
                     "collections.OrderedDict", asm.listed(asm.many(self.text(0), self.value(depth)))
                 )
             case 2:
-                return asm.call("collections.Counter", self.rng.choice((self.dict, self.list))(depth))
+                counted = asm.mapped((self.key(depth), self.number(0)))
+                return asm.call("collections.Counter", self.list(depth) if self.odd(0.5) else counted)
             case 3:
-                return asm.call("collections.defaultdict", self.named(depth))
+                factory = (
+                    self.named(depth)
+                    if self.odd()
+                    else asm.name(rng.choice(("builtins.list", "builtins.int")))
+                )
+                return asm.call("collections.defaultdict", factory)
             case 4:
+                if rng.random() < 0.5:
+                    return asm.call(rng.choice(("builtins.list", "collections.deque")), self.list(depth))
                 return asm.call(
-                    rng.choice(("builtins.set", "builtins.frozenset", "builtins.list", "collections.deque")),
-                    self.list(depth),
+                    rng.choice(("builtins.set", "builtins.frozenset")), asm.listed(self.key(depth))
                 )
             case 5:
-                return asm.tensor(on=asm.call("torch.storage._load_from_bytes", asm.binary(STORAGE)))
+                return self.loaded()
             case 6:
-                return asm.tensor()
+                return self.tensor()
             case 7:
-                return asm.call("torch._utils._rebuild_parameter", asm.tensor(), b"\x88", asm.ordered())
+                return asm.call("torch._utils._rebuild_parameter", self.tensor(), b"\x88", asm.ordered())
             case 8:
-                inner = asm.tensor()
+                inner = self.tensor()
                 return asm.call(
                     "torch._utils._rebuild_parameter_with_state",
                     inner,
@@ -188,7 +159,7 @@ class Program:
             case 10:
                 return asm.numpy_dtype(
                     rng.choice(("f4", "O", "i8", "V8", "O8", "b1")),
-                    state=self.tuple(depth) if rng.random() < 0.3 else None,
+                    state=self.tuple(depth) if self.odd(0.3) else None,
                 )
             case 11:
                 return asm.call("builtins.slice", asm.integer(0), asm.NONE)
@@ -202,7 +173,7 @@ class Program:
                     asm.name("torch._utils._rebuild_tensor_v2"),
                     asm.name("torch.Tensor"),
                     asm.many(
-                        asm.storage(),
+                        self.storage(),
                         *map(asm.integer, (0,)),
                         asm.ints(6),
                         asm.ints(1),
@@ -211,24 +182,41 @@ class Program:
                     ),
                     self.dict(depth),
                 )
-            case 15 if not self.tame:
+            case 15 if self.odd():
                 return asm.call("torch.storage._load_from_bytes", self.payload(depth))
             case _:
                 return asm.call("torch.Size", asm.ints(2, 3))
+
+    def tensor(self) -> bytes:
+        """A tensor of six floats."""
+        return asm.tensor(on=self.storage())
+
+    def storage(self) -> bytes:
+        """A storage by its id, or one that lies in the pickle where there are no others."""
+        return asm.storage() if self.has_storages or self.odd(0.1) else self.loaded()
+
+    def loaded(self) -> bytes:
+        """A storage that lies in the pickle."""
+        return asm.call("torch.storage._load_from_bytes", asm.binary(STORAGE))
 
     def object(self, depth: int) -> bytes:
         """A call of any name of the table in one of its forms, mostly, with a state, items or appended values."""
         return self.row(self.rng.choice(table.ROWS), depth)
 
     def row(self, row: table.Row, depth: int) -> bytes:
-        """The same for a row."""
+        """The same for a row; perhaps as a key."""
+        made = self.instance(row, depth)
+        if "k" in row.flags or self.odd(0.5):
+            made = self.rng.choice((made, made, b"}" + made + asm.NONE + b"s", b"\x8f(" + made + b"\x90"))
+        return made
+
+    def instance(self, row: table.Row, depth: int) -> bytes:
+        """The same for a row, and never as a key."""
         rng = self.rng
-        if row.calls and rng.random() < 0.95:
+        if row.calls and not self.odd(0.05):
             is_new, args = rng.choice(row.calls)
             made = asm.name(row.dotted) + self.schema(args, depth)
-            made += (
-                rng.choice((b"\x81", b"}\x92", b"R")) if rng.random() < 0.05 else b"\x81" if is_new else b"R"
-            )
+            made += rng.choice((b"\x81", b"}\x92", b"R")) if self.odd(0.05) else b"\x81" if is_new else b"R"
         elif row.calls:
             made = asm.name(row.dotted) + self.tuple(depth) + rng.choice((b"R", b"\x81"))
         else:
@@ -236,19 +224,19 @@ class Program:
         if rng.random() < 0.15:
             made += asm.put(self.memo)
             self.memo += 1
-        while rng.random() < (0.75 if row.state and made.endswith((b"\x81", b"R")) else 0.1):
+        while rng.random() < 0.75 if row.state and made.endswith((b"\x81", b"R")) else self.odd(0.1):
             made += (self.state(row, depth) if row.state else self.dict(depth)) + b"b"
-            if rng.random() < 0.8:
+            if not self.odd(0.2):
                 break
-        while rng.random() < 0.2:
+        while self.odd(0.2):
             first, second = self.value(depth), self.value(depth)
             made += rng.choice((first + second + b"s", first + b"a", b"(" + first + second + b"e"))
-        return rng.choice((made, made, b"}" + made + asm.NONE + b"s", b"\x8f(" + made + b"\x90"))
+        return made
 
     def state(self, row: table.Row, depth: int) -> bytes:
         """A state of the schema of a row, or nearly."""
         rng = self.rng
-        if row.state is None or rng.random() < 0.05:
+        if row.state is None or self.odd(0.05):
             names = rng.choices(ATTRIBUTES if rng.random() < 0.7 else HIDING, k=rng.randrange(1, 4))
             return asm.mapped(*((asm.text(name), self.value(depth)) for name in names))
         return self.schema(row.state, depth)
@@ -256,7 +244,7 @@ class Program:
     def schema(self, node: table.Node, depth: int) -> bytes:
         """A value of a schema; seldom another one in the place of a part of it."""
         rng, parts = self.rng, node.parts
-        if rng.random() < 0.015:
+        if self.odd(0.015):
             return rng.choice((self.value, self.fetched, self.object))(depth - 1)
         match node.tag:
             case "union":
@@ -298,13 +286,13 @@ class Program:
     def kind(self, kind: str, depth: int) -> bytes:
         """A value of a kind."""
         if kind == "storage" and self.rng.random() < 0.8:
-            return asm.storage()
+            return self.storage()
         if kind == "tensor" and (depth <= 0 or self.rng.random() < 0.5):
-            return asm.tensor()
+            return self.tensor()
         if kind == "numpy_dtype" and self.rng.random() < 0.8:
             return asm.numpy_dtype(self.rng.choice(("f4", "i8", "b1")))
         if kind == "storage":
-            return asm.call("torch.storage._load_from_bytes", asm.binary(STORAGE))
+            return self.loaded()
         if depth <= -6:
             return asm.NONE
         return self.row(self.rng.choice(table.KINDS[kind]), depth - 1)
@@ -349,10 +337,10 @@ class Program:
                 return asm.text(rng.choice(("f4", "<i8", "U3", "S2")))
             case "arguments":
                 return asm.many(
-                    asm.storage(), asm.integer(0), asm.ints(6), asm.ints(1), b"\x89", asm.ordered()
+                    self.storage(), asm.integer(0), asm.ints(6), asm.ints(1), b"\x89", asm.ordered()
                 )
             case "global":
-                return self.named(depth) if rng.random() < 0.5 else asm.name(rng.choice(table.ROWS).dotted)
+                return self.named(depth) if self.odd(0.5) else asm.name(rng.choice(table.ROWS).dotted)
         raise ValueError(word)
 
     def built(self, depth: int) -> bytes:
@@ -384,27 +372,36 @@ class Program:
     def twins(self, depth: int) -> bytes:
         """Two keys that may be equal, and a state that may change one of them later."""
         rng = self.rng
-        row = rng.choice(
-            [row for row in table.ROWS if row.calls and ("k" in row.flags or rng.random() < 0.1)]
-        )
-        first, number = self.row(row, depth), self.memo
+        row = rng.choice([row for row in table.ROWS if row.calls and ("k" in row.flags or self.odd(0.1))])
+        first, number = self.instance(row, depth), self.memo
         self.memo += 1
         made = first + asm.put(number) + b"0}" + asm.get(number) + asm.NONE + b"s"
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 and (row.state or self.odd()):
             made += asm.get(number) + self.state(row, depth) + b"b0"
-        return made + rng.choice((asm.get(number), self.row(row, depth))) + asm.NONE + b"s"
+        return made + rng.choice((asm.get(number), self.instance(row, depth))) + asm.NONE + b"s"
 
     def persistent(self, depth: int) -> bytes:
         """A persistent id, whose parts may be anything; a reader formats and compares them."""
+        if not self.has_storages and not self.odd(0.5):
+            return self.known(depth)
         form = table.TYPES[self.rng.choice(("archive_id", "legacy_id"))]
         items = [self.schema(part, depth) for part in form.parts]
-        if self.rng.random() < 0.3:
+        if self.odd(0.3):
             items = [asm.text("module"), self.named(depth), self.value(depth), self.value(depth)]
-        elif self.rng.random() < 0.2:
+        elif self.odd(0.2):
             items[self.rng.randrange(len(items))] = self.value(depth)
         return asm.persistent(*items)
 
 
+NOISES = (0.0, 0.0, 0.05, 0.05, 0.3, 1.0)
+HONEST_LEAVES: tuple[Callable[[Program, int], bytes], ...] = (
+    Program.text, Program.number, Program.constant, Program.fetched, Program.payload,
+)  # fmt: skip
+HONEST = (
+    *HONEST_LEAVES, Program.tuple, Program.list, Program.dict, Program.known, Program.known, Program.object, Program.object,
+    Program.object, Program.object, Program.twins, Program.persistent,
+)  # fmt: skip
+"""What honest checkpoints have."""
 LEAVES: tuple[Callable[[Program, int], bytes], ...] = (
     Program.text, Program.number, Program.constant, Program.fetched, Program.named, Program.payload,
 )  # fmt: skip
@@ -415,11 +412,11 @@ KINDS = (
 )  # fmt: skip
 
 
-def program(rng: random.Random) -> bytes:
+def program(rng: random.Random, *, has_storages: bool = False) -> bytes:
     """A whole pickle, or the first of several."""
-    writer = Program(rng)
+    writer = Program(rng, has_storages=has_storages)
     body = b"".join(writer.value() + b"0" for _ in range(rng.randrange(3)))
-    proto = rng.choice((b"", b"\x80\x02", b"\x80\x02", b"\x80\x04", b"\x80\x05"))
+    proto = b"" if writer.odd(0.2) else rng.choice((b"\x80\x02", b"\x80\x02", b"\x80\x04", b"\x80\x05"))
     return proto + body + writer.value(4) + b"."
 
 

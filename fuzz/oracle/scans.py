@@ -41,8 +41,7 @@ class Scans:
 
         All names, since `_load_from_bytes` is not inert by itself: its effect is that of its bytes.
         """
-        names = _names(rustload.scan(data))
-        if names is not None:
+        if (names := self.content(data)) is not None:
             return "content", names
         (self._folder / "input").write_bytes(data)
         names = _names(rustload.scan(self._folder))
@@ -50,6 +49,10 @@ class Scans:
             return "folder", names
         names = _names(rustload.scan(self._folder, limits=SMALL_LIMITS[sum(data) % len(SMALL_LIMITS)]))
         return None if names is None else ("limits", names)
+
+    def content(self, data: bytes) -> dict[Name, int] | None:
+        """The names if the data is inert as content, which is asked alone of what is made by the hundred thousand."""
+        return _names(rustload.scan(data))
 
 
 def _names(report: rustload.ScanReport) -> dict[Name, int] | None:

@@ -79,14 +79,30 @@ def other_files() -> dict[str, bytes]:
     }
     made["two pickles"] = plain + pickle.dumps([1], 2)
     made["npy of objects"] = _npy(np.array([1, "x"], object))
-    if importlib.util.find_spec("joblib"):
-        import joblib
+    return made | (joblib_files() if importlib.util.find_spec("joblib") else {})
 
-        for name, compress in {"joblib": 0, "joblib zlib": ("zlib", 3), "joblib gzip": ("gzip", 3)}.items():
-            with tempfile.TemporaryDirectory() as folder:
-                path = pathlib.Path(folder, "x.joblib")
-                joblib.dump({"w": np.arange(6.0), "o": np.array([None, 1], object)}, path, compress=compress)
-                made[name] = path.read_bytes()
+
+def joblib_files() -> dict[str, bytes]:
+    """Files of joblib: arrays of all kinds, and its compressors."""
+    import joblib
+    import numpy as np
+
+    plain = {"w": np.arange(6.0), "n": 1}
+    kinds = {
+        "objects": np.array([None, 1], object),
+        "fortran": np.asfortranarray(np.ones((2, 3))), "scalar": np.float32(1), "none": np.array(1), "empty": np.zeros((0, 2)),
+        "fields": np.zeros(2, [("a", "<f4"), ("b", "O")]), "text": np.array(["a", "b"]), "dates": np.zeros(2, "M8[s]"),
+        "matrix": np.matrix([[1.0]]), "records": np.zeros(2, [("a", "<f4")]).view(np.recarray),
+        "masked": np.ma.masked_array([1, 2], [True, False]), "many": [np.arange(3), "x", (np.arange(2, dtype=">i2"), {1})],
+    }  # fmt: skip
+    ways = {"joblib": (plain, 0)} | {f"joblib {name}": (value, 0) for name, value in kinds.items()}
+    ways |= {f"joblib {how}": (plain, (how, 3)) for how in ("zlib", "gzip", "bz2", "lzma", "xz")}
+    made = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (value, compress) in ways.items():
+            path = pathlib.Path(folder, "x.joblib")
+            joblib.dump(value, path, compress=compress)
+            made[name] = path.read_bytes()
     return made
 
 

@@ -11,7 +11,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from fuzz.oracle import readers
+from fuzz.oracle import readers, table
 from fuzz.oracle.watch import WATCH
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if HAS_LIBRARIES:
 
     READERS.update(libraries.LIBRARY_READERS)
 READERS.update(readers.ARCHIVE_READERS)
+OTHER_READERS = frozenset(READERS) - frozenset(readers.PICKLE_READERS)
+"""Those that read a bare pickle as CPython does, or not at all."""
 CONTENTS = "contents"
 """Stands for all readers of what the others open."""
 
@@ -37,6 +39,9 @@ def warm_up() -> None:
         codecs.lookup(encoding)
     for module in ("linecache", "tokenize", "traceback"):
         importlib.import_module(module)
+    for module in sorted({row.module for row in table.ROWS}):
+        with contextlib.suppress(ImportError):  # a library, or a module of another version
+            importlib.import_module(module)
     with contextlib.suppress(Exception):
         list(READERS["tarfile"](b""))
     if HAS_LIBRARIES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _pickle
 import collections
 import contextlib
+import operator
 import pickle
 import re
 import sys
@@ -110,7 +111,7 @@ class Watch:
         self.resolved = 0
         self._resolving = False
         self._loads: list[_Load] = []
-        self._kept: dict[Any, Any] = {}
+        self._types: set[type] = set()
 
     def find(self, kind: str, detail: str) -> None:
         """Records a find."""
@@ -153,7 +154,9 @@ class Watch:
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
             return self._recorder(key, value)
         if isinstance(value, type):
-            self._kept.setdefault(value, _attributes(value))
+            self._types.add(value)
+            if value not in ATTRIBUTES:
+                ATTRIBUTES[value] = dict(vars(value))
         return value
 
     def _listed(self, module: str, name: str) -> Name | None:
@@ -185,14 +188,14 @@ class Watch:
 
     def _compare(self) -> None:
         """Records the classes that changed, and NumPy's dtypes, which are shared by the process."""
-        for value, before in self._kept.items():
-            after = _attributes(value)
-            if after != before:
-                names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        for value in self._types:
+            before, after = ATTRIBUTES[value], vars(value)
+            if before.keys() != after.keys() or not all(map(operator.is_, before.values(), after.values())):
+                names = sorted(name for name in {*before, *after} if before.get(name) is not after.get(name))
                 self.find("changed", f"{value.__module__}.{value.__qualname__}: {', '.join(names)}")
-        if np is not None and np.dtype in self._kept and _dtypes() != DTYPES:
+        if np is not None and np.dtype in self._types and _dtypes() != DTYPES:
             self.find("changed", "a dtype of NumPy")
-        self._kept.clear()
+        self._types.clear()
 
     @property
     def tainted(self) -> bool:
@@ -208,8 +211,8 @@ class Watch:
         return event
 
 
-def _attributes(value: type) -> dict[str, int]:
-    return {name: id(attribute) for name, attribute in vars(value).items()}
+ATTRIBUTES: dict[type, dict[str, Any]] = {}
+"""Those of the classes that this process has resolved, as they were then."""
 
 
 def _dtypes() -> list[tuple[Any, ...]]:
