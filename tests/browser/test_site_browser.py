@@ -43,7 +43,9 @@ def picture(browser, name):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 420])
-@pytest.mark.parametrize("page", ["index", "api/open", "reference/formats", "explain/decisions/index", "explain/peers"])
+@pytest.mark.parametrize(
+    "page", ["index", "api/open", "reference/formats", "explain/decisions/index", "explain/peers"]
+)
 def test_a_page_loads_nothing_from_elsewhere_and_fits_the_window(browser, page, width, scheme):
     browser.scheme(scheme)
     browser.size(width, 900)

@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import child
 
 from rustload._common import progress
 from rustload._common.progress import checked_progress, reporting
@@ -67,7 +66,6 @@ def test_the_last_line_of_a_log_says_where_it_stopped(capsys):
 @pytest.mark.parametrize("fail_at", [None, 3])
 def test_a_plain_terminal_gets_one_line_with_a_final_newline(monkeypatch, fail_at):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda _name: None)
     if fail_at is None:
         run(True)
     else:
@@ -81,30 +79,15 @@ def test_a_plain_terminal_gets_one_line_with_a_final_newline(monkeypatch, fail_a
     assert ("stopped" in last) == (fail_at is not None)
 
 
-@pytest.mark.parametrize("fail_at", [None, 3])
-def test_the_bar_of_rich_restores_the_cursor(monkeypatch, fail_at):
-    pytest.importorskip("rich")
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setenv("TERM", "xterm")
-    if fail_at is None:
-        run(True)
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            run(True, fail_at=fail_at)
-    written = terminal.getvalue()
-    assert "loading" in written
-    assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1  # the cursor, hidden and shown
-
-
 def test_control_characters_in_names_are_escaped(capsys):
     with reporting(True, 1) as report:
         report(1, "w\x1b[2J\r\nw")
     assert "\x1b" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["none", "rich", "callable"])
+@pytest.mark.parametrize("output", ["log", "bar", "callable"])
 def test_a_total_of_zero_is_no_error(monkeypatch, output):
-    monkeypatch.setattr(sys, "stderr", Terminal() if output == "rich" else io.StringIO())
+    monkeypatch.setattr(sys, "stderr", Terminal() if output == "bar" else io.StringIO())
     with reporting((lambda *_call: None) if output == "callable" else True, 0):
         pass
 
@@ -127,19 +110,13 @@ class Broken(io.StringIO):
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-@pytest.mark.parametrize("kind", ["log", "text", "rich"])
+@pytest.mark.parametrize("kind", ["log", "bar"])
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "pipe"), OSError(28, "full")])
 def test_a_stderr_that_fails_does_not_end_the_work(monkeypatch, error, kind, after):
-    if kind == "text":
-        monkeypatch.setattr(progress.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(progress, "_REFRESH_SECONDS", 0)
     monkeypatch.setattr(sys, "stderr", broken := Broken(error, terminal=kind != "log", after=after))
-    out = sys.stdout
     run(True)
     assert broken.after < 0
-    # rich redirects both while its bar is shown.
-    assert (sys.stdout, sys.stderr) == (out, broken)
     with pytest.raises(KeyboardInterrupt):
         run(True, fail_at=4)
 
@@ -179,15 +156,3 @@ def test_a_command_without_a_stderr_does_its_work(tmp_path, redirect):
 def test_a_value_of_another_type_is_a_type_error(wrong):
     with pytest.raises(TypeError, match="progress="):
         checked_progress(wrong)
-
-
-def test_rich_is_imported_for_a_bar_only():
-    child("""
-    import sys
-    from rustload._common.progress import reporting
-    with reporting(None, 10) as report:
-        report(10, "w")
-    with reporting(lambda *_call: None, 10) as report:
-        report(10, "w")
-    assert "rich" not in sys.modules
-    """)

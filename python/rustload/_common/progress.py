@@ -1,13 +1,12 @@
 """The argument `progress=`: a progress bar on stderr, lines of text on a non-TTY, or a callback.
 
-The values: None or False (no output); True (on a TTY a bar, by rich if it is installed; in a notebook a bar in one line;
-otherwise ten lines); or a callback `(bytes done, total bytes, name of the finished tensor)`.
+The values: None or False (no output); True (on a TTY or in a notebook a bar; otherwise ten lines); or a
+callback `(bytes done, total bytes, name of the finished tensor)`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -122,7 +121,7 @@ class _Forgiving:
     def _ends_on_error(self) -> Iterator[None]:
         try:
             yield
-        except Exception:  # noqa: BLE001  # a stream, and rich, raise anything
+        except Exception:  # noqa: BLE001  # a stream may raise anything
             display, self._display = self._display, None
             if display is not None:
                 with contextlib.suppress(Exception):
@@ -135,57 +134,14 @@ def _display_for(total: int, what: str) -> _Display | None:
     if type(sys.stderr).__module__.partition(".")[0] == "ipykernel":
         # A notebook: it is no TTY, and redraws a line after a carriage return.
         return _TextBar(total, what)
-    terminal = sys.stderr.isatty()
-    if terminal and importlib.util.find_spec("rich") is not None:
-        return _RichBar(total, what)
-    return _TextBar(total, what) if terminal else _LogLines(total, what)
-
-
-class _RichBar:
-    """A progress bar by rich."""
-
-    def __init__(self, total: int, what: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[name]}", markup=True),
-        )
-
-        console = Console(stderr=True)
-        # rich's own ends the process, and redirects stdout to /dev/null.
-        console.on_broken_pipe = _raise  # type: ignore[method-assign]
-        # No refresh thread (auto_refresh=False): after a fork, the child would have to stop it.
-        self._bars = Bars(*columns, console=console, auto_refresh=False)
-        self._task = self._bars.add_task(what, total=max(total, 1), name="")
-        self._bars.start()
-
-    def show(self, done: int, name: str) -> None:
-        from rich.markup import escape
-
-        self._bars.update(self._task, completed=done, name=escape(_label(name)), refresh=True)
-
-    def end(self, done: int, *, finished: bool) -> None:
-        if finished:
-            self.show(done, "")
-        self._bars.stop()
-
-
-def _raise() -> None:
-    """Goes on with the BrokenPipeError that is being handled."""
-    raise  # noqa: PLE0704
+    return _TextBar(total, what) if sys.stderr.isatty() else _LogLines(total, what)
 
 
 class _TextBar:
     """A text bar on a TTY, redrawn in place."""
 
     def __init__(self, total: int, what: str) -> None:
-        from rustload._common.terminal import terminal_columns  # imported only for a bar
+        from rustload._common.terminal import terminal_columns
 
         self._total, self._what, self._length = total, what, 0
         # One column less than the terminal has: a full line would wrap.
