@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -252,6 +253,34 @@ def test_a_bare_pickle_that_names_what_torch_refuses_has_torchs_error(unknown: s
     assert expected is not None
     assert found[1] == expected[1]
     assert "rustload.open" in ours.value.__notes__[0]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_bare_pickle_has_the_kind_of_torchs_error_in_every_protocol(protocol: int, tmp_path: Path) -> None:
+    """Of most protocols, torch's restricted unpickler reads not all opcodes."""
+    values = [
+        {"a": 1, "b": [1.5, "text", None, True]},
+        [torch.Size([2]), torch.device("cpu"), torch.float16],
+        {"a": Counter("aab"), "b": OrderedDict(x=(1, 2, 3, 4)), "c": {1 << 70, 2}},
+        {"x": slice(0, 1)},
+        {"x": os.system, "y": b"bytes"},
+    ]
+    for number, value in enumerate(values):
+        data = pickle.dumps(value, protocol=protocol)
+        path = tmp_path / f"{number}.pkl"
+        path.write_bytes(data)
+        for f in (path, io.BytesIO(data)):
+            theirs, ours = errors(f)
+            assert isinstance(ours, type(theirs)), value
+            names_what = re.compile("Unsupported operand [0-9]+|Invalid magic number|GLOBAL")
+            found = [names_what.search(str(error)) for error in (theirs, ours)]
+            assert found[0] is not None
+            assert found[1] is not None
+            # rustload looks at all names first.
+            assert found[0][0] == found[1][0] or found[1][0] == "GLOBAL", value
+        with pytest.raises(type(theirs)):
+            rustload.torch.load(data)
 
 
 def test_a_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import os
 from pathlib import Path
@@ -15,9 +16,10 @@ from rustload._common.paths import note_checkpoints_below, note_path_as_bytes, p
 from rustload._remote.folder import ObjectFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from typing import IO
 
-__all__ = ["are_paths", "is_archive", "is_path", "opened", "seek_past", "seekable"]
+__all__ = ["are_paths", "is_archive", "is_path", "opened", "read_again", "seek_past", "seekable"]
 
 _ZIP = b"PK\x03\x04"
 
@@ -95,6 +97,22 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
         verify=False,
         limits=limits,
     )
+
+
+@contextlib.contextmanager
+def read_again(f: Any, start: int | None) -> Iterator[IO[bytes] | None]:
+    """A file that is read from where the checkpoint began; None for an object that is read by ranges."""
+    (path,) = path_list(f) if are_paths(f) else (None,)
+    if path is not None:
+        with Path(path).open("rb") as file:
+            yield file
+    elif isinstance(f, (bytes, bytearray, memoryview)):
+        yield io.BytesIO(f)
+    elif start is None:
+        yield None
+    else:
+        f.seek(start)
+        yield f
 
 
 def seek_past(f: Any, start: int, core: _rustload.Checkpoint) -> None:

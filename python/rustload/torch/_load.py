@@ -193,7 +193,8 @@ def _load_pickled(
     if core.format == "pickle" and (strict or _STORAGE not in core.globals_of(0)):
         # torch reads a magic number here, with its restricted unpickler.
         _check_globals(core, 0, keep=False)
-        raise _load_errors.no_magic()
+        with _files.read_again(f, start) as file:
+            raise _load_errors.no_magic(file)
     if core.format == "torch-dcp":
         raise _load_errors.is_distributed()
     if core.is_torchscript:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import pickle
+import pickletools
+from typing import IO, NoReturn
 
 from rustload.errors import _make
 
@@ -23,6 +25,13 @@ _KEEP = (
 )
 _OPEN = "rustload.open reads it"
 _BARE = f"this is a bare pickle, not one of torch.save's files; {_OPEN}"
+
+# The opcodes that torch's restricted unpickler reads (torch/_weights_only_unpickler.py: `Unpickler.load`).
+_OPCODES = (
+    "APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPERSID BINPUT BINUNICODE BUILD EMPTY_DICT EMPTY_LIST EMPTY_SET "
+    "EMPTY_TUPLE GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWOBJ NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS "
+    "SHORT_BINSTRING STOP TUPLE TUPLE1 TUPLE2 TUPLE3"
+)
 
 # Names for which torch has a special message (torch/_weights_only_unpickler.py: `Unpickler.load`).
 _BLOCKED = ("sys", "os", "posix", "nt")
@@ -129,8 +138,27 @@ def tar() -> RuntimeError:
     return RuntimeError("Cannot use ``weights_only=True`` with files saved in the legacy .tar format.")
 
 
-def no_magic() -> RuntimeError:
-    """The error for a pickle that `torch.save` did not write."""
-    error = RuntimeError("Invalid magic number; corrupt file?")
+def no_magic(file: IO[bytes] | None) -> Exception:
+    """The error for a pickle that `torch.save` did not write: that of the first opcode that torch does not read, if there is one.
+
+    Args:
+        file: The pickle, if it can be read again.
+    """
+    refused = None if file is None else _refused_opcode(file)
+    error: Exception = RuntimeError("Invalid magic number; corrupt file?")
+    if refused is not None:
+        text = f"Weights only load failed. WeightsUnpickler error: Unsupported operand {refused}"
+        error = pickle.UnpicklingError(text)
     error.add_note(_BARE)
     return error
+
+
+def _refused_opcode(file: IO[bytes]) -> int | None:
+    known = _OPCODES.split()
+    try:
+        for opcode, _, _ in pickletools.genops(file):
+            if opcode.name not in known:
+                return ord(opcode.code)
+    except ValueError:  # a text that Python does not decode
+        pass
+    return None
