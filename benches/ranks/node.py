@@ -2,7 +2,7 @@
 
     python -m benches.ranks.node [--ranks 2,4] [--mib 256] [--ms 10] [--rate 200]
 
-The file system is FUSE, served by the tests' `slow_folder.py` from memory: each read takes some milliseconds, and all of them
+The file system is FUSE, served by the tests' `fuse_folder.py` from memory: each read takes some milliseconds, and all of them
 share one link. It is mounted anew for each run, so nothing is in the page cache. "rows" is FSDP2, where each rank needs its own
 rows; "columns" is tensor parallelism, where each needs a part of each row; "replicated" is a plain module, where each needs all
 of it. "fetched" is what the file system sent. Each rank checks its values.
@@ -69,13 +69,14 @@ def main() -> None:
 @contextlib.contextmanager
 def slow(folder: Path, options: argparse.Namespace) -> Iterator[tuple[Path, Callable[[], int]]]:
     """The files of a folder behind a slow file system, and a function that returns the bytes fetched since."""
-    server = ROOT / "tests" / "python" / "slow_folder.py"
+    server = ROOT / "tests" / "python" / "fuse_folder.py"
     with tempfile.TemporaryDirectory() as mountpoint:
         command = [
             sys.executable,
             str(server),
-            str(folder),
             mountpoint,
+            "slow",
+            str(folder),
             str(options.ms / 1e3),
             str(options.rate * 1e6),
         ]

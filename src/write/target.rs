@@ -41,7 +41,7 @@ fn resolve_link(path: &Path) -> Result<PathBuf> {
     }
     match fs::canonicalize(path) {
         Ok(resolved) => Ok(resolved),
-        // Whoever made the link, not the caller, would choose where a file is made.
+        // The creator of the link, not the caller, would choose where a file is made.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let error = Error::new(Code::Value, "this is a symbolic link to a file that does not exist");
             Err(error.note("Remove the link, or write to the path that it names.").in_file(path))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import faulty_folder
+import fuse_folder
 import pytest
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ HARNESS = Path(__file__).with_name("kills.py")
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A folder on a file system with unnamed files, one in memory, and one without unnamed files and links."""
     if request.param == "fuse":
-        with faulty_folder.mounted(tmp_path / "fuse") as mounted:
+        with fuse_folder.mounted(tmp_path / "fuse") as mounted:
             yield mounted.path
         return
     shared = Path("/dev/shm")

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import faulty_folder
+import fuse_folder
 import numpy as np
 import pytest
 import torch
@@ -64,7 +64,7 @@ def mounted(path: Path, *arguments: str) -> Iterator[Path]:
 def test_after_a_failed_fsync_a_resumed_call_writes_everything(
     source: Path, whole: bytes, tmp_path: Path
 ) -> None:
-    with faulty_folder.mounted(tmp_path / "fuse") as disk:
+    with fuse_folder.mounted(tmp_path / "fuse") as disk:
         for number in range(20):
             path = disk.path / f"{number}.safetensors"
             disk.fail("fsync")
@@ -81,7 +81,7 @@ def test_after_a_failed_fsync_a_resumed_call_writes_everything(
 def test_after_a_failed_verification_the_same_call_starts_anew(
     source: Path, whole: bytes, tmp_path: Path
 ) -> None:
-    with faulty_folder.mounted(tmp_path / "fuse") as disk:
+    with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         for _ in range(2):
             disk.fail("lie", 9)
@@ -121,7 +121,7 @@ def test_a_thin_volume_that_is_full_for_a_while(source: Path, whole: bytes, tmp_
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_errors_of_fsync_and_close_come_before_the_name(resume: bool, source: Path, tmp_path: Path) -> None:
-    with faulty_folder.mounted(tmp_path / "fuse") as disk:
+    with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         path.write_bytes(b"old")
         for operation, fsync in (("fsync", True), ("flush", False)):
@@ -138,7 +138,7 @@ def test_errors_of_fsync_and_close_come_before_the_name(resume: bool, source: Pa
 def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(
     source: Path, whole: bytes, tmp_path: Path
 ) -> None:
-    with faulty_folder.mounted(tmp_path / "fuse") as disk:
+    with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         disk.fail("fsyncdir", 1, errno.EIO)
         with pytest.raises(OSError, match="Input/output") as caught:
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(
 def test_where_there_are_no_hard_links_a_new_file_is_written(
     source: Path, whole: bytes, tmp_path: Path
 ) -> None:
-    with faulty_folder.mounted(tmp_path / "fuse") as disk:
+    with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         for resume in (False, True):
             rustload.convert(source, path, resume=resume)
@@ -178,7 +178,7 @@ rustload.save({"a": torch.ones(1 << 20), "z": torch.zeros(3).as_subclass(Fatal)}
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_the_next_call_removes_what_a_killed_one_left(name: str, source: Path, tmp_path: Path) -> None:
-    with faulty_folder.mounted(tmp_path / "fuse") as disk:
+    with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         others = [".other.0123456789abcdef.part", ".m.safetensors.0123456789abcdef.part", "n.safetensors"]
         for other in others:

@@ -1,5 +1,5 @@
 """Files on slow file systems: read by many ranges at once, and mapped only when asked. The file system is FUSE, served by
-`slow_folder.py`; where that cannot be mounted, the tests skip."""
+`fuse_folder.py`; where that cannot be mounted, the tests skip."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fuse_folder
 import pytest
 import torch
 
@@ -26,24 +27,15 @@ SECONDS = 0.004
 """The time of one read, of which the kernel makes many for each of rustload's."""
 
 
-class Mounted:
+class Slow:
     """A folder behind the slow file system."""
 
-    def __init__(self, folder: Path, mountpoint: Path) -> None:
-        self.folder = mountpoint
-        server = Path(__file__).with_name("slow_folder.py")
-        command = [sys.executable, str(server), str(folder), str(mountpoint), str(SECONDS)]
-        pipe = subprocess.PIPE
-        self.server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        assert self.server.stdin
-        assert self.server.stdout
-        if self.server.stdout.readline() != "ready\n":
-            pytest.skip(f"no FUSE file system can be mounted: {self.server.communicate()[1].strip()[-200:]}")
+    def __init__(self, mounted: fuse_folder.Mounted) -> None:
+        self.folder, self._mounted = mounted.path, mounted
 
     def counts(self) -> tuple[int, int, int]:
         """The number of reads since the last call, their bytes, and the most at once."""
-        print(file=self.server.stdin, flush=True)
-        reads, nbytes, most = map(int, self.server.stdout.readline().split())
+        reads, nbytes, most = map(int, self._mounted.tell("").split())
         return reads, nbytes, most
 
     def cold(self, name: str) -> Path:
@@ -64,22 +56,18 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def slow(tensors, tmp_path_factory) -> Iterator[Mounted]:
+def slow(tensors, tmp_path_factory) -> Iterator[Slow]:
     from safetensors.torch import save_file
 
-    folder, mountpoint = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("slow")
+    folder = tmp_path_factory.mktemp("files")
     torch.save(tensors, folder / "model.bin")
     save_file(tensors, folder / "model.safetensors")
-    mounted = Mounted(folder, mountpoint)
-    yield mounted
-    mounted.server.stdin.close()
-    mounted.server.wait(timeout=60)
-    mounted.server.stdout.close()
-    mounted.server.stderr.close()
+    with fuse_folder.mounted(tmp_path_factory.mktemp("slow") / "mounted", "slow", folder, SECONDS) as mounted:
+        yield Slow(mounted)
 
 
 @pytest.mark.parametrize("name", ["model.bin", "model.safetensors"])
-def test_a_slow_file_is_read_by_many_ranges_at_once(slow: Mounted, tensors, name: str) -> None:
+def test_a_slow_file_is_read_by_many_ranges_at_once(slow: Slow, tensors, name: str) -> None:
     path = slow.cold(name)
     size = path.stat().st_size
     with rustload.open(path, framework="torch") as ckpt:
@@ -91,7 +79,7 @@ def test_a_slow_file_is_read_by_many_ranges_at_once(slow: Mounted, tensors, name
     assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
 
 
-def test_one_tensor_is_read_by_several_ranges_and_a_slice_by_its_bytes(slow: Mounted, tensors) -> None:
+def test_one_tensor_is_read_by_several_ranges_and_a_slice_by_its_bytes(slow: Slow, tensors) -> None:
     with rustload.open(slow.cold("model.bin"), framework="torch") as ckpt:
         assert torch.equal(ckpt["large.1"].materialize(), tensors["large.1"])
         assert slow.counts()[2] >= 3
@@ -100,7 +88,7 @@ def test_one_tensor_is_read_by_several_ranges_and_a_slice_by_its_bytes(slow: Mou
         assert slow.counts()[1] <= MIB
 
 
-def test_a_slow_file_is_mapped_only_when_asked(slow: Mounted, tensors) -> None:
+def test_a_slow_file_is_mapped_only_when_asked(slow: Slow, tensors) -> None:
     path = slow.cold("model.safetensors")
     mapped = f"{path}".encode()
     for mode, copy, is_view in [("auto", None, False), ("auto", False, True), ("buffered", None, True)]:
@@ -111,7 +99,7 @@ def test_a_slow_file_is_mapped_only_when_asked(slow: Mounted, tensors) -> None:
         del ckpt, tensor
 
 
-def test_doctor_says_how_a_slow_file_is_read_and_why(slow: Mounted) -> None:
+def test_doctor_says_how_a_slow_file_is_read_and_why(slow: Slow) -> None:
     path = str(slow.cold("model.bin"))
     command = [sys.executable, "-m", "rustload", "doctor", "--no-measure", path]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
