@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HARNESS = Path(__file__).with_name("kills.py")
+QUICK = "file,convert,writer,resume"
 
 
 @pytest.fixture(params=["disk", "tmpfs", "fuse"])
@@ -31,7 +32,17 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 def test_killed_writers_leave_nothing_half_done(folder: Path) -> None:
     # A process of its own, as it forks.
-    command = [sys.executable, "-W", "ignore", str(HARNESS), str(folder), "--kills", "40"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(HARNESS),
+        str(folder),
+        "--kills",
+        "40",
+        "--operations",
+        QUICK,
+    ]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "two writers: one won, one was refused" in done.stdout
