@@ -1,8 +1,8 @@
 """The default allowlist of `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py: `_get_allowed_globals`).
 
 The names are those that the table of globals (src/index/pickled/globals.txt) marks. With `unknown="error"`, another name is an
-error. Dtypes, quantization schemes and classes on the list (not functions) are returned if a file has them as values: nothing is looked
-up by a name from the file.
+error. Dtypes, quantization schemes and classes on the list (not functions) are returned if a file has them as values: nothing is
+looked up by a name from the file.
 """
 
 from __future__ import annotations
