@@ -6,6 +6,7 @@
 
 mod attributes;
 mod folder;
+mod leftover;
 mod lock;
 mod os;
 mod plan;

@@ -14,16 +14,14 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::attributes::copy_attributes;
+use super::leftover::{ENDS, lock_target};
 use super::lock::{TargetLock, hidden_name};
 use super::planned::Planned;
-use super::publication::{Publication, identity, staged};
+use super::publication::{Publication, identity, staged, with_inodes};
 use super::staged::{folder_of, refuse_hub_blobs, sync_folder};
 use super::walk::{into_io, remove_all, walk};
 use super::{os, resume};
 use crate::error::{Code, Error, Result};
-
-/// The ends of the names of hidden folders: of a run, and of one that can be resumed.
-const ENDS: [&str; 2] = ["part", "resume"];
 
 /// The file that tells whose a hidden folder is, where locks do not.
 const TOKEN: &str = "token";
@@ -78,10 +76,10 @@ impl StagedFolder {
             Err(error) => return Err(failed(error)),
         };
         refuse_hub_blobs(&target.join("_"))?;
-        let lock = lock(&target, &target)?;
+        let lock = lock_target(&target, &target)?;
         let inside = target.join(target.file_name().unwrap_or("folder".as_ref()));
         if ENDS.iter().any(|end| hidden_name(&inside, end).exists()) {
-            drop(self::lock(&inside, &target)?);
+            drop(lock_target(&inside, &target)?);
         }
         let exists = check(&target, planned, rules)?;
         let mut made = StagedFolder {
@@ -99,7 +97,7 @@ impl StagedFolder {
         match beside.and_then(|()| if exists { made.choose(planned, rules.stays) } else { Ok(()) }) {
             Err(error) if exists && error.code() != Code::TargetBusy => {
                 made.leave();
-                made.lock = self::lock(&inside, &made.target)?;
+                made.lock = lock_target(&inside, &made.target)?;
                 made.way = Way::Move;
                 made.note = Some(format!("nothing beside it can be moved to it ({})", error.message()));
                 made.make_outer(&inside, rules.resume)?;
@@ -241,6 +239,7 @@ impl StagedFolder {
         walk(&staged, &mut |_, entry, is_folder| {
             sync_folder(&entry.path(), sync && is_folder).map_err(failed)
         })?;
+        let add = with_inodes(&staged, order).map_err(failed)?;
         match self.way {
             Way::New => {
                 sync_folder(&staged, sync).map_err(failed)?;
@@ -253,7 +252,7 @@ impl StagedFolder {
                 copy_attributes(&target, &staged).map_err(failed)?;
                 sync_folder(&staged, sync).map_err(failed)?;
                 let folder = Some(identity(&staged).map_err(failed)?);
-                let steps = Publication { folder, add: order, remove };
+                let steps = Publication { folder, overwrite: self.overwrite, add, remove };
                 steps.note(&self.outer, sync).map_err(failed)?;
                 os::exchange(&staged, &target).map_err(failed)?;
                 // From here on the staged folder is the old one.
@@ -268,10 +267,10 @@ impl StagedFolder {
             }
             Way::Move => {
                 let remove = self.outdated(planned)?;
-                let steps = Publication { folder: None, add: order, remove };
+                let steps = Publication { folder: None, overwrite: self.overwrite, add, remove };
                 steps.note(&self.outer, sync).map_err(failed)?;
                 let stays = std::mem::replace(&mut self.stays, true);
-                if let Err(error) = steps.move_files(&self.outer, &target, self.overwrite) {
+                if let Err(error) = steps.move_files(&self.outer, &target) {
                     if !self.overwrite {
                         (self.stays, _) = (stays, Publication::forget(&self.outer));
                     }
@@ -285,7 +284,7 @@ impl StagedFolder {
                 }
                 self.stays = false;
                 let folders: BTreeSet<PathBuf> =
-                    steps.add.iter().map(|path| folder_of(&target.join(path)).to_owned()).collect();
+                    steps.add.iter().map(|(path, _)| folder_of(&target.join(path)).to_owned()).collect();
                 folders.iter().try_for_each(|folder| sync_folder(folder, sync)).map_err(failed)?;
             }
         }
@@ -335,6 +334,10 @@ impl StagedFolder {
         walk(&self.target, &mut |relative, entry, is_folder| {
             let path = relative.to_str().filter(|path| !is_folder && !planned.paths.contains(*path));
             if let Some(path) = path.filter(|_| planned.replaces(relative)) {
+                if !self.overwrite {
+                    // It has been made meanwhile.
+                    return Err(Error::target_exists(&entry.path()));
+                }
                 let found = entry.metadata().map_err(|error| Error::io(error, entry.path()))?;
                 outdated.push((path.to_owned(), found.ino()));
             }
@@ -359,20 +362,6 @@ impl Drop for StagedFolder {
             self.remove_outer();
         }
     }
-}
-
-/// Locks a target whose hidden folder has the name for `anchor`, and finishes what a killed run has begun to publish.
-fn lock(anchor: &Path, target: &Path) -> Result<TargetLock> {
-    let lock = TargetLock::take(anchor)?;
-    for outer in ENDS.map(|end| hidden_name(anchor, end)).iter().filter(|_| lock.excludes_others()) {
-        // What another user has put there would say which files are moved and removed.
-        let is_own = fs::symlink_metadata(outer)
-            .is_ok_and(|found| found.is_dir() && resume::check_owner(&found, outer).is_ok());
-        if is_own && Publication::finish(outer, target)? {
-            remove_all(outer).map_err(|error| Error::io(error, outer.clone()))?;
-        }
-    }
-    Ok(lock)
 }
 
 /// Whether a target exists. Fails if it is no folder, or has files that are not to be replaced.
