@@ -252,6 +252,50 @@ def wide(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
 
 
+@pytest.mark.parametrize("codes", [fp8(4, 4), made((4, 4), I8)])
+def test_load_into_never_casts_codes_whose_scales_it_leaves_out(codes: torch.Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"weight": codes, "weight_scale": scales(4, 1)}, path)
+    for given in (path, rustload.open(path).select(["weight"])):
+        model = torch.nn.Linear(4, 4, bias=False)
+        if codes.dtype == I8 and given is not path:
+            continue  # nothing is beside it that says so
+        before = model.weight.detach().clone()
+        with pytest.raises(rustload.UnsupportedError, match="the codes of a quantized weight") as caught:
+            rustload.torch.load_into(model, given, strict=False)
+        assert caught.value.code == "QuantUnknown"
+        assert torch.equal(model.weight, before)
+    # The model has the scales, or the codes as they are, or fp8 alone is meant as numbers.
+    model = torch.nn.Linear(4, 4, bias=False)
+    model.weight_scale = torch.nn.Parameter(torch.zeros(4, 1))
+    rustload.torch.load_into(model, path)
+    assert torch.equal(model.weight, codes.float())
+    model = torch.nn.Linear(4, 4, bias=False)
+    model.weight = torch.nn.Parameter(torch.zeros_like(codes), requires_grad=False)
+    rustload.torch.load_into(model, path, strict=False)
+    assert same(model.weight, codes)
+    save_file({"weight": codes}, path)
+    model = torch.nn.Linear(4, 4, bias=False)
+    rustload.torch.load_into(model, path)
+    assert torch.equal(model.weight.nan_to_num(1), codes.float().nan_to_num(1))
+
+
+def test_a_handle_dequantizes_fp8_or_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensors = {
+        "a.weight": fp8(4, 4),
+        "a.weight_scale": scales(4, 1),
+        "b.weight": fp8(4, 4),
+        "b.scale_weight": scales(1),
+    }
+    save_file({**tensors, "c": torch.ones(2)}, path)
+    handles = rustload.torch.state_dict(path)
+    assert same(handles["a.weight"].dequantize(), tensors["a.weight"].float() * tensors["a.weight_scale"])
+    with pytest.raises(rustload.UnsupportedError, match="not known"):
+        handles["b.weight"].dequantize()
+    assert same(handles["c"].dequantize(), torch.ones(2))
+
+
 @pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (192, 300), (7, 5), (1, 1)])
 @pytest.mark.parametrize("name", ["weight_scale", "scale", "qscale_weight"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, E8M0])

@@ -269,8 +269,12 @@ class TorchHandle(Operators):
         return made if memory_format is None else made.to(memory_format=memory_format)
 
     def dequantize(self) -> torch.Tensor:
-        """The dequantized numbers in float32; a tensor that is not quantized is cast to float32, as in torch."""
-        if self._lazy.quantization is None:
+        """The dequantized numbers in float32; a tensor that is not quantized is cast to float32, as in torch.
+
+        Raises:
+            UnsupportedError: It is codes of a scheme that is not known, such as fp8 without scales (code `QuantUnknown`).
+        """
+        if not self._lazy._is_scaled():
             return self.to(torch.float32)
         return self._lazy.materialize(self._device, dequantize=True, framework="torch")  # type: ignore[no-any-return]
 

@@ -25,7 +25,7 @@ from rustload.errors import RustloadWarning, _make, _printable
 from rustload.torch._execute import execute_steps
 from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
-from rustload.torch._plan import LoadOptions, Plan, apply_transpose, is_batch_counter, make_plan
+from rustload.torch._plan import LoadOptions, Plan, apply_transpose, check_casts, is_batch_counter, make_plan
 from rustload.torch._private_views import private_context
 from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
 from rustload.torch._shards import is_dtensor, local_tensor
@@ -111,7 +111,8 @@ def load_into(
         ValueError: An argument has an invalid value, or tied parameters have different values in the file.
         DeviceError: A device does not exist.
         RuntimeError: With `share="node"`, another rank failed; the message has its rank and the cause.
-        UnsupportedError: A tensor is to be dequantized from a scheme that is not known (code `QuantUnknown`).
+        UnsupportedError: A tensor is to be dequantized from a scheme that is not known, or codes are to be cast and their scales
+            are not loaded (code `QuantUnknown`).
         FormatError: As for `rustload.open`; its other errors are possible too.
 
     >>> import torch, rustload.torch
@@ -179,6 +180,7 @@ def load_into(
             raise _mismatch(checkpoint, model, plan)
         if not plan.steps and tensors and not strict:
             _warn_of_no_match(checkpoint, model, plan)
+        check_casts(plan, tensors)
     warmed = []
     if shared:
         with agreed(shared=True):

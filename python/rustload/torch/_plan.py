@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rustload.torch._hooks import CustomLoading
     from rustload.torch._slots import Slot
 
-__all__ = ["LoadOptions", "Plan", "Step", "apply_transpose", "is_batch_counter", "make_plan"]
+__all__ = ["LoadOptions", "Plan", "Step", "apply_transpose", "check_casts", "is_batch_counter", "make_plan"]
 
 EXTRA = "_extra_state"
 
@@ -170,6 +170,28 @@ def make_plan(
     _extra_states(model, left, checkpoint, key, new_name, plan)
     plan.unexpected = {name: lazy.shape for name, lazy in left.items()}
     return plan
+
+
+def check_casts(plan: Plan, tensors: Mapping[str, LazyTensor]) -> None:
+    """Raises for codes of a quantization that would be cast into the model without their scales.
+
+    Raises:
+        UnsupportedError: There are such codes (code `QuantUnknown`).
+    """
+    unscaled = [step for step in plan.steps if not step.dequantize and step.whole._is_scaled()]
+    cast = [step for step in unscaled if step.dtype != step.whole.dtype]
+    if not cast:
+        return
+    loaded = {step.whole.name for step in plan.steps}
+    scaled = {lazy._core.companion_of for lazy in tensors.values() if lazy.name not in loaded}
+    for step in cast:
+        scale = step.whole.block_scale
+        if step.whole.name in scaled or (scale is not None and scale.name not in loaded):
+            codes = f"the codes of a quantized weight ({step.whole.dtype})"
+            text = f"{step.slot.names[0]!r} would get {codes} as {step.dtype} numbers"
+            raise _make(
+                "Unsupported", "QuantUnknown", text, "dequantize=True multiplies them by their scales"
+            )
 
 
 def _step(
