@@ -12,7 +12,7 @@ use super::budget::Budget;
 use super::doors::{DOORS, Entered, Role, Visit, safetensors};
 use super::report::{FileReport, Finding, Status, Verdict, short};
 use crate::bytes::{Region, Source};
-use crate::container::{Format, LFS_POINTER, is_container, sniff};
+use crate::container::{Format, LFS_POINTER, is_container, sniff, zip};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Index};
 
@@ -236,6 +236,7 @@ impl Scanner<'_> {
         // That an archive is not a checkpoint does not raise the verdict, once readers of it were followed.
         let verdict = match error.code() {
             Code::UnknownFormat if entered.zip || entered.tar || entered.joblib => Verdict::Inert,
+            Code::ZipStructure if visit.head == zip::EMPTY => Verdict::Inert,
             Code::UnsupportedContainer if entered.unpacked == Some(true) => Verdict::Inert,
             _ => Verdict::Unknown,
         };
@@ -347,6 +348,23 @@ pub(super) fn inside(label: Option<&str>, name: &str) -> String {
 mod tests {
     use super::*;
     use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn an_archive_without_members_is_inert() {
+        let verdict = |bytes: &[u8]| {
+            let source = Source::memory(std::sync::Arc::new(bytes.to_vec()));
+            let report = scan_source(&source, None, true, &Options::default()).unwrap();
+            (report.verdict(), report.is_complete())
+        };
+        assert_eq!(verdict(&zip::EMPTY), (Verdict::Inert, true));
+        // A record that says that there is a member, or more bytes than the record.
+        for at in [8, 10, 12, 16, 20] {
+            let mut bytes = zip::EMPTY;
+            bytes[at] = 1;
+            assert_eq!(verdict(&bytes).0, Verdict::Unknown, "{at}");
+        }
+        assert_eq!(verdict(&[&zip::EMPTY[..], b"\0"].concat()).0, Verdict::Unknown);
+    }
 
     #[test]
     fn a_file_that_changed_while_it_was_scanned_has_no_verdict() {

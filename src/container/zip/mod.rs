@@ -33,6 +33,9 @@ pub use inflate::InflatedTail;
 #[cfg(feature = "scan")]
 pub use salvage::{SalvagedArchive, SalvagedMember, salvage, salvage_range};
 
+/// An archive without members: the end record alone.
+pub(crate) const EMPTY: [u8; 22] = *b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
 /// What to do with trailing bytes, after the end-of-central-directory record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trailing {

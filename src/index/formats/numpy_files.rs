@@ -11,7 +11,7 @@ use super::torch::SKOPS_SCHEMA;
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::container::npy::{Elements, Header};
-use crate::container::zip::{Archive, Member, fold_case};
+use crate::container::zip::{self, Archive, Member, fold_case};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::index::model::{Entry, Index, Location, OpaqueClass, Options, Path, RawTensor, Storage, Unknown};
@@ -58,14 +58,13 @@ pub(crate) fn is_npz(archive: &Archive) -> bool {
 /// Whether a file is what `numpy.savez` writes for no arrays: an archive without members. Under another name than NumPy's, such an
 /// archive is more probably what is left of one.
 pub(crate) fn is_empty_npz(source: &Source) -> Result<bool> {
-    const EMPTY_ZIP: [u8; 22] = *b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let is_named = source.path().is_some_and(|path| path.extension().is_some_and(|end| end == "npz"));
-    if !is_named || source.len() != to_u64(EMPTY_ZIP.len()) {
+    if !is_named || source.len() != to_u64(zip::EMPTY.len()) {
         return Ok(false);
     }
-    let mut bytes = [0; 22];
+    let mut bytes = [0; zip::EMPTY.len()];
     source.read_at(0, &mut bytes)?;
-    Ok(bytes == EMPTY_ZIP)
+    Ok(bytes == zip::EMPTY)
 }
 
 /// Reads the index of a `.npz` archive.

@@ -58,8 +58,9 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
         return Ok(());
     }
     entered.zip = true;
-    let is_empty = source.len() == 22 && head.starts_with(b"PK\x05\x06");
-    if is_empty {
+    if *head == zip::EMPTY {
+        scanner.report.format.get_or_insert("zip");
+        scanner.report.scanned(label, "a zip archive without members", 0, source.len());
         return Ok(());
     }
     if depth > scanner.options.limits.scan_depth {
