@@ -58,6 +58,11 @@ impl Opened {
         numel(&self.tensor(self.id(self.entry(entry))).layout().shape) == Some(1)
     }
 
+    /// Whether it is one number, and not the grid of scales of one block.
+    fn is_number(&self, entry: u32) -> bool {
+        self.is_one(entry) && self.tensor(self.id(self.entry(entry))).layout().ndim() < 2
+    }
+
     fn dtype_of(&self, entry: u32) -> DType {
         self.tensor(self.id(self.entry(entry))).dtype()
     }
@@ -100,7 +105,13 @@ struct Evidence<'o> {
 fn roles(opened: &Opened) -> Vec<Role> {
     let Some(evidence) = Evidence::of(opened) else { return Vec::new() };
     let entries = || 0..opened.entries.len() as u32;
-    let owners: Vec<Option<u32>> = entries().map(|entry| evidence.owner(entry)).collect();
+    let named: Vec<Option<u32>> = entries().map(|entry| evidence.owner_by_name(entry)).collect();
+    let mut has_scale = vec![false; named.len()];
+    for (entry, codes) in entries().zip(&named).filter_map(|(entry, &codes)| Some((entry, codes?))) {
+        has_scale[codes as usize] |= evidence.leaf(entry).multiplies(evidence.leaf(codes));
+    }
+    let owner = |entry: u32| named[entry as usize].or_else(|| evidence.owner_by_module(entry, &has_scale));
+    let owners: Vec<Option<u32>> = entries().map(owner).collect();
     let mut is_owner = vec![false; owners.len()];
     owners.iter().flatten().for_each(|&owner| is_owner[owner as usize] = true);
     let role = |entry: u32| match owners[entry as usize] {
@@ -164,35 +175,48 @@ impl<'o> Evidence<'o> {
         self.candidates[entry as usize] && is_named()
     }
 
-    /// The codes that a tensor belongs to.
-    fn owner(&self, entry: u32) -> Option<u32> {
+    /// The codes that a tensor belongs to by its name, which begins with theirs.
+    fn owner_by_name(&self, entry: u32) -> Option<u32> {
         let leaf = self.leaf(entry);
         let codes_named = |name: &str| {
             let found = self.opened.by_name.get(name).copied();
             found.filter(|&owner| owner != entry && self.candidates[owner as usize])
         };
         // No module has a tensor and a submodule of one name: what is named below a tensor describes it.
-        if let Some(described) = ancestors(&self.opened.entry(entry).name).find_map(codes_named) {
-            return Some(described);
-        }
+        let described = ancestors(&self.opened.entry(entry).name).find_map(codes_named);
+        described.or_else(|| if leaf.says_scale { leaf.prefixes().find_map(codes_named) } else { None })
+    }
+
+    /// The codes that a tensor belongs to by its module. `has_scale`: the codes that have a scale which is named after them.
+    fn owner_by_module(&self, entry: u32, has_scale: &[bool]) -> Option<u32> {
+        let leaf = self.leaf(entry);
         let weight = || self.weights.get(leaf.module()).copied().filter(|&owner| owner != entry);
         if !leaf.says_scale {
             // All that a module with a quantized weight has besides belongs to the weight, but not its bias.
             return if self.is_codes(entry) || leaf.has_bias() { None } else { weight() };
         }
         let first = || self.by_module.get(leaf.module()).copied();
-        let of_stem = || match leaf.stem() {
+        match leaf.stem() {
             Some(stem) => self.by_stem.get(stem).copied().or_else(weight),
-            // One number beside integers may be anything.
-            None => weight().or_else(|| if self.opened.is_one(entry) { None } else { first() }),
-        };
-        leaf.prefixes().find_map(codes_named).or_else(of_stem)
+            // One number beside integers, or beside a weight that has its scale, may be anything.
+            None => {
+                let is_free = |&codes: &u32| {
+                    has_scale[codes as usize]
+                        && !leaf.is_of_activations(self.leaf(codes))
+                        && self.opened.is_number(entry)
+                };
+                weight()
+                    .filter(|codes| !is_free(codes))
+                    .or_else(|| if self.opened.is_one(entry) { None } else { first() })
+            }
+        }
     }
 
     /// Whether it is one number that is named as a scale: that of a cache or of activations, whose module has no weight.
     fn is_lone_scale(&self, entry: u32) -> bool {
         let is_float = self.opened.dtype_of(entry).kind() == Kind::Float;
-        self.leaf(entry).says_scale && is_float && self.opened.is_one(entry)
+        let is_of_weight = self.weights.contains_key(self.leaf(entry).module());
+        self.leaf(entry).says_scale && !is_of_weight && is_float && self.opened.is_one(entry)
     }
 
     /// For fp8 codes, the one companion by which they are multiplied. Those that have several, or others that change the formula, are

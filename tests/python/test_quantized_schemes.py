@@ -296,6 +296,20 @@ def test_a_handle_dequantizes_fp8_or_refuses(tmp_path: Path) -> None:
     assert same(handles["c"].dequantize(), torch.ones(2))
 
 
+def test_a_parameter_named_scale_beside_a_weight_that_has_its_scale_is_a_parameter(tmp_path: Path) -> None:
+    path, target = tmp_path / "m.safetensors", tmp_path / "out.safetensors"
+    tensors = {"a.weight": fp8(4, 4), "a.weight_scale": scales(4, 1), "a.scale": torch.full((1,), 3.0)}
+    save_file(tensors, path)
+    rustload.convert(path, target, dequantize=True, dtype="bfloat16")
+    found = load_file(target)
+    assert found.keys() == {"a.weight", "a.scale"}
+    assert same(found["a.scale"], torch.full((1,), 3.0, dtype=torch.bfloat16))
+    rustload.convert(path, tmp_path / "cast.safetensors", dtype="bfloat16")
+    found = load_file(tmp_path / "cast.safetensors")
+    assert found["a.scale"].dtype == torch.bfloat16
+    assert same(found["a.weight"], tensors["a.weight"])
+
+
 @pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (192, 300), (7, 5), (1, 1)])
 @pytest.mark.parametrize("name", ["weight_scale", "scale", "qscale_weight"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, E8M0])

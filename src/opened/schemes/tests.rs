@@ -87,6 +87,31 @@ fn fp8_with_no_or_with_other_companions_is_unknown() {
 }
 
 #[test]
+fn one_number_beside_codes_that_have_their_scales_is_of_the_module() {
+    check(&[
+        ("a.weight", "F8_E4M3", &[2, 4], "fp8 by a.weight_scale"),
+        ("a.weight_scale", "F32", &[1], "of a.weight"),
+        ("a.scale", "F32", &[1], "plain"),
+        ("a.zero_offset", "BF16", &[], "plain"),
+        // Of these names it may change the formula.
+        ("global.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("global.weight_scale", "F32", &[1], "of global.weight"),
+        ("global.global_scale", "F32", &[1], "of global.weight"),
+        ("a.input_scale", "F32", &[1], "of a.weight"),
+        // Of this shape it may be the scales of the only block.
+        ("block.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("block.weight_scale", "F32", &[1], "of block.weight"),
+        ("block.scale", "F32", &[1, 1], "of block.weight"),
+        ("int8.weight", "I8", &[2, 4], "unknown"),
+        ("int8.weight_scale", "F32", &[2, 1], "of int8.weight"),
+        ("int8.scale", "F32", &[1], "plain"),
+        ("undeclared.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("undeclared.scale", "F32", &[1], "of undeclared.weight"),
+        ("undeclared.zero_point", "F32", &[1], "of undeclared.weight"),
+    ]);
+}
+
+#[test]
 fn packed_integers_and_what_is_beside_them_are_told_by_their_module() {
     check(&[
         ("nv.weight", "U8", &[2, 4], "unknown"),
