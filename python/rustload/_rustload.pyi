@@ -36,6 +36,7 @@ __all__ = [
     "cuda_info",
     "direct_upload_bytes",
     "end_upload_workers",
+    "finish_publication",
     "is_cancelled",
     "machine",
     "memory",
@@ -1118,6 +1119,18 @@ def probe(path: str | os.PathLike[str], *, io: str, measure: bool) -> dict[str, 
     Raises:
         OSError: The file cannot be read.
         FormatError: It is not a regular file.
+    """
+
+def finish_publication(path: str) -> None:
+    """Finishes or takes back what a killed writer has begun to move to its target.
+
+    Nothing is replaced that the writer could not. If the target is gone, there is nothing to do.
+
+    Args:
+        path: The hidden folder of the writer.
+
+    Raises:
+        OSError: Another writer has the target, or the system refuses.
     """
 
 class _Request(Protocol):

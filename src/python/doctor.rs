@@ -10,7 +10,7 @@ use super::run;
 use crate::bytes::{Io, Probe};
 use crate::kernel::Level;
 use crate::stream::allocate_aligned;
-use crate::{memory, parallel};
+use crate::{memory, parallel, write};
 
 /// How a file would be read, and why.
 #[pyfunction]
@@ -52,4 +52,10 @@ pub(crate) fn machine(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     out.set_item("threads", parallel::cores())?;
     out.set_item("huge_pages", memory::huge_pages())?;
     Ok(out)
+}
+
+/// Finishes or takes back what a killed writer has begun to publish, given its hidden folder.
+#[pyfunction]
+pub(crate) fn finish_publication(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    run::detached(py, || write::finish_publication(&path))
 }

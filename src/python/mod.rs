@@ -47,7 +47,7 @@ mod _rustload {
     #[pymodule_export]
     use super::cuda::{Upload, cast_rate, cuda_info, direct_upload_bytes, end_upload_workers, upload};
     #[pymodule_export]
-    use super::doctor::{machine, probe};
+    use super::doctor::{finish_publication, machine, probe};
     #[pymodule_export]
     use super::extra::check_sparse;
     #[pymodule_export]

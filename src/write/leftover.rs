@@ -28,3 +28,25 @@ pub(super) fn lock_target(anchor: &Path, target: &Path) -> Result<TargetLock> {
     }
     Ok(lock)
 }
+
+/// Finishes or takes back what a killed writer has begun to publish, given its hidden folder. If its target is gone, there is nothing
+/// to do. Fails if another writer has the target.
+#[cfg(feature = "python")]
+pub(crate) fn finish_publication(outer: &Path) -> Result<()> {
+    let failed = |error| Error::io(error, outer.to_owned());
+    let outer = std::path::absolute(outer).map_err(failed)?;
+    let above = folder_of(&outer);
+    let is_for = |anchor: &Path| ENDS.iter().any(|end| hidden_name(anchor, end) == outer);
+    // Inside its target it has the name of that.
+    let inside = above.join(above.file_name().unwrap_or("folder".as_ref()));
+    if is_for(&inside) {
+        drop(lock_target(&inside, above)?);
+    }
+    for entry in fs::read_dir(above).map_err(failed)? {
+        let target = entry.map_err(failed)?.path();
+        if target.is_dir() && is_for(&target) {
+            drop(lock_target(&target, &target)?);
+        }
+    }
+    Ok(())
+}

@@ -42,6 +42,8 @@ use tensors::Pass;
 
 pub use crate::container::safetensors::Declaration;
 pub use folder::{FolderOptions, write_folder};
+#[cfg(feature = "python")]
+pub(crate) use leftover::finish_publication;
 pub use plan::{FolderPlan, SafetensorsFile, WrittenFile};
 pub use progress::{Progress, Step};
 #[cfg(feature = "python")]

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_UNUSED = {
+    "resume": "the same call with resume=True continues; --clean removes it",
+    "publication": "not all of its files are in their folder; the next call for that, or --clean, moves the others",
+}
+"""What is said of leftovers that no writer holds."""
+
 PROBED_FILES_MAX = 4
 """The most files of a checkpoint whose read rate is measured."""
 
@@ -138,8 +144,8 @@ def _show_left(page: Page, left: list[Leftover]) -> None:
         )
         if one.removed:
             state = "removed"
-        elif state is None and one.kind == "resume":
-            state = "the same call with resume=True continues; --clean removes it"
+        elif state is None:
+            state = _UNUSED.get(one.kind)
         page.field("is", f"{format_bytes(one.nbytes)}; {state or 'in no use; --clean removes it'}")
 
 

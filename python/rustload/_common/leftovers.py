@@ -9,14 +9,20 @@ import re
 import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
+from rustload import _rustload
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Leftover", "leftovers"]
 
-_PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
+_PART = re.compile(r"\.(?P<name>.+?)(?P<tag>\.[0-9a-f]{16})?\.part")
 _RESUME = re.compile(r"\.(?P<name>.+)\.resume")
 _LOCK = re.compile(r"\.(?P<name>.+\.safetensors)\.lock")
+_TOKEN = re.compile(rb"[0-9a-f]{16}")
+"""What a file named `token` has in a staged folder."""
+_STEPS = "publish"
+"""The file of a staged folder whose files a writer has begun to move to the target."""
 _PLAN = b"rustload resume "
 """How a file named `plan` begins in a folder that is kept to be resumed."""
 
@@ -26,7 +32,7 @@ class Leftover(NamedTuple):
 
     Attributes:
         path: Where it is.
-        kind: "lock", "part" or "resume".
+        kind: "lock", "part", "resume", or "publication": one of the latter two whose files a writer has begun to move.
         nbytes: Its size, or that of what is in it.
         held: Whether a writer has its target now; None if the file system does not say.
         removed: Whether it was removed.
@@ -44,7 +50,8 @@ def leftovers(path: str, *, remove: bool) -> list[Leftover]:
 
     Args:
         path: The folder or file.
-        remove: Whether to remove what no writer holds. What is kept to be resumed is removed, too.
+        remove: Whether to remove what no writer holds. What is kept to be resumed is removed, too. A publication is completed
+            before, or undone where a file of others has a name that it needs.
     """
     whole = os.path.abspath(path)
     above, name = os.path.split(whole)
@@ -59,18 +66,23 @@ def _in(folder: str, only: str | None) -> Iterator[tuple[str, str, str, str]]:
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(folder)):
             for kind, pattern in (("part", _PART), ("resume", _RESUME), ("lock", _LOCK)):
-                match = pattern.fullmatch(entry)
-                if match and only in (None, match["name"]) and _is_ours(os.path.join(folder, entry), kind):
-                    yield folder, entry, kind, match["name"]
+                match, path = pattern.fullmatch(entry), os.path.join(folder, entry)
+                if match and only in (None, match["name"]) and _is_ours(path, kind, match):
+                    is_publication = os.path.isfile(os.path.join(path, _STEPS))
+                    yield folder, entry, "publication" if is_publication else kind, match["name"]
 
 
-def _is_ours(path: str, kind: str) -> bool:
+def _is_ours(path: str, kind: str, match: re.Match[str]) -> bool:
     """Whether this user's writer can have made it."""
     try:
         if os.lstat(path).st_uid != os.geteuid() or os.path.islink(path):
             return False
         if kind == "lock":
             return os.path.getsize(path) == 0
+        if kind == "part" and not match["tag"]:
+            # Other programs have files of such names.
+            with open(os.path.join(path, "token"), "rb") as token:
+                return _TOKEN.fullmatch(token.read(20)) is not None
         if kind == "resume":
             with open(os.path.join(path, "plan"), "rb") as plan:
                 return plan.read(len(_PLAN)) == _PLAN
@@ -82,9 +94,19 @@ def _is_ours(path: str, kind: str) -> bool:
 def _examine(folder: str, entry: str, kind: str, target: str, *, remove: bool) -> Leftover:
     path, lock = (os.path.join(folder, name) for name in (entry, f".{target}.lock"))
     nbytes = _size(path)
+    is_settled = not remove or kind != "publication" or _settled(path)
     with _locked(lock, make=remove) as held:
-        removed = remove and held is False and _removed(path)
+        removed = remove and held is False and is_settled and _removed(path)
     return Leftover(path, kind, nbytes, held, removed)
+
+
+def _settled(path: str) -> bool:
+    """Completes or undoes a publication; whether that was possible."""
+    try:
+        _rustload.finish_publication(path)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -106,7 +128,7 @@ def _locked(lock: str, *, make: bool) -> Iterator[bool | None]:
     except OSError:
         yield None
     else:
-        # Whoever had it before may have removed it, and another writer have a new one.
+        # The holder before may have removed it, and another writer have a new one.
         is_same = os.path.samestat(os.fstat(descriptor), os.lstat(lock)) if os.path.lexists(lock) else False
         yield False if is_same else None
         if make and is_same:
