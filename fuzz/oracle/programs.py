@@ -26,16 +26,18 @@ class Program:
         self.rng, self.memo = rng, 0
         self.has_storages = has_storages
         """Whether it is for an archive, which has storages for persistent ids."""
-        self.noise = rng.choice(NOISES)
-        """How much of it is no honest checkpoint's: none, a part of some value, or most of it."""
+        self.noise, self.left = rng.choice(NOISES)
+        """How much of it is no honest checkpoint's: the share of places, and how many at most."""
 
     def odd(self, share: float = 1.0) -> bool:
         """Whether to leave the honest form here, as a share of the places does in the noisiest programs."""
-        return self.rng.random() < share * self.noise
+        is_odd = self.left > 0 and self.rng.random() < share * self.noise
+        self.left -= is_odd
+        return is_odd
 
     def value(self, depth: int = 3) -> bytes:
         """The opcodes of one value."""
-        kinds = (HONEST_LEAVES, HONEST, LEAVES, KINDS)[2 * self.odd() + (depth > 0)]
+        kinds = (HONEST_LEAVES, HONEST, LEAVES, KINDS)[2 * self.odd(0.3) + (depth > 0)]
         made = self.rng.choice(kinds)(self, depth - 1)
         if self.rng.random() < 0.25:
             made += asm.put(self.memo)
@@ -187,6 +189,10 @@ class Program:
             case _:
                 return asm.call("torch.Size", asm.ints(2, 3))
 
+    def function(self, depth: int) -> bytes:
+        """A function of the table that is not called: a call of it by what holds it is one too many."""
+        return asm.name(self.rng.choice(FUNCTIONS))
+
     def tensor(self) -> bytes:
         """A tensor of six floats."""
         return asm.tensor(on=self.storage())
@@ -236,16 +242,22 @@ class Program:
     def state(self, row: table.Row, depth: int) -> bytes:
         """A state of the schema of a row, or nearly."""
         rng = self.rng
-        if row.state is None or self.odd(0.05):
-            names = rng.choices(ATTRIBUTES if rng.random() < 0.7 else HIDING, k=rng.randrange(1, 4))
-            return asm.mapped(*((asm.text(name), self.value(depth)) for name in names))
-        return self.schema(row.state, depth)
+        if row.state is not None and not self.odd(0.3):
+            return self.schema(row.state, depth)
+        names = rng.choices(rng.choice((ATTRIBUTES, HIDING, HIDING[:1])), k=rng.randrange(1, 4))
+        odd = asm.mapped(
+            *((asm.text(name), rng.choice((self.function, self.value))(depth)) for name in names)
+        )
+        if rng.random() < 0.5:
+            return odd
+        # Behind a state that hides an attribute, one that a reader may give to what it finds there.
+        return odd + b"b" + (self.schema(row.state, depth) if row.state else self.tuple(depth))
 
     def schema(self, node: table.Node, depth: int) -> bytes:
         """A value of a schema; seldom another one in the place of a part of it."""
         rng, parts = self.rng, node.parts
-        if self.odd(0.015):
-            return rng.choice((self.value, self.fetched, self.object))(depth - 1)
+        if self.odd(0.05):
+            return rng.choice((self.value, self.fetched, self.object, self.function))(depth - 1)
         match node.tag:
             case "union":
                 return self.schema(rng.choice(parts), depth)
@@ -393,7 +405,10 @@ class Program:
         return asm.persistent(*items)
 
 
-NOISES = (0.0, 0.0, 0.05, 0.05, 0.3, 1.0)
+NOISES = ((0.0, 0), (0.3, 1), (0.3, 1), (0.3, 2), (0.3, 1 << 30), (1.0, 1 << 30))
+FUNCTIONS = [
+    row.dotted for row in table.ROWS if row.name.startswith("_rebuild_") and row.module == "torch._utils"
+]
 HONEST_LEAVES: tuple[Callable[[Program, int], bytes], ...] = (
     Program.text, Program.number, Program.constant, Program.fetched, Program.payload,
 )  # fmt: skip
