@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import os
 import random
 import signal
@@ -127,9 +128,8 @@ def test_a_replaced_folder_keeps_mode_owner_and_group(mode: int, place: str, tmp
     assert value_of(path) == 1
 
 
-def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    save(path, 0)
+def set_list(path: Path, kind: str) -> None:
+    """Sets an access control list of a folder; skips the test where there are none."""
     # version, and entries of tag, permissions, id: user::rwx user:1234:rwx group::r-x mask::rwx other::---
     entries = [(1, 7, -1), (2, 7, 1234), (4, 5, -1), (16, 7, -1), (32, 0, -1)]
     acl = b"\2\0\0\0" + b"".join(
@@ -137,11 +137,17 @@ def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path: Path) -> Non
         for tag, bits, user in entries
     )
     try:
-        os.setxattr(path, "system.posix_acl_access", acl)
-        os.setxattr(path, "system.posix_acl_default", acl)
-        os.setxattr(path, "user.note", b"kept")
+        os.setxattr(path, f"system.posix_acl_{kind}", acl)
     except OSError as error:
         pytest.skip(f"no access control lists here: {error}")
+
+
+def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(path, 0)
+    for kind in ("access", "default"):
+        set_list(path, kind)
+    os.setxattr(path, "user.note", b"kept")
     before = {name: os.getxattr(path, name) for name in os.listxattr(path)}
     inode = path.stat().st_ino
     save(path, 1)
@@ -149,6 +155,14 @@ def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path: Path) -> Non
     assert stat.S_IMODE(path.stat().st_mode) == 0o770
     assert path.stat().st_ino != inode
     assert value_of(path) == 1
+
+
+def test_a_replaced_folder_gets_no_list_of_its_parent(tmp_path: Path) -> None:
+    save(tmp_path / "model", 0)
+    set_list(tmp_path, "default")
+    save(tmp_path / "model", 1)
+    assert os.listxattr(tmp_path / "model") == []
+    assert value_of(tmp_path / "model") == 1
 
 
 def test_a_new_folder_follows_the_umask_and_its_parent(tmp_path: Path) -> None:
@@ -306,6 +320,23 @@ def test_a_failed_publication_goes_on_when_the_call_is_repeated(tmp_path: Path) 
     assert value_of(path) == 7
     assert (path / "config.json").read_text() == "made meanwhile"
     assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("owner", [0, NOBODY])
+def test_a_publication_that_another_user_has_noted_is_not_finished(owner: int, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    path, outer = tmp_path / "model", tmp_path / ".model.part"
+    save(path, 0)
+    (path / "config.json").write_text("kept")
+    outer.mkdir()
+    removed = ["config.json", (path / "config.json").stat().st_ino]
+    (outer / "publish").write_text(json.dumps({"folder": None, "add": [], "remove": [removed]}) + "\n")
+    os.chown(outer, owner, -1)
+    save(path, 1)
+    assert (path / "config.json").exists() == (owner == NOBODY)
+    assert value_of(path) == 1
+    assert names(tmp_path) == ["model"]
 
 
 HOLDS = """

@@ -252,6 +252,16 @@ def test_an_honest_archive_is_inert_but_for_the_class_that_its_configuration_nam
     assert (allowed.verdict, allowed.passes) == ("inert", True), allowed.findings
 
 
+def test_a_configuration_of_more_than_a_mib_is_unscanned(tmp_path: Path) -> None:
+    members = {
+        "model_weights.ckpt": saved(STATE),
+        "more.yaml": b"#" * (1 << 20) + b"\n_target_: os.system\n",
+    }
+    report = rustload.scan(write(tmp_path / "model.nemo", nemo(members)))
+    assert not report.complete
+    assert report.verdict != "inert"
+
+
 def test_a_member_is_a_view_of_the_archive(tmp_path: Path) -> None:
     path = write(tmp_path / "model.nemo", one(tmp_path))
     ckpt = rustload.open(path, framework="numpy")
