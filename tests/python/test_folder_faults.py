@@ -419,8 +419,8 @@ def test_copied_files_are_those_of_the_folder(tmp_path: Path) -> None:
     (source / "same.json").symlink_to("config.json")
     rustload.convert(source, tmp_path / "one", copy_others=True)
     assert names(tmp_path / "one") == ["config.json", "model.safetensors", "same.json"]
-    (tmp_path / "secret").write_text("not of the folder")
-    (source / "notes.txt").symlink_to("../secret")
+    (tmp_path / "source-secret").write_text("not of the folder")
+    (source / "notes.txt").symlink_to("../source-secret")
     with pytest.raises(ValueError, match="outside of the folder"):
         rustload.convert(source, tmp_path / "two", copy_others=True)
     assert not (tmp_path / "two").exists()

@@ -874,3 +874,22 @@ def test_a_file_of_joblib_with_arrays_of_numbers_is_inert(
     joblib.dump(arrays, path, compress=compress, protocol=protocol)
     report = rustload.scan(path)
     assert (report.verdict, report.complete) == ("inert", True), str(report)
+
+
+FROM_TYPE = b"ctorch._tensor\n_rebuild_from_type_v2\n"
+TENSOR = b"ctorch\nTensor\n"
+PARAMETER = b"ctorch.nn.parameter\nParameter\n)\x81q\x00"
+UNPROVEN = {
+    "a function calls itself, and so any other one": b"%b(%b%b(cbuiltins\nbytearray\n%b(K\x07tNtNtR."
+    % (FROM_TYPE, FROM_TYPE, TENSOR, TENSOR),
+    "a function is called as a class": b"c_codecs\nencode\n\x8c\x01a\x8c\x06latin1\x86\x81.",
+    "an object gets another class": b"cargparse\nNamespace\n)\x81}\x8c\x09__class__K\x01sb.",
+    "a set gets an item that is no key": b"cbuiltins\nset\n)R(cargparse\nNamespace\n)\x81\x90.",
+    "a parameter gets a state after a callee has looked at it": PARAMETER
+    + b"ctorch._utils\n_rebuild_parameter\n(h\x00\x89ccollections\nOrderedDict\n)RtR0(\x88\x88Ntb.",
+}
+
+
+@pytest.mark.parametrize("what", UNPROVEN)
+def test_what_no_row_states_is_not_inert(what: str) -> None:
+    assert rustload.scan(b"\x80\x04" + UNPROVEN[what]).verdict == "unknown"
