@@ -392,80 +392,12 @@ fn a_bare_storage_is_a_tensor_of_one_dimension() {
 }
 
 #[test]
-fn z35_z37_deflated_members_are_inflated() {
-    let built = archive(w).deflated("data.pkl").deflated("data/0").descriptors();
-    let checkpoint = opened(built.bytes());
-    assert_eq!(bytes_of(&checkpoint, "tensor"), six());
-    let view = rustload::Request::new().copy(false);
-    let error = checkpoint.tensor("tensor").unwrap().materialize(&view).unwrap_err();
-    assert_eq!(error.code(), rustload::Code::RecordCompressed);
-}
-
-#[test]
 fn z34b_an_archive_without_checksums_opens_with_a_note() {
     let checkpoint = opened(archive(w).no_checksums().bytes());
     assert!(checkpoint.notes().iter().any(|note| note.contains("checksum")), "{:?}", checkpoint.notes());
     let options = rustload::Options::new().verify(true);
     let bytes = archive(w).no_checksums().bytes();
     rustload::Checkpoint::from_bytes(std::sync::Arc::new(bytes), options).unwrap();
-}
-
-#[test]
-fn z34_a_storages_checksum_is_checked_on_request() {
-    let bytes = archive(w).wrong_crc("data/0").bytes();
-    assert_eq!(bytes_of(&opened(bytes.clone()), "tensor"), six());
-    let options = rustload::Options::new().verify(true);
-    let error = rustload::Checkpoint::from_bytes(std::sync::Arc::new(bytes), options).unwrap_err();
-    assert_eq!(error.code(), rustload::Code::ZipCrc);
-}
-
-#[test]
-fn z44_big_endian_numbers_are_swapped() {
-    let swapped: Vec<u8> = six().chunks(4).flat_map(|float| float.iter().rev().copied()).collect();
-    let checkpoint = opened(archive(w).big_endian().replace("data/0", &swapped).bytes());
-    assert_eq!(bytes_of(&checkpoint, "tensor"), six());
-    // Without the member, the byte order is little-endian.
-    assert_eq!(bytes_of(&opened(archive(w).without("byteorder").bytes()), "tensor"), six());
-}
-
-#[test]
-fn z44_t27_real_and_imaginary_parts_are_swapped_separately() {
-    let pickle = torch_dict(&[("w", Tensor::whole(DType::C64, &[3], "0"))]);
-    let swapped: Vec<u8> = six().chunks(4).flat_map(|float| float.iter().rev().copied()).collect();
-    let checkpoint = opened(Archive::new(pickle).big_endian().storage("0", &swapped).bytes());
-    assert_eq!(bytes_of(&checkpoint, "w"), six());
-}
-
-#[test]
-fn t28_conjugates_and_negatives_are_resolved() {
-    let flagged = |flag: &'static str| {
-        let tensor = Tensor::whole(DType::C64, &[3], "0");
-        let checkpoint = opened(
-            archive(|p| {
-                p.tensor_with(&tensor, |p| {
-                    p.dict_of(|p| {
-                        p.text(flag).bool(true);
-                    });
-                });
-            })
-            .bytes(),
-        );
-        bytes_of(&checkpoint, "tensor")
-    };
-    assert_eq!(flagged("conj"), f32s(&[0.0, -1.0, 2.0, -3.0, 4.0, -5.0]));
-    assert_eq!(flagged("neg"), f32s(&[-0.0, -1.0, -2.0, -3.0, -4.0, -5.0]));
-}
-
-#[test]
-fn t29_an_unknown_property_of_a_tensor_is_refused() {
-    let built = archive(|p| {
-        p.tensor_with(&floats(&[6], "0"), |p| {
-            p.dict_of(|p| {
-                p.text("mystery").bool(true);
-            });
-        });
-    });
-    assert_eq!(crate::support::code(built.bytes()), rustload::Code::TensorMetadata);
 }
 
 #[test]

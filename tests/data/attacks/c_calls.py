@@ -174,6 +174,14 @@ calls("C16", "`_rebuild_from_type_v2` of a function that rebuilds nothing", Kept
       eval=call("torch._tensor._rebuild_from_type_v2", name("builtins.eval"), name("torch.Tensor"), many(text("0")), NONE))  # fmt: skip
 calls("C16", "", system, RUNS, "Import",
       system=call("torch._tensor._rebuild_from_type_v2", name("posix.system"), name("torch.Tensor"), ARGS, NONE))  # fmt: skip
+FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
+calls(
+    "C16",
+    "",
+    Kept(FROM_TYPE, "DisallowedCall"),
+    (),
+    itself=call(FROM_TYPE, name(FROM_TYPE), name("torch.Tensor"), many(text("1"), tensor()), NONE),
+)
 calls(
     "C17",
     "code objects, and cloudpickle's functions",
@@ -282,6 +290,11 @@ for key, junk in {"junk": text("cpu; rm"), "dict": b"}", "long": text("c" * 300)
         (),
         **{key: call("torch.device", junk)},
     )
+family("C28", "", {"honest": beside(listed(
+    call("torch.device", text("cuda:1")), call("torch.device", text("cuda"), integer(0)), call("builtins.slice", integer(0), integer(3), NONE),
+    call("builtins.bytearray", text("x"), text("latin1")), call("_codecs.encode", text("\u00ff"), text("latin1")),
+    call("collections.Counter", b"}"), name("torch.qint8"), name("torch.per_channel_symmetric"),
+))}, Opens("opens, also strictly"), options={"unknown": "error"})  # fmt: skip
 
 
 def unshadowed(ckpt) -> None:

@@ -361,7 +361,7 @@ MODULE_ID = many(text("module"), name("mine.Net"), text("net.py"), text("class N
 family("P56", "a persistent id that torch does not write", bodies(
     str=STR + b"Q", list=listed(STR) + b"Q", none=b"NQ", empty=b")Q", short=many(text("storage")) + b"Q", number=b"K\5Q",
     tensor=many(text("storage"), tensor(), text("0"), text("cpu"), integer(6)) + b"Q", six=LEGACY_ID, module=MODULE_ID,
-    float=many(number(1.0)) + b"Q",
+    float=many(number(1.0)) + b"Q", on_a_tensor=tensor((6,), on=tensor()), on_none=tensor((6,), on=NONE),
 ), persistent_id)  # fmt: skip
 family(
     "P56", "", {"five_in_legacy": lambda: legacy(pickle(named({"w": tensor(on=storage())})))}, persistent_id

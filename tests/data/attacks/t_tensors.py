@@ -136,8 +136,9 @@ def huge_overlap() -> bytes:
 family("T17", "", {"huge": huge_overlap}, Opens("opens"), "OverlappingView")
 family("T18", "a size that is a bool or a float", {
     "bool": w(tensor(many(TRUE), (1,))), "float": w(tensor(many(number(1.0)), (1,))), "stride": w(tensor((1,), many(TRUE))),
-    "offset": w(tensor((1,), (1,), TRUE)),
+    "offset": w(tensor((1,), (1,), TRUE)), "none": w(tensor(NONE, (1,))), "big": w(tensor(many(b"\x8a\x09" + b"\1" * 9), (1,))),
 }, wrong_type)  # fmt: skip
+family("T18", "", {"minus_one_of_9_bytes": w(tensor(many(b"\x8a\x09" + b"\xff" * 9), (1,)))}, shape)
 family(
     "T19",
     "sizes in a list",
@@ -154,6 +155,7 @@ ints6 = tensor((6,), on=storage("torch.IntStorage"))
 family("T20", "one storage with two dtypes", {
     "float_int": two(tensor((6,)), ints6), "float_double": two(tensor((6,)), tensor((3,), on=storage("torch.DoubleStorage", numel=3))),
     "float_byte": two(tensor((6,)), tensor((24,), on=storage("torch.ByteStorage", numel=24))),
+    "float_float8": two(tensor((6,)), tensor_v3("float8_e5m2", (24,), 24)),
 }, conflict)  # fmt: skip
 family("T20", "", {"untyped_byte": two(
     tensor_v3("uint16", (12,), 24), tensor((24,), on=storage("torch.ByteStorage", numel=24)),
@@ -263,7 +265,21 @@ family("T28", "a conjugate or negative bit", {"conj": w(tensor((2,), on=COMPLEX,
 family("T28", "", {"neg": w(tensor((6,), metadata=named({"neg": TRUE})))}, Opens("applied", negated))
 family("T28", "", {"of_a_bool": w(tensor((24,), on=storage("torch.BoolStorage", numel=24), metadata=named({"neg": TRUE})))},
        Fails("DtypeUnsupported", read, "reading"))  # fmt: skip
-family("T28", "", {"no_bool": w(tensor(metadata=named({"conj": integer(1)})))}, wrong_type)
+family("T28", "", {"of_no_bools": w(tensor((0,), on=storage("torch.BoolStorage", numel=24), metadata=named({"neg": TRUE})))},
+       Fails("DtypeUnsupported", read, "reading"))  # fmt: skip
+
+
+def rebuilt(function: str, *more: bytes) -> Callable[[], bytes]:
+    """A call of torch with these arguments after the tensor's place."""
+    return w(call(f"torch._utils.{function}", storage(), integer(0), ints(6), ints(1), *more))
+
+
+V2 = "_rebuild_tensor_v2"
+family("T28", "", {
+    "no_bool": w(tensor(metadata=named({"conj": integer(1)}))), "requires_grad": rebuilt(V2, integer(1), NONE), "fewer": rebuilt(V2, FALSE),
+    "more": rebuilt(V2, FALSE, NONE, NONE, NONE), "more_of_the_first": rebuilt("_rebuild_tensor", NONE),
+    "metadata": rebuilt(V2, FALSE, NONE, integer(3)),
+}, wrong_type)  # fmt: skip
 family(
     "T29",
     "an unknown key of a tensor's metadata",

@@ -372,6 +372,7 @@ family("Z41", "more than a million members", lambda: entries((1 << 20) + 1), Ref
 
 missing = Refused("RecordMissing")
 family("Z42", "no `version`", lambda: Zip().drop("version").bytes(), missing)
+family("Z42", "", {"hidden": lambda: Zip().rename("version", ".data/version").bytes()}, Opens("opens", six))
 
 
 def replaced(name: str, data: bytes):
@@ -380,9 +381,17 @@ def replaced(name: str, data: bytes):
 
 family("Z43", "a `version` outside 1 to 10", {
     name: replaced("version", data)
-    for name, data in {"0": b"0\n", "11": b"11\n", "minus": b"-1", "junk": b"3junk", "2_64": b"18446744073709551616", "empty": b""}.items()
+    for name, data in {
+        "0": b"0\n", "11": b"11\n", "minus": b"-1", "junk": b"3junk", "2_64": b"18446744073709551616", "empty": b"", "plus": b"+3",
+        "space": b" 3", "newline": b"\n", "newlines": b"3\n\n", "arabic": "\u0663".encode(), "long": b"1" * 1000,
+    }.items()
 }, Refused("ZipVersion"))  # fmt: skip
-family("Z44", "a `byteorder` record", {"middle": replaced("byteorder", b"middle")}, Refused("ByteOrder"))
+family("Z43", "", {"second": lambda: Zip().add(".data/version", b"11").bytes()}, Refused("ZipVersion"))
+family("Z43", "", {"1": replaced("version", b"1"), "10": replaced("version", b"10\n")}, Opens("opens", six))
+family("Z44", "a `byteorder` record", {
+    name: replaced("byteorder", data)
+    for name, data in {"middle": b"middle", "none": b"", "newline": b"little\n", "capital": b"Big", "long": b"b" * 500}.items()
+}, Refused("ByteOrder"))  # fmt: skip
 family("Z44", "", {"missing": lambda: Zip().drop("byteorder").bytes()}, Opens("read as little-endian", six))
 
 
@@ -406,7 +415,8 @@ def keyed(key: bytes | str):
 
 family("Z47", "a storage key that is not a decimal number", {
     "parent": keyed("../version"), "child": keyed("0/../1"), "empty": keyed(""), "zeros": keyed("00"), "int": keyed(b"K\0"),
-    "none": keyed(b"N"), "bytes": keyed(b"C\x010"), "word": keyed("a"),
+    "none": keyed(b"N"), "bytes": keyed(b"C\x010"), "word": keyed("a"), "minus": keyed("-0"), "plus": keyed("+1"), "before": keyed(" 0"),
+    "after": keyed("0 "), "arabic": keyed("\u0660"), "nul": keyed("0\0"), "long": keyed("1" * 1000),
 }, Refused("StorageKey"))  # fmt: skip
 family("Z48", "an archive inside the archive", {
     "call": lambda: Zip().add("inner.pt", torch_zip(EVIL)).bytes(),

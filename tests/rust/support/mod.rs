@@ -7,7 +7,7 @@ pub(crate) mod zip;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustload::{Checkpoint, Code, Error, Options, Unknown};
+use rustload::{Checkpoint, Code, Error, Options};
 
 /// Opens bytes as a checkpoint, with default options.
 pub(crate) fn open(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
@@ -17,11 +17,6 @@ pub(crate) fn open(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
 /// Opens the bytes of a valid checkpoint.
 pub(crate) fn opened(bytes: Vec<u8>) -> Checkpoint {
     open(bytes).expect("a checkpoint that opens")
-}
-
-/// Opens bytes with `unknown="error"`.
-pub(crate) fn open_strict(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
-    Checkpoint::from_bytes(Arc::new(bytes), Options::new().unknown(Unknown::Error))
 }
 
 /// The error code of opening.

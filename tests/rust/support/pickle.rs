@@ -45,14 +45,6 @@ impl Tensor {
     pub(crate) fn part(self, shape: &[i64], strides: &[i64], offset: i64) -> Tensor {
         Tensor { shape: shape.to_vec(), strides: strides.to_vec(), offset, ..self }
     }
-
-    pub(crate) fn numel(self, numel: i64) -> Tensor {
-        Tensor { numel, ..self }
-    }
-
-    pub(crate) fn key(self, key: &str) -> Tensor {
-        Tensor { key: key.to_owned(), ..self }
-    }
 }
 
 /// torch.save's storage class for this dtype; `None` if it writes an untyped storage.

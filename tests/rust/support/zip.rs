@@ -48,34 +48,14 @@ impl Archive {
         self
     }
 
-    /// As `with`, but as the first member.
-    pub(crate) fn with_first(mut self, name: &str, bytes: &[u8]) -> Archive {
-        self = self.with(name, bytes);
-        let last = self.members.pop().expect("it was just added");
-        self.members.insert(0, last);
-        self
-    }
-
     /// Adds a storage `data/key`.
     pub(crate) fn storage(self, key: &str, bytes: &[u8]) -> Archive {
         self.with(&format!("data/{key}"), bytes)
     }
 
-    pub(crate) fn without(mut self, name: &str) -> Archive {
-        let name = format!("{}/{name}", self.root);
-        self.members.retain(|member| member.name != name);
-        self
-    }
-
     /// Replaces the bytes of a member.
     pub(crate) fn replace(mut self, name: &str, bytes: &[u8]) -> Archive {
         self.member(name).bytes = bytes.to_vec();
-        self
-    }
-
-    pub(crate) fn renamed(mut self, name: &str, to: &str) -> Archive {
-        let to = format!("{}/{to}", self.root);
-        self.member(name).name = to;
         self
     }
 
@@ -95,10 +75,6 @@ impl Archive {
         self.replace("byteorder", b"big")
     }
 
-    pub(crate) fn version(self, text: &[u8]) -> Archive {
-        self.replace("version", text)
-    }
-
     /// Writes zero for every checksum, as torch does after `set_crc32_options(False)`.
     pub(crate) fn no_checksums(self) -> Archive {
         Archive { no_checksums: true, ..self }
@@ -107,15 +83,6 @@ impl Archive {
     /// Writes sizes and checksums in data descriptors, as torch does.
     pub(crate) fn descriptors(self) -> Archive {
         Archive { descriptors: true, ..self }
-    }
-
-    /// Removes the root folder from every name.
-    pub(crate) fn without_root(mut self) -> Archive {
-        let root = format!("{}/", self.root);
-        for member in &mut self.members {
-            member.name = member.name.replacen(&root, "", 1);
-        }
-        self
     }
 
     fn member(&mut self, name: &str) -> &mut Member {
