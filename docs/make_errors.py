@@ -88,7 +88,10 @@ def page() -> str:
             if found == kind:
                 out.append(f"- `{code}`: {what}{remedy(then)}\n")
     out.append(SCAN)
+    above = {code for code, *_ in codes}
     for code, (verdicts, meaning, executes) in SCAN_CODES.items():
+        if code in above and not executes:
+            continue
         note = " (note)" if verdicts == ("inert",) else " (or note)" if "inert" in verdicts else ""
         out.append(f"- `{code}`{note}: {meaning}{f' *{executes}*' if executes else ''}\n")
     return "".join(out)

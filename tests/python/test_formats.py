@@ -545,6 +545,8 @@ def value_of(cell: str) -> Any:
 
 
 MORE_NAMES = [
+    ("{None: w, True: w, 1.5: w}", "None`, `True`, `1.5"),
+    ('{("a", 1): w}', '("a", 1)'),
     ('{0: {"exp_avg": w}}', "0.exp_avg"),
     ('{b"k": w}', 'b"k"'),
     ("{torch.float32: w}", "torch.float32"),
@@ -573,6 +575,9 @@ def test_a_module_is_named_as_its_state_dict_and_the_rest_is_in_objects() -> Non
 
 
 MORE_OBJECTS = [
+    ("collections.deque([1, 2], 3)", "collections.deque([1, 2], 3)"),
+    ("w.untyped_storage()", "<LazyTensor 'tensor' uint8 [8] 8 B>"),
+    ('torch.device("cpu")', "<opaque torch.device>"),
     ("2**70", "2**70"),
     ("1 + 2j", "1 + 2j"),
     ('[b"xy", bytearray(b"x")]', '[b"xy", bytearray(b"x")]'),
