@@ -15,9 +15,9 @@ PAGE = Path(__file__).parent / "reference" / "errors.md"
 HEAD = """\
 # Errors
 
-Every error has a stable `code`; its message may change. `path`, `member` and `offset` (in bytes, of the member or the file) say
-where, if known. The next step is in italics; a note of the exception has it with the likely cause. Where there is none, the file
-is damaged or was made by hand: fetch it again, or ask its author, before you use it.
+Every error has a stable `code`; its message may change. `path`, `member` and `offset` (in bytes) say where, if known. The next
+step is in italics, and in a note of the exception with the likely cause. Without one, the file is damaged or was made by hand:
+fetch it again, or ask its author.
 
 ```python
 import rustload
