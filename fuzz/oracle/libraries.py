@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import pathlib
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fuzz.oracle import table
 from fuzz.oracle.readers import CONTENT_MAX_BYTES, CONTENTS_MAX, contents
 
 if TYPE_CHECKING:
@@ -74,7 +76,10 @@ if importlib.util.find_spec("joblib"):
 
 
 def warm_up() -> None:
-    """Loads modules that the readers import late, so that an import by a reader stands out."""
+    """Loads modules that the readers import late, so that an import by a reader stands out, and those of the table."""
+    for module in sorted({row.module for row in table.ROWS}):
+        with contextlib.suppress(ImportError):  # it is not installed, or of another version
+            importlib.import_module(module)
     if "joblib" in LIBRARY_READERS:
         import joblib
 

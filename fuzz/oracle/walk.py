@@ -11,7 +11,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from fuzz.oracle import readers, table
+from fuzz.oracle import readers
 from fuzz.oracle.watch import WATCH
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ def warm_up() -> None:
         codecs.lookup(encoding)
     for module in ("linecache", "tokenize", "traceback"):
         importlib.import_module(module)
-    for module in sorted({row.module for row in table.ROWS}):
-        with contextlib.suppress(ImportError):  # a library, or a module of another version
-            importlib.import_module(module)
     with contextlib.suppress(Exception):
         list(READERS["tarfile"](b""))
     if HAS_LIBRARIES:
