@@ -199,6 +199,17 @@ def test_a_key_that_is_described_in_two_ways_is_refused(name: str, use: str) -> 
     )
 
 
+def test_packed_integers_on_a_view_are_refused() -> None:
+    params = (torch.per_channel_affine_float_qparams, [1.0, 1.0], [0.0, 0.0], 0)
+    on = storage("QUInt4x2", "10", 8, ("20", 2, 4))
+    call = make_old.Call(
+        torch._utils._rebuild_qtensor, (on, 0, (2, 2), (2, 1), params, False, collections.OrderedDict())
+    )
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.torch.load(stream([call], {"10": (8, bytes(8))}))
+    assert caught.value.code == "PersistentId"
+
+
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float64, torch.complex64, torch.int8])
 @pytest.mark.parametrize("name", ["Untyped", "Float"])
 def test_big_endian_numbers_of_another_width_than_their_storage_are_refused(
