@@ -251,6 +251,7 @@ mod tests {
             r#"{"as_float": "inf"}"#,
             r#"{"as_float": NaN}"#,
             r#"{"as_string_to_argument": {"a=b": {"as_none": true}}}"#,
+            r#"{"as_string_to_argument": {"__class__": {"as_none": true}}}"#,
         ] {
             assert!(oddity(&argument(value)).is_some(), "{value}");
         }
