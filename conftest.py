@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ PROJECT = {"test_bench.py", "test_gpu_bench.py", "test_pages.py", "test_peers.py
 """Files that test the project's documents and benchmarks, in `make check` alone: what `make test` tests is the product."""
 
 
+IN_A_TEST = "PYTEST_CURRENT_TEST" in os.environ
+"""Whether a test runs this pytest. That test holds the lock already, and would wait for one that waits for it."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the items; those that measure come last, so that the others seldom wait for them."""
@@ -34,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     """Outside of the time limit of pytest-timeout: it does not count the wait."""
+    if IN_A_TEST:
+        return (yield)
     with quiet.room(alone=item.get_closest_marker("quiet") is not None):
         return (yield)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import subprocess
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import quiet
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOURCE = """
 import time
@@ -88,6 +87,31 @@ def test_a_test_that_measures_is_alone_and_nobody_overtakes_it(tmp_path: Path, m
     for thread in waiting:
         thread.join()
     assert entered == ["beside", "measures", "later"]
+
+
+def test_a_pytest_that_a_test_runs_does_not_wait_for_who_waits_for_the_test() -> None:
+    def measure() -> None:
+        with quiet.room(alone=True):
+            pass
+
+    waiting = threading.Thread(target=measure)
+    waiting.start()
+    while not is_held(quiet.LOCKS / "turnstile"):
+        time.sleep(0.001)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        Path(__file__).with_name("test_touched.py"),
+    ]
+    done = subprocess.run(
+        [*command, "-k", "git_cannot_tell"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert "1 passed" in done.stdout
+    assert waiting.is_alive()
 
 
 def is_held(path: Path) -> bool:
