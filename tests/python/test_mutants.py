@@ -1,20 +1,34 @@
-"""The planted faults of `make mutants` fit the sources: each has its text in its file once."""
+"""The planted faults of `make mutants` fit the sources, and `make test` runs the tests that catch them."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_text_of_each_planted_fault_is_in_its_file_once():
+@pytest.fixture(scope="module")
+def faults() -> Any:
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "tests" / "mutants" / "run.py")
     mutants = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = mutants  # where dataclasses look for it
     spec.loader.exec_module(mutants)
-    faults = mutants.faults()
+    return mutants.faults()
+
+
+def test_the_text_of_each_planted_fault_is_in_its_file_once(faults: Any) -> None:
     assert len(faults) > 100
     for fault in faults:
         assert fault.planted((ROOT / fault.file).read_text()) != fault.original
+
+
+def test_make_test_runs_the_tests_that_faults_name(faults: Any, pytestconfig: pytest.Config) -> None:
+    [elsewhere] = [one.PROJECT for one in pytestconfig.pluginmanager.get_plugins() if hasattr(one, "PROJECT")]
+    assert elsewhere == {path.name for path in Path(__file__).parent.iterdir() if path.name in elsewhere}
+    for fault in faults:
+        assert not [file for file in elsewhere for tests in fault.tests if file in tests], fault.id
