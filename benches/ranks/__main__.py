@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="the size of the model in bfloat16")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each way; the median is shown")
     parser.add_argument("--ways", default="", help="only ways whose names contain this text")
-    parser.add_argument("--plot", type=Path, help="draws bytes per rank as this .svg and as .png beside it")
+    parser.add_argument("--plot", type=Path, help="draws bytes per rank as this .svg")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # also so that forks do not inherit a pool of threads
@@ -65,7 +65,7 @@ def main() -> None:
     if options.plot is not None:
         from benches.ranks.plot import draw
 
-        draw(curves, layers * WIDTH * WIDTH * 2 / MIB, [options.plot, options.plot.with_suffix(".png")])
+        options.plot.write_text(draw(curves, layers * WIDTH * WIDTH * 2 / MIB), encoding="utf-8")
 
 
 def row(way: str, world: int, runs: list[list[dict[str, Any]]]) -> str:
