@@ -204,7 +204,7 @@ impl Checkpoint {
 
     /// The values of a distributed checkpoint that are no tensors, in the order of its metadata; empty for other formats.
     pub(crate) fn saved_values(&self) -> &[SavedValue] {
-        let saved = self.0.shards.first().and_then(|shard| shard.index.saved.as_ref());
+        let saved = self.0.shards.first().and_then(|shard| shard.objects.saved.as_ref());
         saved.map_or(&[], |saved| saved.list())
     }
 
@@ -216,7 +216,7 @@ impl Checkpoint {
     /// Opens value number `position` of [`Checkpoint::value_names`], which is a checkpoint of its own. Fails where there is no such
     /// value, and as [`Checkpoint::from_bytes`] does.
     pub fn open_value(&self, position: usize) -> Result<Checkpoint> {
-        let saved = self.0.shards.first().and_then(|shard| shard.index.saved.as_ref());
+        let saved = self.0.shards.first().and_then(|shard| shard.objects.saved.as_ref());
         let found = saved.and_then(|saved| Some((saved, saved.list().get(position)?)));
         let (saved, value) =
             found.ok_or_else(|| Error::new(Code::Index, "the checkpoint has no value of that number"))?;
@@ -253,13 +253,13 @@ impl Checkpoint {
     /// The path and object tree of each shard; both are `None` where there is none (bytes in memory; safetensors).
     pub(crate) fn trees(&self) -> impl Iterator<Item = (Option<&FilePath>, Option<&Arc<Tree>>)> {
         let files = self.0.shards.iter().take(self.0.file_count());
-        files.map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
+        files.map(|shard| (shard.path.as_deref(), shard.objects.tree.as_ref()))
     }
 
-    /// The name of a shard that is one of several in its file; see [`Index::labelled`](crate::index::Index::labelled).
+    /// The name of a shard that is one of several in its file; see [`Contents::labelled`](crate::index::Contents::labelled).
     #[cfg(feature = "python")]
     pub(crate) fn label(&self, shard: usize) -> Option<&str> {
-        self.0.shards.get(shard)?.index.label.as_deref()
+        self.0.shards.get(shard)?.objects.label.as_deref()
     }
 
     /// The named tensors of file `shard`, in the order of [`Checkpoint::names`].

@@ -238,7 +238,7 @@ impl Checkpoint {
 
     /// Whether this is a TorchScript archive: one with a member `constants.pkl` (torch/serialization.py: `_is_torchscript_zip`).
     pub(crate) fn is_torchscript(&self) -> bool {
-        self.0.shards.iter().any(|shard| shard.index.is_torchscript)
+        self.0.shards.iter().any(|shard| shard.objects.is_torchscript)
     }
 }
 

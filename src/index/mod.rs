@@ -22,14 +22,8 @@ mod pickled;
 pub(crate) use self::formats::LEGACY_PICKLES;
 #[cfg(feature = "scan")]
 pub use self::formats::storage_itemsize;
-pub use self::formats::{SavedValue, SavedValues, read, read_pickle};
-#[cfg(feature = "scan")]
-pub use self::model::ChunkItem;
-pub use self::model::{
-    Along, ChunkBytes, ChunkPart, Chunks, Component, Deflated, Entry, Extra, Index, Location, OpaqueClass,
-    Options, Packed, Part, Path, PathStep, Placement, Quantization, RawTensor, Scale, Sizes, Sparse,
-    SparseLayout, Storage, StorageBytes, Tensor, TensorPart, Unknown,
-};
+pub use self::formats::{Contents, Objects, SavedValue, SavedValues, read, read_pickle};
+pub use self::model::*;
 pub use self::pickled::globals;
 pub use self::pickled::{DictKind, Object, Tree};
 #[cfg(feature = "scan")]

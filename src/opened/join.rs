@@ -43,7 +43,8 @@ type Id = (u32, u32);
 
 /// Joins the parts in these files; `None` where there are none. Fails where parts of one name are not one tensor.
 pub(super) fn join(shards: &[Shard], options: &Options) -> Result<Option<(Index, Joins)>> {
-    let Some(first) = shards.first().filter(|_| shards.iter().any(|shard| shard.index.has_parts())) else {
+    let Some(first) = shards.first().filter(|_| shards.iter().any(|shard| !shard.index.parts.is_empty()))
+    else {
         return Ok(None);
     };
     let mut joins = Joins {
@@ -105,7 +106,7 @@ pub(super) fn join(shards: &[Shard], options: &Options) -> Result<Option<(Index,
         let number = match by_parts.get(&key) {
             Some(&number) => number,
             None => {
-                let number = joined.join(shape, &parts, options).map_err(in_context)?;
+                let number = joined.join(shape, &parts).map_err(in_context)?;
                 joins.first_files.push(ids[0].0);
                 by_parts.insert(key, number);
                 number

@@ -19,7 +19,7 @@ pub(crate) use self::schemes::{Role, Scheme, is_narrow};
 use crate::bytes::{self, FileStamp, ReadFolder, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result, ResultExt};
-use crate::index::{self, Index, Options, Path, Storage, Tree};
+use crate::index::{self, Contents, Index, Objects, Options, Path, Storage, Tree};
 use crate::limits::Limits;
 use crate::parallel;
 use crate::text::into_printable;
@@ -68,14 +68,21 @@ pub(crate) struct Shard {
     /// Whether the file holds others before it.
     pub(crate) is_inner: bool,
     pub(crate) index: Index,
+    pub(crate) objects: Objects,
 }
 
 impl Shard {
     /// The checkpoints in file number `file`.
-    fn all(path: Option<PathBuf>, file: usize, mut index: Index) -> impl Iterator<Item = Shard> {
-        let inner = std::mem::take(&mut index.inner);
-        let all = std::iter::once((false, index)).chain(inner.into_iter().map(|inner| (true, inner)));
-        all.map(move |(is_inner, index)| Shard { path: path.clone(), file, is_inner, index })
+    fn all(path: Option<PathBuf>, file: usize, mut contents: Contents) -> impl Iterator<Item = Shard> {
+        let inner = std::mem::take(&mut contents.inner);
+        let all = std::iter::once((false, contents)).chain(inner.into_iter().map(|inner| (true, inner)));
+        all.map(move |(is_inner, Contents { index, objects, .. })| Shard {
+            path: path.clone(),
+            file,
+            is_inner,
+            index,
+            objects,
+        })
     }
 }
 
@@ -95,7 +102,7 @@ impl Opened {
         let open = |path: &PathBuf| Ok((path.clone(), Source::open_with(path, options.io)?));
         let shards = read_all(&resolved.files, 1, &options, open)?;
         if shards.len() > 1 || resolved.index.is_some() {
-            let files = shards.iter().filter_map(|(_, index)| index.source.file_stamp());
+            let files = shards.iter().filter_map(|(_, contents)| contents.index.source.file_stamp());
             check_unchanged(files.chain(resolved.index.clone()))?;
         }
         let mut opened = Opened::of_files(shards, resolved, options)?;
@@ -118,14 +125,14 @@ impl Opened {
 
     /// The checkpoint that these shards are; the files of `resolved` are those that they were read from.
     fn of_files<File>(
-        shards: Vec<(PathBuf, Index)>,
+        shards: Vec<(PathBuf, Contents)>,
         resolved: shards::Shards<File>,
         options: Options,
     ) -> Result<Opened> {
         let mut notes = resolved.notes;
-        notes.extend(shards.iter().filter_map(|(_, index)| index.source.note()));
+        notes.extend(shards.iter().filter_map(|(_, contents)| contents.index.source.note()));
         let shards = shards.into_iter().enumerate();
-        let shards = shards.flat_map(|(file, (path, index))| Shard::all(Some(path), file, index));
+        let shards = shards.flat_map(|(file, (path, contents))| Shard::all(Some(path), file, contents));
         let mut opened = Opened::new(shards.collect(), options);
         (opened.metadata, opened.notes) =
             (resolved.metadata, notes.into_iter().map(into_printable).collect());
@@ -140,16 +147,16 @@ impl Opened {
     pub(crate) fn open_at(path: &FilePath, start: u64, options: Options) -> Result<Opened> {
         let file = Source::open(path)?;
         let source = file.window(start, file.len().saturating_sub(start))?;
-        let index = read(&source, &options)?;
-        let mut opened = Opened::new(Shard::all(Some(path.to_owned()), 0, index).collect(), options);
+        let contents = read(&source, &options)?;
+        let mut opened = Opened::new(Shard::all(Some(path.to_owned()), 0, contents).collect(), options);
         opened.merge(None)?;
         Ok(opened)
     }
 
     /// See `Checkpoint::from_source`.
     pub(crate) fn from_source(source: &Source, options: Options) -> Result<Opened> {
-        let index = read(source, &options)?;
-        let mut opened = Opened::new(Shard::all(None, 0, index).collect(), options);
+        let contents = read(source, &options)?;
+        let mut opened = Opened::new(Shard::all(None, 0, contents).collect(), options);
         opened.merge(None)?;
         Ok(opened)
     }
@@ -182,7 +189,7 @@ impl Opened {
             shard.index.metadata.retain(|(key, _)| !index::is_sharding_key(key));
         }
         let file = self.shards.len();
-        self.shards.push(Shard { path: None, file, is_inner: false, index });
+        self.shards.push(Shard { path: None, file, is_inner: false, index, objects: Objects::default() });
         self.joins = Some(joins);
         Ok(())
     }
@@ -348,7 +355,7 @@ impl Opened {
 
     /// A file's object tree; `None` for safetensors.
     pub(crate) fn tree(&self, shard: u32) -> Option<&Tree> {
-        self.index(shard).tree.as_deref()
+        self.shards[shard as usize].objects.tree.as_deref()
     }
 
     pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {
@@ -387,11 +394,11 @@ impl Opened {
 }
 
 /// Bytes of the names, opaque classes and their paths in an index, each of which a small file can make large.
-fn text_bytes(index: &Index) -> u64 {
+fn text_bytes(Contents { index, inner, .. }: &Contents) -> u64 {
     let names = index.entries.iter().map(|entry| entry.name.len());
     let classes =
         index.opaque.iter().map(|class| class.class.len() + class.at.iter().map(String::len).sum::<usize>());
-    let inner = index.inner.iter().map(text_bytes).fold(0, u64::saturating_add);
+    let inner = inner.iter().map(text_bytes).fold(0, u64::saturating_add);
     names.chain(classes).fold(inner, |bytes, len| bytes.saturating_add(len as u64))
 }
 
@@ -401,19 +408,19 @@ fn read_all<File: Sync>(
     at_once: usize,
     options: &Options,
     open: impl Fn(&File) -> Result<(PathBuf, Source)> + Sync,
-) -> Result<Vec<(PathBuf, Index)>> {
+) -> Result<Vec<(PathBuf, Contents)>> {
     let bytes = AtomicU64::new(0);
-    let read = |(), (file, out): (&File, &mut Option<(PathBuf, Index)>)| {
+    let read = |(), (file, out): (&File, &mut Option<(PathBuf, Contents)>)| {
         options.cancel.check()?;
         let (path, source) = open(file)?;
-        let index = read(&source, options).in_file(&path)?;
-        let own = text_bytes(&index);
+        let contents = read(&source, options).in_file(&path)?;
+        let own = text_bytes(&contents);
         let all = bytes.fetch_add(own, Ordering::Relaxed).saturating_add(own);
         Limits::check("name_bytes_total", options.limits.name_bytes_total, all).in_file(&path)?;
-        *out = Some((path, index));
+        *out = Some((path, contents));
         Ok(())
     };
-    let mut shards: Vec<Option<(PathBuf, Index)>> = files.iter().map(|_| None).collect();
+    let mut shards: Vec<Option<(PathBuf, Contents)>> = files.iter().map(|_| None).collect();
     let items = files.iter().zip(&mut shards);
     parallel::for_each(at_once.min(files.len()), items, || (), |&mut state, item| read(state, item))?;
     Ok(shards.into_iter().flatten().collect())
@@ -434,7 +441,7 @@ fn check_unchanged(opened: impl Iterator<Item = FileStamp>) -> Result<()> {
     Ok(())
 }
 
-fn read(source: &Source, options: &Options) -> Result<Index> {
+fn read(source: &Source, options: &Options) -> Result<Contents> {
     index::read(source, options).map_err(|error| source.locate_error(error))
 }
 

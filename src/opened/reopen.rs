@@ -34,7 +34,7 @@ impl Opened {
         let mut stamps = Vec::new();
         for shard in self.shards.iter().filter(|shard| shard.path.is_some() && !shard.is_inner) {
             stamps.extend(shard.index.source.file_stamp());
-            if let Some(saved) = &shard.index.saved {
+            if let Some(saved) = &shard.objects.saved {
                 stamps.extend(saved.file_stamps()?);
             }
         }

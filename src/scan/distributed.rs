@@ -50,8 +50,8 @@ fn read(metadata: Result<Source>, options: &Options) -> Result<HashMap<PathBuf, 
     let strict = index::Options { limits, cancel, ..index::Options::default() };
     let mut files: HashMap<PathBuf, Vec<Region>> = HashMap::new();
     match metadata.and_then(|source| index::read(&source, &strict)) {
-        Ok(index) if index.format == Format::TorchDcp => {
-            for item in index.items() {
+        Ok(read) if read.index.format == Format::TorchDcp => {
+            for item in read.items() {
                 let ChunkItem::File(path, region) = item else { continue };
                 files.entry(path.to_owned()).or_default().push(region);
             }

@@ -269,7 +269,7 @@ impl Scanner<'_> {
             None => index::read(visit.source, &options),
         };
         let error = match read {
-            Ok(index) => return Ok(Some(index)),
+            Ok(read) => return Ok(Some(read.index)),
             Err(error) => error,
         };
         let label = visit.label;

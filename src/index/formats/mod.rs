@@ -1,22 +1,24 @@
 //! The formats: each module reads the index of a file of one of them.
 
-pub(super) mod dcp;
+mod contents;
+mod dcp;
 mod nemo;
 mod numpy_files;
 mod pickle;
 mod safetensors;
-pub(super) mod torch;
+mod torch;
 mod torch_export;
-pub(super) mod torch_legacy;
+mod torch_legacy;
 mod torch_tar;
 
+pub use self::contents::{Contents, Objects};
 pub use self::dcp::{SavedValue, SavedValues};
 pub use self::pickle::read_pickle;
 #[cfg(feature = "scan")]
-pub(crate) use self::torch_legacy::PICKLES as LEGACY_PICKLES;
-#[cfg(feature = "scan")]
 pub use self::torch_tar::storage_itemsize;
 use super::model::{Index, Options};
+#[cfg(feature = "scan")]
+pub(crate) use super::pickled::legacy::PICKLES as LEGACY_PICKLES;
 use crate::bytes::Source;
 use crate::container::tar;
 use crate::container::zip::{Archive, Trailing};
@@ -24,25 +26,26 @@ use crate::container::{Format, sniff};
 use crate::error::Result;
 
 /// Reads the index of one file. Its format is detected by its first bytes.
-pub fn read(source: &Source, options: &Options) -> Result<Index> {
+pub fn read(source: &Source, options: &Options) -> Result<Contents> {
     // Checksums of storages are verified by reading them.
     let _limit = (!options.verify).then(|| source.limit_requests(&options.limits));
     if numpy_files::is_empty_npz(source)? {
-        return Ok(Index::empty(Format::Npz, source));
+        return Ok(Index::empty(Format::Npz, source).into());
     }
     match sniff(source)? {
-        Format::Safetensors => safetensors::read(source, options),
+        Format::Safetensors => safetensors::read(source, options).map(Contents::from),
         Format::Zip | Format::Npz | Format::TorchExport => {
             let trailing = if options.ignore_trailing { Trailing::Ignore } else { Trailing::Error };
             let archive = Archive::open(source, &options.limits, trailing)?;
-            let read = match () {
-                () if torch_export::is_export(&archive) => torch_export::read,
-                () if numpy_files::is_npz(&archive) => numpy_files::read_npz,
-                () => torch::read,
-            };
-            read(archive, options)
+            match () {
+                () if torch_export::is_export(&archive) => torch_export::read(archive, options),
+                () if numpy_files::is_npz(&archive) => {
+                    numpy_files::read_npz(archive, options).map(Contents::from)
+                }
+                () => torch::read(archive, options),
+            }
         }
-        Format::Npy => numpy_files::read_npy(source, options),
+        Format::Npy => numpy_files::read_npy(source, options).map(Contents::from),
         Format::LegacyTorch => torch_legacy::read(source, options),
         Format::Pickle | Format::TorchDcp => pickle::read(source, options),
         Format::Tar => tar_archive(source, options),
@@ -50,7 +53,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
 }
 
 /// Reads a tar archive: one of torch 0.1, or one that holds files of torch.
-fn tar_archive(source: &Source, options: &Options) -> Result<Index> {
+fn tar_archive(source: &Source, options: &Options) -> Result<Contents> {
     let archive = tar::Archive::open(source, &options.limits, options.ignore_trailing, &options.cancel)?;
     match torch_tar::is_torch(&archive) {
         true => torch_tar::read(&archive, options),

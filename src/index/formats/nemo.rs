@@ -4,13 +4,14 @@
 //! `torch.save`; one such file for every rank of model parallelism, in folders (`mp_rank_00`); or the folder `model_weights` of a
 //! distributed checkpoint. Refuses archives without any of these, and tar archives inside the archive. Nothing is extracted.
 
+use super::contents::Contents;
 use super::{dcp, torch_legacy};
 use crate::bytes::Source;
 use crate::container::tar::{Archive, Member};
 use crate::container::zip;
 use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Result, ResultExt};
-use crate::index::model::{Index, Options};
+use crate::index::model::Options;
 use crate::limits::Limits;
 use crate::pickle;
 
@@ -23,7 +24,7 @@ const METADATA: &str = ".metadata";
 const NAMED_MAX: usize = 5;
 
 /// Reads the torch files in an archive. Where there are several, each has the name of its folder before the names of its tensors.
-pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
+pub(super) fn read(archive: &Archive, options: &Options) -> Result<Contents> {
     let is_weights = |member: &&Member| matches!(split(member.name()).1, WEIGHTS | METADATA);
     let found: Vec<&Member> = archive.members().iter().filter(is_weights).collect();
     if found.len() > 1 && found.iter().any(|member| split(member.name()).1 == METADATA) {
@@ -33,12 +34,12 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
     let mut read = Vec::new();
     for member in &found {
         options.cancel.check()?;
-        let mut index = read_member(archive, member, options).in_member(member.name())?;
+        let mut contents = read_member(archive, member, options).in_member(member.name())?;
         if found.len() > 1 {
-            index = index.labelled(&label(&found, member), &options.limits)?;
+            contents = contents.labelled(&label(&found, member), &options.limits)?;
         }
-        index.end = Some(archive.end());
-        read.push(index);
+        contents.index.end = Some(archive.end());
+        read.push(contents);
     }
     let mut read = read.into_iter();
     let Some(mut first) = read.next() else { return Err(unknown(archive)) };
@@ -47,7 +48,7 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
 }
 
 /// Reads one torch file.
-fn read_member(archive: &Archive, member: &Member, options: &Options) -> Result<Index> {
+fn read_member(archive: &Archive, member: &Member, options: &Options) -> Result<Contents> {
     let source = archive.window(member)?;
     if split(member.name()).1 == METADATA {
         return distributed(archive, member, &source, options);
@@ -66,7 +67,7 @@ fn read_member(archive: &Archive, member: &Member, options: &Options) -> Result<
 }
 
 /// Reads a distributed checkpoint, whose files are members of the metadata's folder.
-fn distributed(archive: &Archive, member: &Member, source: &Source, options: &Options) -> Result<Index> {
+fn distributed(archive: &Archive, member: &Member, source: &Source, options: &Options) -> Result<Contents> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;
     let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;

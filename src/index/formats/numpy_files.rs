@@ -14,7 +14,7 @@ use crate::container::npy::{Elements, Header};
 use crate::container::zip::{self, Archive, Member, fold_case};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
-use crate::index::model::{Entry, Index, Location, OpaqueClass, Options, Path, RawTensor, Storage, Unknown};
+use crate::index::model::{Entry, Index, Location, Options, Path, RawTensor, Storage, Unknown};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
 
@@ -181,19 +181,6 @@ impl Index {
         self.tensors.push(tensor);
         self.entries.push(Entry { name: Arc::from(name), path: Path::Name, tensor: number });
         Ok(())
-    }
-
-    /// Counts a value of this class.
-    pub(crate) fn add_opaque(&mut self, class: &str, name: &str) {
-        if !self.opaque.iter().any(|known| known.class == class) {
-            self.opaque.push(OpaqueClass { class: class.to_owned(), count: 0, at: Vec::new() });
-        }
-        if let Some(known) = self.opaque.iter_mut().find(|known| known.class == class) {
-            known.count = known.count.saturating_add(1);
-            if known.at.len() < OpaqueClass::PATHS_MAX {
-                known.at.push(name.to_owned());
-            }
-        }
     }
 }
 

@@ -2,17 +2,18 @@
 
 use std::collections::HashMap;
 
+use super::contents::Contents;
 use super::{dcp, torch_legacy};
 use crate::bytes::Source;
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
-use crate::index::model::{Index, Options};
+use crate::index::model::Options;
 use crate::index::pickled::{self, PersistentIdForm, PersistentIds};
 use crate::limits::Limits;
 use crate::pickle::{self, Pickle};
 
 /// Reads its index.
-pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
+pub(super) fn read(source: &Source, options: &Options) -> Result<Contents> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;
     let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)
@@ -38,7 +39,7 @@ fn joblib(source: &Source) -> Result<Option<Error>> {
 
 /// Reads the index of a bare pickle that was executed already and is all of `source`. A file that is the metadata of a distributed
 /// checkpoint gives the tensors of that.
-pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Index> {
+pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Contents> {
     if dcp::is_metadata(&pickle)
         && let Some(folder) = source.folder()
     {
@@ -52,5 +53,5 @@ pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result
     let ids = PersistentIds::described(PersistentIdForm::Archive, &locate);
     let mut read = pickled::read_executed(pickle, ids, HashMap::new(), options)?;
     let notes = std::mem::take(&mut read.notes);
-    read.into_index(Format::Pickle, notes, source)
+    read.into_index(Format::Pickle, notes, source).map(Contents::from)
 }

@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
+use super::contents::{Contents, Objects};
 use crate::container::Format;
 use crate::container::zip::{Archive, fold_case};
 use crate::error::{Code, Error, Result, ResultExt};
-use crate::index::model::{Index, Location, Options};
+use crate::index::model::{Location, Options};
 use crate::index::pickled;
 use crate::index::pickled::{Found, PersistentIdForm, PersistentIds, ScriptClasses, read_scripts};
 use crate::parallel::Cancel;
@@ -22,7 +23,7 @@ const CASE_SENSITIVE_NAMES: [&str; 4] = ["data.pkl", "constants.pkl", "version",
 pub(crate) const SKOPS_SCHEMA: &str = "schema.json";
 
 /// Reads the index of an opened archive.
-pub(crate) fn read(archive: Archive, options: &Options) -> Result<Index> {
+pub(crate) fn read(archive: Archive, options: &Options) -> Result<Contents> {
     let archive = Arc::new(archive);
     let root = root(&archive)?;
     let mut notes = Vec::new();
@@ -57,14 +58,14 @@ pub(crate) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let ids = PersistentIds::described(PersistentIdForm::Archive, &locate).big_endian(big_endian);
     let mut read = pickled::read_executed(pickle, ids, scripts, options).in_member(&member)?;
     notes.append(&mut read.notes);
-    let mut index = read.into_index(Format::Zip, notes, archive.source())?;
-    index.is_torchscript = is_script;
+    let (index, tree) = read.into_index(Format::Zip, notes, archive.source())?;
     if options.verify {
         for storage in &index.storages {
             storage.location.verify(&options.cancel)?;
         }
     }
-    Ok(index)
+    let objects = Objects { tree: Some(tree), is_torchscript: is_script, ..Objects::default() };
+    Ok(Contents { index, objects, inner: Vec::new() })
 }
 
 /// The root folder with its slash: that of the first member (inline_container.cc: `init`). Fails with `ZipName` where another

@@ -10,14 +10,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::torch_legacy::{pickle_end, system_notes};
+use super::contents::Contents;
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::container::tar::Archive;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
-use crate::index::model::{Flags, Index, Location, Options, RawTensor, Sizes, Storage};
+use crate::index::model::{Flags, Location, Options, RawTensor, Sizes, Storage};
 use crate::index::pickled;
+use crate::index::pickled::legacy::{pickle_end, system_notes};
 use crate::index::pickled::{
     Found, Keyed, KeyedObjects, Known, PersistentIds, SHORT_STRING_MAX_BYTES, StorageSlice, TensorClass,
     check_side_pickle, lookup,
@@ -43,7 +44,7 @@ pub(super) fn is_torch(archive: &Archive) -> bool {
 }
 
 /// Reads the index of an archive.
-pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
+pub(super) fn read(archive: &Archive, options: &Options) -> Result<Contents> {
     let mut regions = [Region::default(); 4];
     for (region, name) in regions.iter_mut().zip(MEMBERS) {
         let member = archive.find(name).ok_or_else(|| {
@@ -58,7 +59,7 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
     let [system, object, tensors, storages] = regions;
     let source = archive.source();
     let mut notes = system_info(source, system, options).in_member(SYSTEM)?;
-    let mut objects = Objects { options, found: KeyedObjects::default(), devices: HashMap::new() };
+    let mut objects = Described { options, found: KeyedObjects::default(), devices: HashMap::new() };
     notes.extend(objects.storages(Sections::new(source, storages, STORAGES, options)?).in_member(STORAGES)?);
     notes.extend(objects.tensors(Sections::new(source, tensors, TENSORS, options)?).in_member(TENSORS)?);
     Limits::check("pickle_bytes", options.limits.pickle_bytes, object.len()).in_member(OBJECT)?;
@@ -69,8 +70,9 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
         .and_then(|pickle| pickled::read_executed(pickle, ids, HashMap::new(), options))
         .in_member(OBJECT)?;
     notes.append(&mut read.notes);
-    let index = read.into_index(Format::Tar, notes, source)?;
-    Ok(Index { end: Some(archive.end()), ..index })
+    let (mut index, tree) = read.into_index(Format::Tar, notes, source)?;
+    index.end = Some(archive.end());
+    Ok((index, tree).into())
 }
 
 /// The notes about the writer's system.
@@ -82,14 +84,14 @@ fn system_info(source: &Source, member: Region, options: &Options) -> Result<Vec
 }
 
 /// The storages and tensors so far.
-struct Objects<'a> {
+struct Described<'a> {
     options: &'a Options,
     found: KeyedObjects,
     /// The names of devices, each of which many storages share.
     devices: HashMap<String, Arc<str>>,
 }
 
-impl Objects<'_> {
+impl Described<'_> {
     /// Reads the member `storages`. Returns the text of a note, if there is one.
     fn storages(&mut self, mut sections: Sections<'_>) -> Result<Option<String>> {
         let count = sections.count("storages")?;

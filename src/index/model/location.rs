@@ -1,16 +1,15 @@
 //! Where the bytes of a storage lie in its file, and how they are stored there.
 //!
-//! A reader of a format gives each storage one [`Location`]. [`Index::bytes`] resolves it to [`StorageBytes`], which name no format, so
+//! A reader of a format gives each storage one [`Location`]. [`Index::bytes`](super::Index::bytes) resolves it to [`StorageBytes`], which name no format, so
 //! nothing above the index knows which formats exist.
 
-use std::iter;
+use std::fmt;
 use std::sync::Arc;
 
-use crate::bytes::{Region, Source};
+use super::chunks::Chunks;
+use crate::bytes::{Bytes, Region, Source};
 use crate::container::zip::{Archive, Member};
 use crate::error::{Code, Error, Result};
-use crate::index::model::{Chunks, Index};
-use crate::index::pickled::Tree;
 use crate::parallel::Cancel;
 use crate::pickle::Handle;
 
@@ -21,7 +20,7 @@ pub enum Location {
     Empty,
     /// No bytes: the tensor is on the meta device, and its elements were not saved.
     Meta,
-    /// A range of [`Index::source`], as they are.
+    /// A range of [`Index::source`](super::Index::source), as they are.
     Range(Region),
     /// In a member of a zip archive, stored or deflated.
     Member {
@@ -35,7 +34,7 @@ pub enum Location {
     /// In chunks, each in a place of its own.
     Chunks(Arc<Chunks>),
     /// In the pickle itself: the bytes of this value, from this offset on.
-    Value(Handle, u64),
+    Value(Arc<dyn ValueBytes>, Handle, u64),
 }
 
 /// A storage: bytes that one or more tensors refer to. `L` is the location of its bytes, or what is known of it so far.
@@ -51,6 +50,13 @@ pub struct Storage<L = Location> {
     pub big_endian: bool,
     /// The device that it was saved from (`location` in torch); `None` where the file names none.
     pub device: Option<Arc<str>>,
+}
+
+/// The values of a pickle.
+pub trait ValueBytes: fmt::Debug + Send + Sync {
+    /// The bytes of a value: bytes, a byte array, a byte string of Python 2, or a string as latin-1; `None` for other values.
+    /// They are borrowed from the pickle, except where they have to be encoded.
+    fn bytes(self: Arc<Self>, value: Handle) -> Option<Bytes>;
 }
 
 /// The bytes of a storage.
@@ -79,6 +85,17 @@ pub struct Deflated<'a> {
     nbytes: u64,
 }
 
+impl StorageBytes<'_> {
+    /// The bytes of a chunk's storage as the file has them. Fails with `DcpChunk` where it has them in another form.
+    pub(crate) fn into_stored(self) -> Result<Source> {
+        match self {
+            StorageBytes::Stored(source) | StorageBytes::InPickle(source) => Ok(source),
+            StorageBytes::Empty => Ok(Source::memory(Arc::new([]))),
+            _ => Err(Error::new(Code::DcpChunk, "the elements of a chunk are compressed or absent")),
+        }
+    }
+}
+
 impl Deflated<'_> {
     /// Inflates them into memory, and checks their checksum.
     pub fn inflate(&self, cancel: &Cancel) -> Result<Source> {
@@ -90,7 +107,7 @@ impl Deflated<'_> {
 
 impl Location {
     /// The member of a zip archive and its number; `None` elsewhere.
-    fn member(&self) -> Option<(&Arc<Archive>, usize)> {
+    pub(super) fn member(&self) -> Option<(&Arc<Archive>, usize)> {
         match self {
             Location::Member { archive, number, .. } => Some((archive, usize::try_from(*number).ok()?)),
             _ => None,
@@ -106,13 +123,8 @@ impl Location {
         }
     }
 
-    /// See [`Index::bytes`]. `source` and `tree` are those of the index, and `nbytes` is the size of the storage.
-    pub(crate) fn bytes(
-        &self,
-        source: &Source,
-        tree: Option<&Arc<Tree>>,
-        nbytes: u64,
-    ) -> Result<StorageBytes<'_>> {
+    /// The bytes of a storage of `nbytes` in `source`: see [`Index::bytes`](super::Index::bytes).
+    pub(crate) fn bytes(&self, source: &Source, nbytes: u64) -> Result<StorageBytes<'_>> {
         Ok(match self {
             Location::Empty => StorageBytes::Empty,
             Location::Meta => StorageBytes::Meta,
@@ -134,8 +146,8 @@ impl Location {
                     return Err(no_bytes());
                 })
             }
-            Location::Value(value, start) => {
-                let bytes = tree.and_then(|tree| tree.bytes(*value));
+            Location::Value(pickle, value, start) => {
+                let bytes = pickle.clone().bytes(*value);
                 let found = bytes.and_then(|bytes| Source::memory(bytes).window(*start, nbytes).ok());
                 StorageBytes::InPickle(found.ok_or_else(no_bytes)?)
             }
@@ -169,40 +181,9 @@ impl Storage {
         self.location.member_entry().is_some_and(Member::is_compressed)
     }
 
-    /// The offset of its bytes in [`Index::source`]. Approximate in an archive, as good for sorting only; 0 inside a pickle.
+    /// The offset of its bytes in [`Index::source`](super::Index::source). Approximate in an archive, as good for sorting only; 0 inside a pickle.
     pub fn position(&self) -> u64 {
         self.location.position()
-    }
-}
-
-impl Index {
-    /// The bytes of a storage. The first call for a member of an archive checks the member's local file header, or the first read of
-    /// the bytes does where requests are expensive. The first call for a tensor of a single chunk opens the chunk.
-    pub fn bytes(&self, storage: u32) -> Result<StorageBytes<'_>> {
-        let storage = self.storage(storage)?;
-        storage.location.bytes(&self.source, self.tree.as_ref(), storage.nbytes)
-    }
-
-    /// Reads ahead what [`Index::bytes`] checks for these storages, with few reads: one for several small neighbours, several at once
-    /// where requests are expensive. With each storage comes the number of its bytes that will be read; a header that is read together
-    /// with all bytes of its storage is left out.
-    pub fn prefetch_headers(&self, storages: impl Iterator<Item = (u32, u64)>) {
-        let member = |(storage, nbytes)| {
-            let storage = self.storage(storage).ok()?;
-            let (archive, number) = storage.location.member()?;
-            let is_whole = nbytes == storage.nbytes && !storage.is_compressed();
-            (!(is_whole && archive.defers_member(number))).then_some((archive, number))
-        };
-        let mut members = storages.filter_map(member).peekable();
-        while let Some((archive, first)) = members.next() {
-            let same = || members.next_if(|(next, _)| Arc::ptr_eq(next, archive)).map(|(_, number)| number);
-            archive.verify_headers(iter::once(first).chain(iter::from_fn(same)));
-        }
-    }
-
-    fn storage(&self, number: u32) -> Result<&Storage> {
-        let found = usize::try_from(number).ok().and_then(|number| self.storages.get(number));
-        found.ok_or_else(|| Error::new(Code::InternalError, "the file has no storage of that number"))
     }
 }
 

@@ -3,19 +3,22 @@
 mod chunks;
 mod extra;
 mod index;
+mod join;
 mod location;
 mod options;
 mod part;
+mod selection;
 mod tensor;
 mod tiling;
 
 #[cfg(feature = "scan")]
 pub use self::chunks::ChunkItem;
-pub(crate) use self::chunks::{Chunk, ChunkFiles};
-pub use self::chunks::{ChunkBytes, ChunkPart, Chunks, TensorPart};
+pub(crate) use self::chunks::{Chunk, ChunkPlace};
+pub use self::chunks::{ChunkBytes, ChunkPart, Chunks};
 pub use self::extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
 pub use self::index::{Entry, Index, OpaqueClass, Path, PathStep};
-pub use self::location::{Deflated, Location, Storage, StorageBytes};
+pub use self::join::TensorPart;
+pub use self::location::{Deflated, Location, Storage, StorageBytes, ValueBytes};
 pub use self::options::{Options, Unknown};
 pub use self::part::{Along, Part, Placement};
 pub(crate) use self::tensor::Flags;

@@ -2,6 +2,7 @@
 
 pub mod globals;
 mod known;
+pub(super) mod legacy;
 mod meaning;
 mod names;
 mod read;

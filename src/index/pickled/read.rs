@@ -1,6 +1,5 @@
 //! Interprets a pickle as tensors, names and an object tree, for all formats that have a pickle.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::bytes::Source;
@@ -75,25 +74,25 @@ pub(crate) fn read_executed(
 }
 
 impl Pickled {
-    /// The index of a file that has only this pickle. The locations of all storages are known.
-    pub(crate) fn into_index(self, format: Format, notes: Vec<String>, source: &Source) -> Result<Index> {
-        Ok(Index {
-            format,
+    /// The index of a file that has only this pickle, and the object tree. The locations of all storages are known.
+    pub(crate) fn into_index(
+        self,
+        format: Format,
+        notes: Vec<String>,
+        source: &Source,
+    ) -> Result<(Index, Arc<Tree>)> {
+        let tree = Arc::new(self.tree);
+        let storages = self.storages.into_iter().map(|storage| storage.located(&tree));
+        let index = Index {
             entries: self.entries,
             tensors: self.tensors,
-            storages: self.storages.into_iter().map(Storage::located).collect::<Result<_>>()?,
-            metadata: Vec::new(),
-            tree: Some(Arc::new(self.tree)),
+            storages: storages.collect::<Result<_>>()?,
             opaque: self.opaque,
             notes,
-            source: source.clone(),
-            end: None,
-            is_torchscript: false,
-            saved: None,
-            parts: HashMap::new(),
-            label: None,
-            inner: Vec::new(),
-        })
+            parts: tree.parts(),
+            ..Index::empty(format, source)
+        };
+        Ok((index, tree))
     }
 }
 

@@ -102,7 +102,7 @@ impl Scanner<'_> {
         let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
         let options = index::Options { limits, cancel, ..index::Options::default() };
         match index::read(source, &options) {
-            Ok(index) => Ok(index.storages.iter().filter_map(index::Storage::member_name).collect()),
+            Ok(read) => Ok(read.index.storages.iter().filter_map(index::Storage::member_name).collect()),
             Err(error) => propagate_if_not_file_fault(&error).map(|()| HashSet::new()),
         }
     }

@@ -159,7 +159,7 @@ impl Scanner<'_> {
         let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
         let options = index::Options { limits, cancel, ..index::Options::default() };
         let read = match index::read(source, &options) {
-            Ok(index) => index,
+            Ok(read) => read,
             Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
                 return Err(error);
             }

@@ -5,18 +5,18 @@ use std::fs;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use super::Place;
-use crate::bytes::{ReadFolder, Region, Source, is_plain_name};
+use super::files::{ChunkFile, Place};
+use crate::bytes::{ReadFolder, Region, is_plain_name};
 use crate::container::tar::Archive;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
 
 /// The folder of a distributed checkpoint, and the files that its metadata names.
-pub(crate) struct Folder<'a> {
+pub(in crate::index::formats) struct Folder<'a> {
     place: FolderPlace<'a>,
     numbers: HashMap<String, u32>,
-    pub(super) files: Vec<FolderFile>,
+    pub(super) files: Vec<ChunkFile>,
 }
 
 /// Where a folder is.
@@ -34,31 +34,14 @@ enum FolderPlace<'a> {
     Archive(&'a Archive, &'a str),
 }
 
-/// A file of the checkpoint.
-pub(crate) enum FolderFile {
-    /// A name in a folder, and the size.
-    Named(Arc<dyn ReadFolder>, String, u64),
-    /// A range of an open file.
-    Window(Source),
-}
-
-impl FolderFile {
-    fn len(&self) -> u64 {
-        match self {
-            FolderFile::Named(_, _, len) => *len,
-            FolderFile::Window(source) => source.len(),
-        }
-    }
-}
-
 impl<'a> Folder<'a> {
     /// The folder of an archive that has the metadata.
-    pub(crate) fn in_archive(archive: &'a Archive, folder: &'a str) -> Folder<'a> {
+    pub(in crate::index::formats) fn in_archive(archive: &'a Archive, folder: &'a str) -> Folder<'a> {
         Folder { place: FolderPlace::Archive(archive, folder), numbers: HashMap::new(), files: Vec::new() }
     }
 
     /// The folder that has the metadata; `path` is that of the metadata, if it is on disk.
-    pub(crate) fn of(
+    pub(in crate::index::formats) fn of(
         folder: Arc<dyn ReadFolder>,
         metadata: Option<&FilePath>,
         limits: &Limits,
@@ -91,12 +74,12 @@ impl<'a> Folder<'a> {
             FolderPlace::Folder { folder, allowed: None, requests_max } => {
                 Limits::check("remote_requests", *requests_max, to_u64(self.files.len()).saturating_add(1))?;
                 let size = folder.sizes(&[name])?.first().copied().flatten();
-                FolderFile::Named(folder.clone(), name.to_owned(), size.ok_or_else(|| missing(name))?)
+                ChunkFile::named(folder, name, size.ok_or_else(|| missing(name))?)
             }
             FolderPlace::Archive(archive, folder) => {
                 let path = if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
                 let member = archive.find(&path).ok_or_else(|| missing(name))?;
-                FolderFile::Window(archive.window(member)?)
+                ChunkFile::Window(archive.window(member)?)
             }
         };
         let number = to_u32(self.files.len());
@@ -107,8 +90,7 @@ impl<'a> Folder<'a> {
 
     /// A range of a file. Fails with `DcpRange` where the file is shorter.
     pub(super) fn range(&self, file: u32, start: u64, len: u64) -> Result<Region> {
-        let size =
-            usize::try_from(file).ok().and_then(|file| self.files.get(file)).map_or(0, FolderFile::len);
+        let size = usize::try_from(file).ok().and_then(|file| self.files.get(file)).map_or(0, ChunkFile::len);
         Region::new(start, len).filter(|region| region.end() <= size).ok_or_else(|| {
             let text = format!("{len} byte(s) at {start} reach outside a file of {size}");
             Error::new(Code::DcpRange, text)
@@ -139,7 +121,7 @@ fn missing(name: &str) -> Error {
 }
 
 /// A file in a folder on disk.
-fn on_disk(folder: &Arc<dyn ReadFolder>, allowed: &[PathBuf], name: &str) -> Result<FolderFile> {
+fn on_disk(folder: &Arc<dyn ReadFolder>, allowed: &[PathBuf], name: &str) -> Result<ChunkFile> {
     let path = folder.path().join(name);
     let real = match fs::canonicalize(&path) {
         Ok(real) => real,
@@ -153,5 +135,5 @@ fn on_disk(folder: &Arc<dyn ReadFolder>, allowed: &[PathBuf], name: &str) -> Res
     if !metadata.is_file() {
         return Err(Error::new(Code::NotRegularFile, "this is no regular file").in_file(&path));
     }
-    Ok(FolderFile::Named(folder.clone(), name.to_owned(), metadata.len()))
+    Ok(ChunkFile::named(folder, name, metadata.len()))
 }

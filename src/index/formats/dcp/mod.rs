@@ -5,28 +5,28 @@
 //! recorded calls like those of every pickle, and only the fields of the classes below are read. Before a tensor is given, its
 //! chunks, their ranges and the names of their files are checked; of the files themselves, only the sizes are asked for.
 
+mod chunk;
+mod files;
 mod folder;
 
 use std::cell::Cell;
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, HashSet};
-use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-pub(crate) use self::folder::{Folder, FolderFile};
-use crate::bytes::{FileStamp, Region, Source};
+use self::chunk::ArchiveChunk;
+use self::files::{ChunkFiles, Place};
+pub use self::files::{SavedValue, SavedValues};
+pub(super) use self::folder::Folder;
+use super::contents::{Contents, Objects};
+use crate::bytes::Source;
 use crate::container::Format;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
-#[cfg(feature = "scan")]
-use crate::index::model::ChunkItem;
-use crate::index::model::{
-    Chunk, ChunkFiles, Chunks, Index, Location, Options, Path, PathStep, Tensor, Unknown,
-};
-use crate::index::pickled;
-use crate::index::pickled::{CallInterpreter, PersistentIdForm, PersistentIds, Tree};
+use crate::index::model::{Chunk, Chunks, Index, Location, Options, Path, PathStep, Tensor, Unknown};
+use crate::index::pickled::{self, CallInterpreter, PersistentIdForm, PersistentIds, Tree};
 use crate::layout::{Dims, numel};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
@@ -68,60 +68,19 @@ const ITEMS_PER_VALUE_MAX: u64 = 32;
 /// The most fields of one object: several times as many as any class has.
 const FIELDS_MAX: usize = 32;
 
-/// A value that is no tensor, stored as an archive of torch in a range of a file.
-#[derive(Clone, Debug)]
-pub struct SavedValue {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Its path from the root of what was saved.
-    pub path: Path,
-    file: u32,
-    region: Region,
-}
-
-/// The values of a distributed checkpoint that are no tensors. Each is read when it is asked for.
-#[derive(Debug)]
-pub struct SavedValues {
-    values: Vec<SavedValue>,
-    files: Arc<ChunkFiles>,
-}
-
-impl SavedValues {
-    /// The values, in the order of the metadata.
-    pub fn list(&self) -> &[SavedValue] {
-        &self.values
-    }
-
-    /// The stamps of the files beside the metadata.
-    pub fn file_stamps(&self) -> Result<Vec<FileStamp>> {
-        self.files.stamps()
-    }
-
-    /// The bytes of a value: an archive.
-    pub fn source(&self, value: &SavedValue) -> Result<Source> {
-        self.files.window(value.file, value.region)
-    }
-
-    /// The file of a value, and the range in it, or in the member of an archive.
-    pub fn place(&self, value: &SavedValue) -> (Option<&FilePath>, Region) {
-        (self.files.path(value.file), value.region)
-    }
-
-    /// As [`SavedValues::place`], for a scan.
-    #[cfg(feature = "scan")]
-    pub(crate) fn item(&self, value: &SavedValue) -> Option<ChunkItem<'_>> {
-        self.files.item(value.file, value.region)
-    }
-}
-
 /// Whether a pickle is the metadata of a distributed checkpoint.
-pub(crate) fn is_metadata(pickle: &Pickle) -> bool {
+pub(super) fn is_metadata(pickle: &Pickle) -> bool {
     let reader = Reader::new(&pickle.values);
     matches!(reader.class(pickle.root), Some((METADATA, "Metadata") | (MEGATRON, "MCoreMetadata")))
 }
 
 /// Reads the metadata, and checks that the files in its folder can hold what it states.
-pub(crate) fn read(source: &Source, folder: Folder<'_>, pickle: Pickle, options: &Options) -> Result<Index> {
+pub(super) fn read(
+    source: &Source,
+    folder: Folder<'_>,
+    pickle: Pickle,
+    options: &Options,
+) -> Result<Contents> {
     pickled::check_end(&pickle, options)?;
     let Pickle { values, root, .. } = pickle;
     let (index, saved) = {
@@ -140,11 +99,9 @@ pub(crate) fn read(source: &Source, folder: Folder<'_>, pickle: Pickle, options:
     let ids = PersistentIds::described(PersistentIdForm::Archive, &no_storages);
     let meanings = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?.finish();
     let tree = Some(Arc::new(Tree::new(values, meanings, root)));
-    Ok(Index { tree, saved: Some(Arc::new(saved)), ..index })
+    let objects = Objects { tree, saved: Some(Arc::new(saved)), ..Objects::default() };
+    Ok(Contents { index, objects, inner: Vec::new() })
 }
-
-/// Where an item is stored: the number of its file, and the range.
-type Place = (u32, Region);
 
 /// The places of all items, by name and, for the chunk of a tensor, its offsets.
 type Stored<'a> = HashMap<(&'a str, Option<Dims>), Place>;
@@ -403,21 +360,21 @@ impl<'a> Reader<'a> {
             if self.class(value).is_some_and(|(_, class)| class == "BytesStorageMetadata") {
                 self.state(value, &["BytesStorageMetadata"]).in_member(key)?;
                 let place = stored.remove(&(key, None));
-                let (file, region) = place.ok_or_else(|| missing("the value").in_member(key))?;
-                saved.push(SavedValue { name, path, file, region });
+                let place = place.ok_or_else(|| missing("the value").in_member(key))?;
+                saved.push(SavedValue { name, path, place });
                 continue;
             }
             let tensor = to_u32(index.tensors.len());
             Limits::check("tensors", options.limits.tensors, u64::from(tensor).saturating_add(1))?;
             let (dtype, gradient, shape, chunks) =
-                self.tensor(key, value, &mut stored, options).in_member(key)?;
+                self.tensor(key, value, &mut stored, &files).in_member(key)?;
             let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
             let nbytes = nbytes.ok_or_else(|| {
                 Error::new(Code::TensorShape, "a tensor's size does not fit 64 bits").in_member(key)
             })?;
             let mut proved = Tensor::contiguous(dtype, &shape, tensor, nbytes).in_member(key)?;
             proved.flags.requires_grad = gradient;
-            let chunks = Chunks::prove(dtype, shape, chunks, files.clone()).in_member(key)?;
+            let chunks = Chunks::prove(dtype, shape, chunks).in_member(key)?;
             if options.verify {
                 chunks.open_all(&options.cancel).in_member(key)?;
             }
@@ -432,9 +389,9 @@ impl<'a> Reader<'a> {
         name: &'a str,
         value: Handle,
         stored: &mut Stored<'a>,
-        options: &Options,
+        files: &Arc<ChunkFiles>,
     ) -> Result<(DType, bool, Dims, Vec<Chunk>)> {
-        let limits = &options.limits;
+        let limits = &files.options.limits;
         let fields = self.fields(value, &["TensorStorageMetadata"])?;
         let (dtype, gradient) = self.properties(fields.need("properties")?)?;
         let shape = self.sizes(fields.need("size")?, limits)?;
@@ -448,7 +405,7 @@ impl<'a> Reader<'a> {
                 (self.sizes(chunk.need("offsets")?, limits)?, self.sizes(chunk.need("sizes")?, limits)?);
             let place = stored.remove(&(name, Some(offsets.clone())));
             let nbytes = numel(&sizes).and_then(|numel| numel.checked_mul(dtype.itemsize()));
-            let Some((file, region)) = place else {
+            let Some(place @ (_, region)) = place else {
                 // An empty chunk may share its offsets with another one.
                 if nbytes == Some(0) {
                     continue;
@@ -459,7 +416,7 @@ impl<'a> Reader<'a> {
                 let text = format!("a chunk of {:?} is stored in {} byte(s)", &sizes[..], region.len());
                 return Err(Error::new(Code::DcpRange, text).at(region.start()));
             }
-            chunks.push(Chunk::in_archive(offsets, sizes, file, region));
+            chunks.push(Chunk::new(offsets, sizes, Box::new(ArchiveChunk { files: files.clone(), place })));
         }
         Ok((dtype, gradient, shape, chunks))
     }

@@ -4,8 +4,9 @@ use crate::bytes::Source;
 use crate::container::payload_config::PayloadConfig;
 use crate::container::zip::{Archive, Member, Trailing};
 use crate::error::{Code, Error, Result};
+use crate::index::formats::contents::Contents;
 use crate::index::formats::torch;
-use crate::index::model::{Index, Options};
+use crate::index::model::Options;
 use crate::limits::Limits;
 use crate::num::to_u64;
 use crate::parallel::Cancel;
@@ -48,7 +49,7 @@ impl Budget {
         archive: &Archive,
         number: usize,
         options: &Options,
-    ) -> Result<Option<Index>> {
+    ) -> Result<Option<Contents>> {
         let member = member(archive, number)?;
         if member.size() == 0 {
             return Ok(None);
@@ -67,11 +68,11 @@ impl Budget {
         };
         let options = Options { limits: self.limits.clone(), ..options.clone() };
         let nested = Archive::open(&source, &self.limits, Trailing::Error);
-        let index = nested.and_then(|nested| torch::read(nested, &options));
-        let index = index.map_err(|error| inside(error, member))?;
-        let taken = index.tree.as_ref().map_or(0, |tree| tree.pickle_bytes());
+        let contents = nested.and_then(|nested| torch::read(nested, &options));
+        let contents = contents.map_err(|error| inside(error, member))?;
+        let taken = contents.objects.tree.as_ref().map_or(0, |tree| tree.pickle_bytes());
         self.limits.pickle_bytes = self.limits.pickle_bytes.saturating_sub(taken);
-        Ok(Some(index))
+        Ok(Some(contents))
     }
 }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use self::budget::Budget;
 pub(super) use self::members::is_export;
 use self::members::{Part, programs};
+use super::contents::Contents;
 use crate::container::Format;
 use crate::container::payload_config::{Payload, TensorMeta};
 use crate::container::zip::{Archive, Member};
@@ -62,11 +63,12 @@ const DTYPES: &[(u64, DType)] = &[
 const STRIDED: u64 = 7;
 
 /// Reads the index of an opened archive.
-pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
+pub(super) fn read(archive: Archive, options: &Options) -> Result<Contents> {
     let archive = Arc::new(archive);
     let programs = programs(&archive)?;
     let mut reader = Reader {
         index: Index::empty(Format::TorchExport, archive.source()),
+        inner: Vec::new(),
         archive: &archive,
         options,
         budget: Budget::new(&options.limits),
@@ -94,7 +96,7 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
         reader.index.notes.push(format!("{count} unknown field(s) of the configurations ignored"));
     }
     reader.index.notes.extend(constants.note());
-    Ok(reader.index)
+    Ok(Contents { inner: reader.inner, ..reader.index.into() })
 }
 
 /// The first few of some names, and their number.
@@ -134,6 +136,7 @@ struct Stored {
 
 struct Reader<'a> {
     index: Index,
+    inner: Vec<Contents>,
     archive: &'a Arc<Archive>,
     options: &'a Options,
     budget: Budget,
@@ -169,19 +172,18 @@ impl Reader<'_> {
             }
             Part::Pickled { member } => {
                 let name = self.member(*member).map(|member| member.name().to_owned())?;
-                let Some(mut index) = self.nested(*member).in_member(&name)? else { return Ok(()) };
-                let root = index.tree.as_ref().map(|tree| tree.get(tree.root())).transpose()?;
-                if !matches!(root, Some(Object::Dict { .. })) {
+                let Some(mut contents) = self.nested(*member).in_member(&name)? else { return Ok(()) };
+                let tree = contents.objects.tree.as_ref();
+                if !matches!(tree.map(|tree| tree.get(tree.root())).transpose()?, Some(Object::Dict { .. })) {
                     return Err(config("the pickle is no dict of tensors".to_owned()).in_member(&name));
                 }
-                drop(root);
                 if let Some(label) = label {
-                    index = index.labelled(label, &self.options.limits)?;
+                    contents = contents.labelled(label, &self.options.limits)?;
                 }
                 if are_constants {
-                    index.entries.iter().for_each(|entry| names.add(&entry.name));
+                    contents.index.entries.iter().for_each(|entry| names.add(&entry.name));
                 }
-                self.index.inner.push(index);
+                self.inner.push(contents);
                 Ok(())
             }
         }
@@ -221,10 +223,10 @@ impl Reader<'_> {
             names.add(&name);
         }
         if payload.use_pickle {
-            let Some(index) = self.nested(number)? else {
+            let Some(contents) = self.nested(number)? else {
                 return Err(config(format!("{path_name:?} is empty, and has {name:?} as a pickle")));
             };
-            self.index.inner.push(index.labelled(&name, &self.options.limits)?);
+            self.inner.push(contents.labelled(&name, &self.options.limits)?);
             return Ok(());
         }
         let Some(tensor) = payload.tensor else {
@@ -234,7 +236,7 @@ impl Reader<'_> {
     }
 
     /// The index of an archive of `torch.save` that is a member; `None` for an empty one. Fails where the member has other values too.
-    fn nested(&mut self, number: usize) -> Result<Option<Index>> {
+    fn nested(&mut self, number: usize) -> Result<Option<Contents>> {
         let stored = Stored { number: 0, dtype: DType::U8, is_pickled: true };
         if self.storages.insert(number, stored).is_some() {
             let text = "several values are in one member, and one of them is a pickle";

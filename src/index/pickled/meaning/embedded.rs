@@ -13,9 +13,9 @@ use super::{CallInterpreter, Found, Meaning, PersistentIdForm};
 use crate::bytes::Source;
 use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Kind, Result};
-use crate::index::formats::torch_legacy::{SingleStorage, read_single_storage};
 use crate::index::model::{Location, Options, Storage, Tensor, Unknown};
 use crate::index::pickled::known::Known;
+use crate::index::pickled::legacy::{SingleStorage, read_single_storage};
 use crate::index::pickled::tree::{Object, View};
 use crate::limits::Limits;
 use crate::pickle::{Call, Handle, Value, Values};
@@ -36,10 +36,12 @@ impl<'a> CallInterpreter<'a> {
         let Some(Some(SingleStorage { storage, dtype, class })) = self.embedded.get(&key) else {
             return Ok(Meaning::Opaque);
         };
-        let Storage { location: Location::Range(region), nbytes, numel, big_endian, device } = storage else {
+        let Storage { location: Found::At(Location::Range(region)), nbytes, numel, big_endian, device } =
+            storage
+        else {
             return Ok(Meaning::Opaque);
         };
-        let location = Found::At(Location::Value(bytes, region.start()));
+        let location = Found::Value(bytes, region.start());
         let (device, nbytes) = (device.clone(), *nbytes);
         let storage = Storage { location, nbytes, numel: *numel, big_endian: *big_endian, device };
         let number = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);

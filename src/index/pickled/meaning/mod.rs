@@ -28,9 +28,9 @@ pub(crate) use self::numpy::NumpyType;
 use self::storage::DescribedObject;
 pub(crate) use self::storage::StorageSlice;
 use crate::error::{Code, Error, Result};
-use crate::index::formats::torch_legacy::SingleStorage;
-use crate::index::model::{Extra, Location, SparseLayout, Storage, Tensor};
+use crate::index::model::{Extra, Location, SparseLayout, Storage, Tensor, ValueBytes};
 use crate::index::pickled::known::{Known, Rebuild, lookup};
+use crate::index::pickled::legacy::SingleStorage;
 use crate::index::pickled::script::ScriptClasses;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -122,18 +122,22 @@ pub(crate) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Found>;
 pub(crate) enum Found {
     /// Its location.
     At(Location),
+    /// In the pickle itself: the bytes of this value, from this offset on.
+    Value(Handle, u64),
     /// Its position in the list of storage keys of a legacy stream. The location follows from the sizes of those before it.
     Listed(usize),
 }
 
 impl Storage<Found> {
-    /// The storage with its location. Fails where that is not known.
-    pub(crate) fn located(self) -> Result<Storage> {
+    /// The storage with its location; `values` are those of its pickle. Fails where the location is not known.
+    pub(crate) fn located<V: ValueBytes + 'static>(self, values: &Arc<V>) -> Result<Storage> {
         let Storage { location, nbytes, numel, big_endian, device } = self;
-        match location {
-            Found::At(location) => Ok(Storage { location, nbytes, numel, big_endian, device }),
-            Found::Listed(_) => Err(Error::new(Code::InternalError, "a storage was not located")),
-        }
+        let location = match location {
+            Found::At(location) => location,
+            Found::Value(value, start) => Location::Value(values.clone(), value, start),
+            Found::Listed(_) => return Err(Error::new(Code::InternalError, "a storage was not located")),
+        };
+        Ok(Storage { location, nbytes, numel, big_endian, device })
     }
 }
 

@@ -7,7 +7,7 @@
 use super::{CallInterpreter, Found, Meaning};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::index::model::{Location, RawTensor, Storage};
+use crate::index::model::{RawTensor, Storage};
 use crate::index::pickled::known::Known;
 use crate::pickle::{Call, CallId, Handle, Value};
 
@@ -105,7 +105,7 @@ impl<'a> CallInterpreter<'a> {
         }
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         self.out.storages.push(Storage {
-            location: Found::At(Location::Value(bytes, 0)),
+            location: Found::Value(bytes, 0),
             nbytes,
             numel: numel.unwrap_or(0),
             big_endian: numpy_type.big_endian,

@@ -7,13 +7,13 @@ mod number;
 pub(crate) use children::{Child, Naming};
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use self::number::number;
 use crate::bytes::Bytes;
 use crate::error::Result;
-use crate::index::model::{Extra, Sparse, SparseLayout};
+use crate::index::model::{Extra, Part, Sparse, SparseLayout, ValueBytes};
 use crate::index::pickled::known::{Known, Rebuild, TensorClass};
 use crate::index::pickled::meaning::{Meaning, Meanings, NumpyType};
 use crate::layout::Dims;
@@ -211,24 +211,6 @@ impl Tree {
         self.meanings.quantized_storages.get(&tensor).copied()
     }
 
-    /// The bytes of a value: bytes, a byte array, a byte string of Python 2, or a string as latin-1; `None` for other values.
-    /// They are borrowed from the pickle, except where they have to be encoded.
-    pub fn bytes(self: &Arc<Tree>, handle: Handle) -> Option<Bytes> {
-        let is_borrowed = match self.values.get(handle) {
-            Value::Bytes(_) | Value::ByteArray(_) => true,
-            Value::Str(text) => text.as_bytes().is_ascii() || self.values.is_byte_string(handle),
-            _ => false,
-        };
-        if is_borrowed {
-            return Some(Arc::new(TreeBytes { tree: self.clone(), value: handle }));
-        }
-        match self.get(handle).ok()? {
-            Object::Bytes(bytes) | Object::ByteArray(bytes) => Some(Arc::new(bytes)),
-            Object::Str(text) => Some(Arc::new(latin1(text))),
-            _ => None,
-        }
-    }
-
     /// The offsets of all binary strings of Python 2, which are text or bytes as a reader chooses.
     pub fn byte_strings(&self, limits: &Limits) -> HashSet<usize> {
         let ops = Disasm::strict(self.values.data(), 0, limits).map_while(|op| op.ok());
@@ -246,9 +228,10 @@ impl Tree {
         self.meanings.extras.get(&tensor)
     }
 
-    /// Whether any tensor is a part of a larger one.
-    pub fn has_parts(&self) -> bool {
-        self.meanings.extras.values().any(|extra| extra.part.is_some())
+    /// The tensors that are parts of larger ones.
+    pub(crate) fn parts(&self) -> HashMap<u32, Part> {
+        let part = |(&tensor, extra): (&u32, &Extra)| Some((tensor, extra.part.as_deref()?.clone()));
+        self.meanings.extras.iter().filter_map(part).collect()
     }
 
     /// A global as `module.name`; a remark for `None`, the class of a call's result.
@@ -262,6 +245,24 @@ impl Tree {
             let global = self.values.global(id);
             format!("{}.{}", global.module, global.name)
         })
+    }
+}
+
+impl ValueBytes for Tree {
+    fn bytes(self: Arc<Self>, handle: Handle) -> Option<Bytes> {
+        let is_borrowed = match self.values.get(handle) {
+            Value::Bytes(_) | Value::ByteArray(_) => true,
+            Value::Str(text) => text.as_bytes().is_ascii() || self.values.is_byte_string(handle),
+            _ => false,
+        };
+        if is_borrowed {
+            return Some(Arc::new(TreeBytes { tree: self, value: handle }));
+        }
+        match self.get(handle).ok()? {
+            Object::Bytes(bytes) | Object::ByteArray(bytes) => Some(Arc::new(bytes)),
+            Object::Str(text) => Some(Arc::new(latin1(text))),
+            _ => None,
+        }
     }
 }
 

@@ -1,0 +1,377 @@
+//! The parts of a legacy stream (torch 0.1.10 to 1.5): five concatenated pickles, then the storages in the order of the keys in the
+//! last pickle. A file may be one, and the bytes of a storage in another pickle.
+//!
+//! Follows `torch/serialization.py: _legacy_load`: magic number, protocol 1001, system information, the object, the list of
+//! storage keys; then for each key an int64 count of elements and the bytes. Stricter than torch: every storage that a tensor
+//! names is in the list, the list names nothing else, and the last storage ends with the file.
+
+use crate::bytes::{Fetched, Region, Requests, Source};
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result, ResultExt};
+use crate::index::model::{Location, Options, Storage};
+use crate::index::pickled::meaning::{
+    CallInterpreter, Found, PersistentIdForm, PersistentIds, SHORT_STRING_MAX_BYTES,
+};
+use crate::index::pickled::read::check_side_pickle;
+use crate::limits::Limits;
+use crate::parallel::Cancel;
+use crate::pickle::{self, Disasm, Opcode, Pickle, ResumePoint, Value};
+use std::collections::{HashMap, HashSet};
+
+/// `torch/serialization.py: PROTOCOL_VERSION`.
+const PROTOCOL: i64 = 1001;
+
+/// `pickle.dumps(1001, 2)`, which follows the magic number.
+pub(crate) const PROTOCOL_PICKLE: &[u8] = b"\x80\x02M\xe9\x03.";
+
+/// Bytes that are read first; doubled until all pickles are read.
+const INITIAL_READ_BYTES: u64 = 1 << 20;
+
+/// The pickles of a stream, in order.
+pub(crate) const PICKLES: [&str; 5] =
+    ["magic number", "protocol version", "system information", "object", "storage keys"];
+/// Indices in `PICKLES`.
+pub(crate) const MAGIC: usize = 0;
+const VERSION: usize = 1;
+const SYSTEM: usize = 2;
+pub(crate) const OBJECT: usize = 3;
+const KEYS: usize = 4;
+
+/// A legacy stream that consists of one storage.
+pub(crate) struct SingleStorage {
+    /// The storage; its location is a region of the stream.
+    pub(crate) storage: Storage<Found>,
+    pub(crate) dtype: DType,
+    /// The name of its class.
+    pub(crate) class: Box<str>,
+}
+
+/// Reads a stream that consists of one storage, as torch writes it into other pickles (torch/storage.py: `__reduce__`).
+pub(crate) fn read_single_storage(source: &Source, options: &Options) -> Result<SingleStorage> {
+    let not_single = || Error::new(Code::PickleType, "the stream is not a single storage");
+    let (head, keys, _) = open(source, options)?;
+    let Pickle { values, root, .. } = head.run(OBJECT, &options.limits).in_member(PICKLES[OBJECT])?;
+    let is_single = values.globals().len() == 1 && values.calls().len() == 0;
+    let (Value::PersistentId(pid), Some((class, _)), true) =
+        (values.get(root), values.globals().next(), is_single)
+    else {
+        return Err(not_single());
+    };
+    let positions = positions(&keys);
+    let locate = |key: &str, _: u64| locate(&positions, key);
+    let ids = PersistentIds::described(PersistentIdForm::Legacy, &locate);
+    let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
+    interpreter.add_bare(&[pid]).in_member(PICKLES[OBJECT])?;
+    let mut meanings = interpreter.finish();
+    let end = locate_storages(source, &mut meanings.storages, &keys, head.end(), &options.cancel)?;
+    check_end(source, end, options)?;
+    match (&meanings.tensors[..], meanings.storages.pop()) {
+        // The tensor of a view is only a slice of the storage.
+        ([tensor], Some(storage)) if tensor.layout().numel() == storage.numel => {
+            let class = values.global(class).name.into();
+            Ok(SingleStorage { storage, dtype: tensor.dtype(), class })
+        }
+        _ => Err(not_single()),
+    }
+}
+
+/// Reads the pickles, the storage keys, and notes about the writer's system.
+pub(crate) fn open(source: &Source, options: &Options) -> Result<(Head, Vec<String>, Vec<String>)> {
+    let limits = &options.limits;
+    let head = Head::read(source, limits)?;
+    let mut notes = Vec::new();
+    let mut side_pickle = |number, name| -> Result<Pickle> {
+        let pickle = head.run(number, limits).in_member(name)?;
+        notes.extend(check_side_pickle(&pickle, name, |_, _| false, options).in_member(name)?);
+        Ok(pickle)
+    };
+    let version = side_pickle(VERSION, PICKLES[VERSION])?;
+    check_protocol(&version).in_member(PICKLES[VERSION])?;
+    let system = side_pickle(SYSTEM, PICKLES[SYSTEM])?;
+    let listing = side_pickle(KEYS, PICKLES[KEYS])?;
+    notes.extend(system_notes(&system));
+    let keys = keys(&listing).in_member(PICKLES[KEYS])?;
+    Ok((head, keys, notes))
+}
+
+pub(crate) fn positions(keys: &[String]) -> HashMap<&str, usize> {
+    keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect()
+}
+
+/// The position of a storage in the key list. Its offset depends on the sizes of the storages before it, so `locate_storages`
+/// computes it once all are known.
+pub(crate) fn locate(positions: &HashMap<&str, usize>, key: &str) -> Result<Found> {
+    match positions.get(key) {
+        Some(&at) => Ok(Found::Listed(at)),
+        None => Err(Error::new(
+            Code::LegacyKeys,
+            format!("storage {key} is not in the list of storage keys, so it has no bytes"),
+        )),
+    }
+}
+
+/// Fails with `TrailingData` where bytes follow the last storage.
+pub(crate) fn check_end(source: &Source, end: u64, options: &Options) -> Result<()> {
+    if end != source.len() && !options.ignore_trailing {
+        let text = format!("{} byte(s) after the last storage", source.len().saturating_sub(end));
+        return Err(Error::new(Code::TrailingData, text).at(end));
+    }
+    Ok(())
+}
+
+/// The bytes of the five pickles.
+pub(crate) struct Head {
+    data: Vec<u8>,
+    ends: [usize; 5],
+}
+
+impl Head {
+    /// Reads the file until it has the end of the fifth pickle. A pickle ends at its STOP opcode.
+    fn read(source: &Source, limits: &Limits) -> Result<Head> {
+        let mut data = source.read_vec(0, source.len().min(INITIAL_READ_BYTES))?;
+        let mut pickle_ends = Ends::default();
+        loop {
+            let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+            match pickle_ends.find(&data, limits) {
+                Ok(()) => return Ok(Head { data, ends: pickle_ends.ends }),
+                // Read more only where the data ended too early.
+                Err(_) if len < source.len() && pickle_ends.is_truncated => {
+                    Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))?;
+                    let target_len = len
+                        .saturating_mul(2)
+                        .min(source.len())
+                        .min(limits.pickle_bytes.max(INITIAL_READ_BYTES));
+                    data.append(&mut source.read_vec(len, target_len.saturating_sub(len))?);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn pickle(&self, number: usize) -> &[u8] {
+        let start = number.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        let end = self.ends.get(number).copied().unwrap_or(0);
+        self.data.get(start..end).unwrap_or_default()
+    }
+
+    fn run(&self, number: usize, limits: &Limits) -> Result<Pickle> {
+        pickle::run(self.pickle(number).to_vec(), 0, limits)
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.ends.last().and_then(|&end| u64::try_from(end).ok()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The error for a stream that ends where this pickle would start.
+fn missing_pickle(name: &str) -> Error {
+    let code = if name == PICKLES[KEYS] { Code::LegacyKeys } else { Code::Truncated };
+    Error::new(code, format!("the stream ends before its {name}"))
+        .note("The download or copy is probably incomplete: fetch the file again.")
+}
+
+/// The ends of the pickles, as far as they were found.
+#[derive(Default)]
+struct Ends {
+    ends: [usize; 5],
+    /// The number of ends that were found.
+    count: usize,
+    /// The state of the disassembler before the opcode that failed.
+    pause: Option<ResumePoint>,
+    /// Whether the last error is that the data ends too early.
+    is_truncated: bool,
+}
+
+impl Ends {
+    /// Finds the missing ends. After an error, call it again with the same data and more.
+    fn find(&mut self, data: &[u8], limits: &Limits) -> Result<()> {
+        while let (Some(end), Some(name)) = (self.ends.get_mut(self.count), PICKLES.get(self.count)) {
+            let mut disasm = match self.pause.take() {
+                Some(pause) => Disasm::resume(data, pause, limits),
+                None if self.count > 0 && *end == data.len() => {
+                    self.is_truncated = true;
+                    return Err(missing_pickle(name)
+                        .at(u64::try_from(*end).unwrap_or(u64::MAX))
+                        .in_member(name));
+                }
+                None => Disasm::strict(data, *end, limits),
+            };
+            let ended = pickle_end(&mut disasm, &mut self.pause).in_member(name);
+            self.is_truncated = disasm.is_truncated();
+            *end = ended?;
+            let start = *end;
+            self.count = self.count.saturating_add(1);
+            // The next pickle starts here.
+            if let Some(next) = self.ends.get_mut(self.count) {
+                *next = start;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The offset after the STOP of a pickle. Where an opcode fails, sets `pause` to the state before it.
+pub(crate) fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<ResumePoint>) -> Result<usize> {
+    loop {
+        let before = disasm.resume_point();
+        match disasm.next() {
+            Some(Ok(op)) if op.opcode == Opcode::Stop => return Ok(Disasm::position(disasm)),
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                *pause = Some(before);
+                return Err(error);
+            }
+            None => {
+                let end = u64::try_from(Disasm::position(disasm)).unwrap_or(u64::MAX);
+                return Err(Error::new(Code::Truncated, "the pickle has no STOP opcode").at(end));
+            }
+        }
+    }
+}
+
+fn check_protocol(pickle: &Pickle) -> Result<()> {
+    match pickle.values.get(pickle.root) {
+        Value::Int(PROTOCOL) => Ok(()),
+        Value::Int(other) => {
+            Err(Error::new(Code::LegacyVersion, format!("protocol {other} is not {PROTOCOL}")))
+        }
+        _ => Err(Error::new(Code::LegacyVersion, "the protocol version is not a number")),
+    }
+}
+
+/// Notes on the writer's system information. The reader does not need it, and torch ignores it too.
+pub(crate) fn system_notes(pickle: &Pickle) -> Vec<String> {
+    let values = &pickle.values;
+    let Value::Dict(pairs) = values.get(pickle.root) else { return Vec::new() };
+    let is_big = |&(key, value): &(pickle::Handle, pickle::Handle)| {
+        matches!(values.get(key), Value::Str(key) if key.as_str() == Some("little_endian"))
+            && values.get(value) == Value::Bool(false)
+    };
+    let text = "the writer was big-endian; its storages are little-endian nevertheless";
+    pairs.iter().any(is_big).then(|| text.to_owned()).into_iter().collect()
+}
+
+fn keys(pickle: &Pickle) -> Result<Vec<String>> {
+    let wrong = || Error::new(Code::LegacyKeys, "the storage keys are not a list of strings");
+    let Value::List(items) = pickle.values.get(pickle.root) else { return Err(wrong()) };
+    // One string may be listed any number of times, so long and repeated ones are refused before they are copied.
+    let mut seen = HashSet::new();
+    let text = |&item| match pickle.values.get(item) {
+        Value::Str(key) if key.as_bytes().len() <= SHORT_STRING_MAX_BYTES => {
+            if !seen.insert(key) {
+                return Err(Error::new(Code::LegacyKeys, "a storage key is listed twice"));
+            }
+            key.as_str().map(str::to_owned).ok_or_else(wrong)
+        }
+        _ => Err(wrong()),
+    };
+    items.iter().map(text).collect()
+}
+
+/// Sets the range of every storage in the file; returns the end of the last one.
+pub(crate) fn locate_storages(
+    source: &Source,
+    storages: &mut [Storage<Found>],
+    keys: &[String],
+    start: u64,
+    cancel: &Cancel,
+) -> Result<u64> {
+    let mut by_key: Vec<Option<&mut Storage<Found>>> = keys.iter().map(|_| None).collect();
+    for storage in storages {
+        if let Found::Listed(at) = storage.location
+            && let Some(slot) = by_key.get_mut(at)
+        {
+            *slot = Some(storage);
+        }
+    }
+    let mut at = start;
+    let sizes = by_key.iter().map(|storage| storage.as_ref().map_or(0, |storage| storage.nbytes));
+    let ahead = Counts::ahead(source, start, sizes, cancel)?;
+    let mut counts = Counts { source, ahead, buffer: Vec::new(), start: 0 };
+    for (key, storage) in keys.iter().zip(by_key) {
+        let Some(storage) = storage else {
+            let text = format!("storage {key} is in the list of storage keys, but no tensor states its size");
+            return Err(Error::new(Code::LegacyKeys, text));
+        };
+        let (count, numel) = (counts.read(at, storage.nbytes)?, storage.numel);
+        if u64::try_from(count) != Ok(numel) {
+            let text = format!("storage {key} has {count} element(s), the pickle states {numel}");
+            return Err(Error::new(Code::StorageBounds, text).at(at));
+        }
+        let region = at.checked_add(8).and_then(|start| Region::new(start, storage.nbytes));
+        let region = region.filter(|region| region.end() <= source.len()).ok_or_else(|| {
+            let end = at.saturating_add(8).saturating_add(storage.nbytes);
+            let have = source.len();
+            let text =
+                format!("the file is cut short: it has {have} byte(s), storage {key} ends at byte {end}");
+            Error::new(Code::Truncated, text).at(at)
+        })?;
+        storage.location = Found::At(Location::Range(region));
+        at = region.end();
+    }
+    Ok(at)
+}
+
+/// Reads the element counts before storages. Where storages are short, one read covers many counts and the storages between them:
+/// the operating system would read the same pages for the counts alone.
+struct Counts<'a> {
+    source: &'a Source,
+    /// All counts, where requests are expensive.
+    ahead: Fetched,
+    buffer: Vec<u8>,
+    /// The offset of `buffer` in the file.
+    start: u64,
+}
+
+impl<'a> Counts<'a> {
+    /// The size of a storage below which the next counts are read with it: a page of the page cache.
+    const SHORT_STORAGE_BYTES: u64 = 4096;
+    /// Bytes of one read of many counts.
+    const READ_BYTES: u64 = 64 << 10;
+
+    /// Reads all counts with few requests, several at once, where requests are expensive and the limits allow that. `sizes` are those of
+    /// the storages, the first of which has its count at `start`.
+    fn ahead(
+        source: &'a Source,
+        start: u64,
+        sizes: impl Iterator<Item = u64>,
+        cancel: &Cancel,
+    ) -> Result<Fetched> {
+        if !source.access().waits_for_requests() {
+            return Ok(Fetched::default());
+        }
+        let (mut at, mut wanted) = (start, Vec::new());
+        for nbytes in sizes {
+            let Some(region) = Region::new(at, 8).filter(|region| region.end() <= source.len()) else {
+                break;
+            };
+            wanted.push(region);
+            at = region.end().saturating_add(nbytes);
+        }
+        match source.affordable_gap(&wanted, Requests::default())? {
+            Some(gap) => source.gather(&wanted, gap, cancel),
+            None => Ok(Fetched::default()),
+        }
+    }
+
+    /// The count at `at`, in front of a storage of `nbytes`.
+    fn read(&mut self, at: u64, nbytes: u64) -> Result<i64> {
+        if let Some((count, _)) = self.ahead.get(at, 8).and_then(<[u8]>::split_first_chunk) {
+            return Ok(i64::from_le_bytes(*count));
+        }
+        if let Some(count) = self.buffered(at) {
+            return Ok(count);
+        }
+        let left = self.source.len().saturating_sub(at);
+        let len = if nbytes < Counts::SHORT_STORAGE_BYTES { Counts::READ_BYTES.min(left).max(8) } else { 8 };
+        (self.buffer, self.start) = (self.source.read_vec(at, len)?, at);
+        self.buffered(at).ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))
+    }
+
+    /// The count at `at`, where the buffer has it.
+    fn buffered(&self, at: u64) -> Option<i64> {
+        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
+        let (count, _) = self.buffer.get(from..)?.split_first_chunk()?;
+        Some(i64::from_le_bytes(*count))
+    }
+}
