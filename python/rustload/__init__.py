@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from rustload._rustload import DEBUG as _DEBUG
-from rustload._rustload import Buffer, __version__
+from rustload._rustload import Buffer, Limits, __version__
 
 # isort: split
 from rustload import errors
@@ -13,7 +13,6 @@ from rustload._checkpoint.stream import Stream
 from rustload._checkpoint.tensors import Selection
 from rustload._common.dtypes import DType
 from rustload._common.files import Ranges
-from rustload._common.limits import Limits
 from rustload._common.memory import Memory, memory, trim
 from rustload._tensor.handle import LazyTensor, Quantization
 from rustload._tensor.part import Part

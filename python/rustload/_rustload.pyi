@@ -5,10 +5,14 @@ Shapes, strides and offsets are in elements, sizes in bytes. Errors are the clas
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypedDict, final
 
 from typing_extensions import CapsuleType
+
+from rustload._common.dtypes import DType
+from rustload._frameworks.adapters import HandleContext
+from rustload._remote.folder import ObjectFolder
 
 __all__ = [
     "CODES",
@@ -19,9 +23,14 @@ __all__ = [
     "Buffer",
     "Checkpoint",
     "FolderStage",
+    "Handle",
     "Joined",
+    "Limits",
     "Mappings",
+    "OpenOptions",
     "PreparedText",
+    "Request",
+    "ScanOptions",
     "Stream",
     "Tensor",
     "Upload",
@@ -35,23 +44,16 @@ __all__ = [
     "concat",
     "cuda_info",
     "direct_upload_bytes",
+    "dtype_name",
     "end_upload_workers",
     "finish_publication",
     "is_cancelled",
     "machine",
     "memory",
-    "open_at",
-    "open_bytes",
-    "open_file",
-    "open_folder",
-    "open_paths",
+    "open",
     "order",
-    "parse_dtype",
     "probe",
-    "scan_bytes",
-    "scan_file",
-    "scan_folder",
-    "scan_paths",
+    "scan",
     "similar",
     "stack",
     "statistics",
@@ -254,6 +256,9 @@ class Checkpoint:
     def names(self) -> list[str]:
         """The names, in the files' order."""
 
+    def tensors(self, start: int, count: int) -> list[Tensor]:
+        """The tensors at positions of `names` from `start` on, as many as there are."""
+
     def __len__(self) -> int:
         """The number of names."""
 
@@ -320,7 +325,7 @@ class Checkpoint:
         """A number that no other checkpoint of this process has."""
 
     def reopening(self) -> tuple[list[str], str, str, bool, str, dict[str, int]] | None:
-        """The arguments of `open_paths` for the same checkpoint; None unless it was opened by paths.
+        """What opens the same checkpoint; None unless it was opened by paths.
 
         Returns:
             The absolute paths, `unknown`, `trailing`, `compat`, `io`, and the limits that are not the defaults.
@@ -456,26 +461,40 @@ class _Builder(Protocol):
     def attributes(self, made: Any, attributes: dict[Any, Any], /) -> None:
         """Sets the attributes of a mapping or a tensor."""
 
-def open_paths(
-    paths: Sequence[str | os.PathLike[str]],
-    *,
-    unknown: str,
-    trailing: str,
-    compat: bool,
-    verify: bool,
-    limits: Mapping[str, int],
-    io: str = "auto",
-) -> Checkpoint:
-    """Opens a file, a directory, an index file, or a list of shards. Reads metadata only, unless `verify`.
+_Source: TypeAlias = "bytes | Sequence[str] | tuple[str, int] | tuple[object, int, str | None] | ObjectFolder"
+"""What is opened or scanned: the content of a file; files, a directory or an index file; what begins at a byte of a file;
+a binary file object or an object with `read_ranges`, from a byte on, with its name for messages; or a folder of a store."""
 
-    Args:
-        paths: One path of any kind, or several files.
-        unknown: `"keep"` or `"error"`.
-        trailing: `"error"` or `"ignore"`.
-        compat: Whether the last of duplicate keys in a safetensors header wins.
-        verify: Whether every storage is read and its checksum compared.
-        limits: Values of limits by name; the others keep their defaults.
-        io: `"auto"`, `"buffered"` or `"direct"`: how tensor data is read.
+@final
+class OpenOptions:
+    """How a checkpoint is opened."""
+
+    def __new__(
+        cls,
+        *,
+        unknown: str = "keep",
+        verify: object = False,
+        limits: Limits | None = None,
+        compat: object = False,
+        trailing: str = "error",
+        io: str = "auto",
+    ) -> Self:
+        """Checks the options.
+
+        Args:
+            unknown: `"keep"` or `"error"`, for values of unknown classes.
+            verify: Whether every storage is read and its checksum compared.
+            limits: The limits.
+            compat: Whether the last of duplicate keys in a safetensors header wins.
+            trailing: `"error"` or `"ignore"`, for bytes after the end.
+            io: `"auto"`, `"buffered"` or `"direct"`: how tensor data is read.
+
+        Raises:
+            ValueError: An option has none of its values, which the message lists.
+        """
+
+def open(source: _Source, options: OpenOptions) -> Checkpoint:  # noqa: A001 - the package's name for it
+    """Opens a checkpoint. Reads metadata only, unless the options say `verify`. It keeps bytes and objects, and copies none.
 
     Raises:
         OSError: A file cannot be read.
@@ -483,80 +502,30 @@ def open_paths(
         UnsupportedError: The format of the file is not supported yet.
         DisallowedError: The file names an unknown class or function, and `unknown` is `"error"`.
         LimitError: The file exceeds a limit.
-        ValueError: An argument has an invalid value.
     """
 
-def open_at(
-    path: str | os.PathLike[str], start: int, *, unknown: str, trailing: str, limits: Mapping[str, int]
-) -> Checkpoint:
-    """Opens the checkpoint from byte `start` of a file to its end; arguments and errors as for `open_paths`."""
+class Handle:
+    """The base of `rustload.LazyTensor`: a tensor of the core, and the context that it is read in."""
 
-def open_bytes(
-    data: bytes,
-    *,
-    unknown: str,
-    trailing: str,
-    compat: bool,
-    verify: bool,
-    limits: Mapping[str, int],
-) -> Checkpoint:
-    """Opens the bytes of one file; arguments and errors as for `open_paths`.
+    def __new__(cls, core: Tensor | Joined, context: HandleContext) -> Self:
+        """Reads nothing."""
 
-    Args:
-        data: The bytes, which the checkpoint keeps and does not copy.
-        unknown: As for `open_paths`.
-        trailing: As for `open_paths`.
-        compat: As for `open_paths`.
-        verify: As for `open_paths`.
-        limits: As for `open_paths`.
-    """
+    # A joined tensor has all methods of a tensor that are used of both.
+    @property
+    def _core(self) -> Tensor: ...
+    @property
+    def _context(self) -> HandleContext: ...
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
 
-def open_file(
-    file: object,
-    start: int,
-    name: str | None,
-    *,
-    unknown: str,
-    trailing: str,
-    compat: bool,
-    verify: bool,
-    limits: Mapping[str, int],
-) -> Checkpoint:
-    """Opens a binary file object that can seek, or an object with `size` and `read_ranges`; else as `open_paths`.
+    @property
+    def dtype(self) -> DType:
+        """The dtype in the file: a str as torch spells it, `"bfloat16"`, that is also equal to `torch.bfloat16`."""
 
-    Args:
-        file: The object, which the checkpoint keeps and reads from when tensors are read.
-        start: The offset of the checkpoint's first byte.
-        name: The object's name in messages.
-        unknown: As for `open_paths`.
-        trailing: As for `open_paths`.
-        compat: As for `open_paths`.
-        verify: As for `open_paths`.
-        limits: As for `open_paths`.
-    """
-
-def open_folder(
-    folder: object,
-    names: Sequence[str],
-    *,
-    unknown: str,
-    trailing: str,
-    compat: bool,
-    verify: bool,
-    limits: Mapping[str, int],
-) -> Checkpoint:
-    """Opens the checkpoint in a folder of a store, as `open_paths` opens that in a directory. Several files are opened at once.
-
-    Args:
-        folder: An object with `name`, `names()`, `sizes(names)` and `open(name)`, which returns an object with `size` and
-            `read_ranges`. It is used from several threads.
-        names: The index file, or the shards, to open in it; empty for the folder itself.
-        unknown: As for `open_paths`.
-        trailing: As for `open_paths`.
-        compat: As for `open_paths`.
-        verify: As for `open_paths`.
-        limits: As for `open_paths`.
-    """
+    @property
+    def nbytes(self) -> int:
+        """The size of all elements in bytes, in the file's dtype."""
 
 @final
 class Joined:
@@ -590,13 +559,13 @@ class Joined:
     def reversed(self) -> Joined:
         """The same elements with the dimensions reversed."""
 
-    def materialize(self, request: _Request) -> Buffer:
+    def materialize(self, request: Request) -> Buffer:
         """The elements in memory. Reads tensor data, each part directly into the result; errors as for `Tensor.materialize`."""
 
-    def materialize_into(self, request: _Request, out: CapsuleType) -> None:
+    def materialize_into(self, request: Request, out: CapsuleType) -> None:
         """Writes the elements into memory of another library; arguments and errors as for `Tensor.materialize_into`."""
 
-    def result_shape(self, request: _Request) -> tuple[int, ...]:
+    def result_shape(self, request: Request) -> tuple[int, ...]:
         """The shape of the result of `materialize`."""
 
     def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
@@ -637,7 +606,7 @@ def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
     """
 
 def compare(
-    pairs: Sequence[tuple[_Values, _Request, _Values, _Request]],
+    pairs: Sequence[tuple[_Values, Request, _Values, Request]],
     *,
     atol: float,
     rtol: float,
@@ -649,7 +618,7 @@ def compare(
         pairs: The tensors and their requests, which must give both the same dtype and shape.
         atol: The largest absolute difference of close numbers.
         rtol: The largest difference in proportion to the second number; both add up.
-        threads: As in `_Request`.
+        threads: As in `Request`.
 
     Returns:
         For each pair: the elements; those whose bytes differ; those of them that are not close; the number of the first such one
@@ -662,7 +631,7 @@ def compare(
 
 def statistics(
     tensors: Sequence[_Values],
-    request: _Request,
+    request: Request,
     *,
     bins: int | None,
     sample: int | None,
@@ -675,7 +644,7 @@ def statistics(
         request: The conversion of all.
         bins: The bins of the histogram; None for none.
         sample: About how many elements of each to read; None for all.
-        threads: As in `_Request`.
+        threads: As in `Request`.
 
     Returns:
         The fields of `rustload.Statistics` but `sampled`, with plain tuples; None for dtypes without numbers.
@@ -689,7 +658,7 @@ _Values: TypeAlias = "Tensor | Joined | tuple[str, Sequence[int], int | None, Ca
 returns a DLPack capsule of all bytes, as one-dimensional `uint8` in host memory."""
 
 _File: TypeAlias = (
-    "tuple[str, Sequence[tuple[str, _Values, int]], Sequence[tuple[str, str]], str | None, "
+    "tuple[str, Sequence[tuple[str, _Values, Request]], Sequence[tuple[str, str]], str | None, "
     "Sequence[tuple[str, str]], int | None]"
 )
 
@@ -704,8 +673,7 @@ class _WriteOptions(TypedDict):
 
 def write_file(
     path: str,
-    tensors: Sequence[tuple[str, _Values, int]],
-    requests: Sequence[_Request],
+    tensors: Sequence[tuple[str, _Values, Request]],
     *,
     metadata: Sequence[tuple[str, str]],
     options: _WriteOptions,
@@ -714,8 +682,7 @@ def write_file(
 
     Args:
         path: The file.
-        tensors: For each tensor its name, its values, and the index of its request.
-        requests: The conversions; `copy` has no effect.
+        tensors: For each tensor its name, its values, and how they are converted; `copy` has no effect.
         metadata: The texts of the header.
         options: `overwrite`: whether an existing file is replaced; `sync`: whether the data is on the disk before the file gets
             its name; `verify`: whether it is read back and compared with its sources; `resume`: whether what is written stays
@@ -733,7 +700,6 @@ def write_file(
 def write_folder(
     path: str,
     files: Sequence[_File],
-    requests: Sequence[_Request],
     *,
     texts: Sequence[tuple[str, str]],
     copies: Sequence[tuple[str, str]],
@@ -749,7 +715,6 @@ def write_folder(
         files: For each safetensors file its path, its tensors as for `write_file`, the texts of its header, the path of the index
             that lists them (None for no index), the texts that go into that index, or into the header if there is none, and the
             most bytes of tensors, above which it is several files; None for one.
-        requests: The conversions.
         texts: Paths and contents of other files.
         copies: Paths of other files, and the files that they are copies of.
         joins: Whether the files may join those of an existing folder if they replace none, without `overwrite`.
@@ -807,8 +772,7 @@ class FolderStage:
 
 def write_object(
     file: object,
-    tensors: Sequence[tuple[str, _Values, int]],
-    requests: Sequence[_Request],
+    tensors: Sequence[tuple[str, _Values, Request]],
     *,
     metadata: Sequence[tuple[str, str]],
     options: _WriteOptions,
@@ -818,7 +782,6 @@ def write_object(
     Args:
         file: An object whose `write` takes bytes.
         tensors: As for `write_file`, like the arguments below.
-        requests: The conversions.
         metadata: The texts of the header.
         options: As for `write_file`; `overwrite` and `sync` have no effect.
 
@@ -877,7 +840,7 @@ class Writer:
             RustloadError: As for `write_file`.
         """
 
-    def write(self, name: str, values: _Values, request: _Request, start: Sequence[int] | None) -> None:
+    def write(self, name: str, values: _Values, request: Request, start: Sequence[int] | None) -> None:
         """Writes a tensor, or the part of it that begins at the index `start`, cast to the declared dtype.
 
         Raises:
@@ -927,9 +890,7 @@ class Stream:
         """
 
 def stream(
-    tensors: Sequence[Tensor],
-    requests: Sequence[_Request],
-    request_numbers: Sequence[int],
+    tensors: Sequence[tuple[Tensor, Request]],
     *,
     window: int,
     threads: int | None,
@@ -940,21 +901,16 @@ def stream(
     """A stream of tensors. Reads nothing before the first `next`.
 
     Args:
-        tensors: The tensors.
-        requests: The distinct requests.
-        request_numbers: For each tensor, the index of its request in `requests`.
+        tensors: The tensors, each with its request.
         window: The most bytes in flight (back pressure).
         threads: The number of threads; None for one per core.
         by_file: True for the order of the data, False for the order of the list.
         share_storages: Whether the caller makes the tensors that can share a storage.
         results_kept: Whether the caller keeps all results. Otherwise recycled memory of freed results counts in the window.
-
-    Raises:
-        ValueError: A number in `request_numbers` is out of bounds, or an argument has an invalid value.
     """
 
 def order(
-    tensors: Sequence[Tensor], requests: Sequence[_Request], request_numbers: Sequence[int], *, by_file: bool
+    tensors: Sequence[tuple[Tensor, Request]], *, by_file: bool
 ) -> tuple[list[int], dict[int, tuple[int, bool]]]:
     """The order in which `stream` returns these tensors; arguments and errors as for `stream`. Reads nothing.
 
@@ -999,9 +955,7 @@ class Upload:
 
     def submit(
         self,
-        tensors: Sequence[Tensor],
-        requests: Sequence[_Request],
-        request_numbers: Sequence[int],
+        tensors: Sequence[tuple[Tensor, Request]],
         into: Sequence[Buffer],
         *,
         stream: int | None,
@@ -1009,9 +963,7 @@ class Upload:
         """Enqueues a batch of tensors, and returns at once.
 
         Args:
-            tensors: The tensors.
-            requests: The distinct requests. The CPU casts and transposes.
-            request_numbers: For each tensor, the index of its request in `requests`.
+            tensors: The tensors, each with its request. The CPU casts and transposes.
             into: For each tensor contiguous memory of this GPU of exactly the size of the result, which is C-contiguous in the
                 requested order of dimensions. It is kept alive until `wait`.
             stream: The address of a CUDA stream, 0 for the default stream: the copies wait for the work that is enqueued there
@@ -1053,22 +1005,15 @@ class Upload:
     def close(self) -> None:
         """Cancels all work, and returns when no copy is in flight. Tickets that were not waited for become invalid."""
 
-def direct_upload_bytes(
-    tensors: Sequence[Tensor], requests: Sequence[_Request], request_numbers: Sequence[int], cast_below: int
-) -> list[int]:
+def direct_upload_bytes(tensors: Sequence[tuple[Tensor, Request]], cast_below: int) -> list[int]:
     """For each tensor the bytes of its result, if `Upload.submit` makes it without work of the GPU, whatever its framework.
 
     That is a contiguous tensor without a transpose and without a cast, or with a cast to a narrower dtype if the tensor has fewer
     than `cast_below` bytes. 0 for other results, empty ones, those of meta tensors, and with `copy=False`.
 
     Args:
-        tensors: The tensors.
-        requests: The distinct requests.
-        request_numbers: For each tensor, the index of its request in `requests`.
+        tensors: The tensors, each with its request.
         cast_below: Tensors of fewer bytes are cast by the CPU.
-
-    Raises:
-        ValueError: A dtype is unknown.
     """
 
 def end_upload_workers() -> None:
@@ -1133,19 +1078,81 @@ def finish_publication(path: str) -> None:
         OSError: Another writer has the target, or the system refuses.
     """
 
-class _Request(Protocol):
-    """The fields of a request; `rustload._common.request.Request` has them."""
+@final
+class Request:
+    """How the core makes a result."""
 
-    dtype: str | None
-    transpose: bool | list[int] | None
-    copy: bool | None
-    allow_lossy: bool
-    dequantize: bool
-    threads: int | None
-    mappings: Mappings | None
+    def __new__(
+        cls,
+        *,
+        dtype: object = None,
+        transpose: bool | Sequence[int] | None = None,
+        copy: bool | None = None,
+        allow_lossy: object = False,
+        dequantize: object = False,
+        overflow: str = "nan",
+        threads: int | None = None,
+        mappings: Mappings | None = None,
+    ) -> Self:
+        """Without arguments, the result is as in the file. Views are of `mappings`; None is the checkpoint's mapping.
+
+        Raises:
+            ValueError: An argument has none of its values, which the message lists.
+            TypeError: An argument has a wrong type.
+        """
+
+    def but(
+        self, *, dtype: object = ..., transpose: bool | Sequence[int] | None = ..., copy: bool | None = ...
+    ) -> Request:
+        """The same with some fields changed."""
 
     @property
+    def dtype(self) -> str | None:
+        """The dtype as torch spells it; None for the file's."""
+
+    @property
+    def transpose(self) -> bool | list[int] | None:
+        """True to swap the last two dimensions, a permutation, or None."""
+
+    @property
+    def copy(self) -> bool | None: ...
+    @property
+    def allow_lossy(self) -> bool: ...
+    @property
+    def dequantize(self) -> bool: ...
+    @property
     def overflow(self) -> str: ...
+    @property
+    def threads(self) -> int | None: ...
+
+@final
+class Limits:
+    """Upper bounds on the memory and work that a file can cause; the defaults fit real checkpoints.
+
+    >>> import rustload
+    >>> rustload.Limits(tensors=10_000_000).tensors
+    10000000
+    """
+
+    def __new__(cls, **limits: int) -> Self:
+        """Sets some limits and leaves the others at their defaults.
+
+        Args:
+            **limits: Name and value of each limit to set; `Limits.describe()` lists the names.
+
+        Raises:
+            ValueError: No limit has that name, or the value is negative.
+        """
+
+    def __getattr__(self, name: str, /) -> int:
+        """The limit of that name."""
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, int]]:
+        """For pickles."""
+
+    @staticmethod
+    def describe() -> dict[str, str]:
+        """The description of each limit, by name."""
 
 @final
 class Tensor:
@@ -1329,7 +1336,7 @@ class Tensor:
     def reversed(self) -> Tensor:
         """The same elements with the dimensions reversed."""
 
-    def materialize(self, request: _Request) -> Buffer:
+    def materialize(self, request: Request) -> Buffer:
         """The elements in memory. Reads tensor data, except for a view.
 
         Raises:
@@ -1341,7 +1348,7 @@ class Tensor:
             MemoryError: The memory could not be allocated.
         """
 
-    def materialize_into(self, request: _Request, out: CapsuleType) -> None:
+    def materialize_into(self, request: Request, out: CapsuleType) -> None:
         """Writes the elements, C-contiguous in the requested order, into memory of another library. Reads tensor data.
 
         Args:
@@ -1353,7 +1360,7 @@ class Tensor:
             ValueError: The capsule is of another kind of tensor, or of another size.
         """
 
-    def result_shape(self, request: _Request) -> tuple[int, ...]:
+    def result_shape(self, request: Request) -> tuple[int, ...]:
         """The shape of the result of `materialize`."""
 
     def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
@@ -1379,7 +1386,7 @@ class Tensor:
             FormatError: The file was truncated or changed.
         """
 
-    def storage_bytes(self, kind: str, request: _Request) -> Buffer:
+    def storage_bytes(self, kind: str, request: Request) -> Buffer:
         """All bytes of the storage as `uint8`, as a view or a copy.
 
         Args:
@@ -1426,84 +1433,43 @@ def similar(name: str, names: Iterable[object], count: int) -> list[str]:
         count: The most names to return.
     """
 
-def parse_dtype(name: str) -> str:
-    """Normalizes a dtype name to that of torch.
+def dtype_name(dtype: object) -> str:
+    """Normalizes a dtype to its torch name.
 
     Args:
-        name: A name as torch, safetensors or NumPy spells it, with or without `torch.`.
+        dtype: A name as torch, safetensors or NumPy spells it, a `torch.dtype`, a NumPy dtype or scalar type.
 
     Raises:
         ValueError: No dtype has that name; the note lists all names.
+        TypeError: It is no dtype.
     """
 
-def scan_paths(
-    paths: Sequence[str], *, limits: Mapping[str, int], allow: Sequence[str], exclude: Sequence[str]
-) -> str:
-    """Scans files and directories; reads no tensor data.
+@final
+class ScanOptions:
+    """What a scan accepts and leaves out."""
 
-    Args:
-        paths: The files and directories.
-        limits: Limits by name.
-        allow: The names that are accepted, as for `rustload.Policy`.
-        exclude: The names of files and directories that are left out, as for `rustload.Policy`.
+    def __new__(
+        cls, *, limits: Limits | None = None, allow: Sequence[str] = (), exclude: Sequence[str] = ()
+    ) -> Self:
+        """Checks the options.
+
+        Args:
+            limits: The limits.
+            allow: The names that are accepted, as for `rustload.Policy`.
+            exclude: The names of files and directories that are left out, as for `rustload.Policy`.
+
+        Raises:
+            ValueError: A name cannot be allowed.
+        """
+
+def scan(source: _Source, options: ScanOptions) -> str:
+    """Scans files, all in directories and folders, or bytes; reads no tensor data.
 
     Returns:
         The report as JSON (docs/reference/scan.md lists its keys).
 
     Raises:
         OSError: A path does not exist, or a directory cannot be listed.
-        ValueError: No limit has that name, or a name cannot be allowed.
-    """
-
-def scan_file(file: object, name: str | None, *, limits: Mapping[str, int], allow: Sequence[str]) -> str:
-    """Scans a binary file object that can seek, or an object with `size` and `read_ranges`.
-
-    Args:
-        file: The object.
-        name: Its name in the report.
-        limits: As for `scan_paths`.
-        allow: As for `scan_paths`.
-
-    Returns:
-        The report as JSON.
-
-    Raises:
-        ValueError: No limit has such a name.
-    """
-
-def scan_folder(
-    folder: object,
-    names: Sequence[str],
-    *,
-    limits: Mapping[str, int],
-    allow: Sequence[str],
-    exclude: Sequence[str],
-) -> str:
-    """Scans the files of a folder of a store; not those in folders below it.
-
-    Args:
-        folder: As for `open_folder`.
-        names: The files to scan; empty for all.
-        limits: As for `scan_paths`.
-        allow: As for `scan_paths`.
-        exclude: As for `scan_paths`; without effect on files in `names`.
-
-    Returns:
-        The report as JSON.
-
-    Raises:
-        OSError: The folder cannot be listed.
-        ValueError: No limit has such a name.
-    """
-
-def scan_bytes(data: bytes, *, limits: Mapping[str, int], allow: Sequence[str]) -> str:
-    """Scans the bytes of one file.
-
-    Returns:
-        The report as JSON.
-
-    Raises:
-        ValueError: No limit has that name.
     """
 
 def check_allowance(pattern: str) -> None:

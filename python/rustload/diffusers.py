@@ -19,8 +19,8 @@ except ImportError:
     import_framework("diffusers")  # raises with advice
     raise
 
-from rustload._common.dtype_args import dtype_name
 from rustload._frameworks.torch import torch_dtype
+from rustload._rustload import dtype_name
 from rustload.errors import _make
 from rustload.torch._load_into import load_into
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rustload._checkpoint.names import Key, Rename, Strip
-    from rustload._common.limits import Limits
     from rustload._common.progress import Progress
+    from rustload._rustload import Limits
 
 __all__ = ["from_pretrained"]
 

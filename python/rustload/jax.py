@@ -16,7 +16,7 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rustload._common.limits import Limits
+    from rustload._rustload import Limits
     from rustload._tensor.handle import LazyTensor
 
 __all__ = ["load", "unflatten"]

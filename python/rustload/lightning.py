@@ -20,7 +20,7 @@ from rustload.torch._native_values import find_inert, restore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rustload._common.limits import Limits
+    from rustload._rustload import Limits
     from rustload.torch._locations import MapLocation
 
 __all__ = ["RustloadCheckpointIO"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import os
 
     from rustload._checkpoint.names import Key, Rename, Strip
-    from rustload._common.limits import Limits
+    from rustload._rustload import Limits
 
 __all__ = ["load_adapter"]
 

@@ -21,10 +21,10 @@ except ImportError:
     import_framework("transformers")  # raises with advice
     raise
 
-from rustload._common.dtype_args import dtype_name
 from rustload._common.hub import commit_of, snapshot_names
 from rustload._common.progress import checked_progress, reporting
 from rustload._frameworks.torch import torch_dtype
+from rustload._rustload import dtype_name
 from rustload.errors import _make, _printable
 from rustload.torch._read_progress import with_read_progress
 from rustload.torch._state_dict import state_dict
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rustload._checkpoint.names import Key, Rename, Strip
-    from rustload._common.limits import Limits
     from rustload._common.progress import Progress
+    from rustload._rustload import Limits
     from rustload.torch._state_dict import StateDict
 
 __all__ = ["from_pretrained"]

@@ -16,6 +16,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use super::arguments::DTypeArg;
 use super::capsule;
 use super::tensor::Tensor;
 use crate::dtype::DType;
@@ -106,8 +107,8 @@ impl Buffer {
     }
 
     /// A contiguous part of the same memory.
-    fn part(&self, start: u64, dtype: &str, shape: Vec<u64>) -> PyResult<Buffer> {
-        Ok(Buffer(self.0.part(start, DType::parse(dtype)?, shape.as_slice().into())?))
+    fn part(&self, start: u64, dtype: DTypeArg, shape: Vec<u64>) -> PyResult<Buffer> {
+        Ok(Buffer(self.0.part(start, dtype.0, shape.as_slice().into())?))
     }
 
     /// Parts for tensors, one behind another, as many as fit; and the byte after the last one.
@@ -116,11 +117,11 @@ impl Buffer {
         start: u64,
         alignment: u64,
         tensors: Vec<PyRef<'_, Tensor>>,
-        dtypes: Vec<Option<String>>,
+        dtypes: Vec<Option<DTypeArg>>,
     ) -> PyResult<(Vec<Buffer>, u64)> {
         let mut wanted = Vec::with_capacity(tensors.len());
         for (tensor, dtype) in tensors.iter().zip(&dtypes) {
-            let dtype = dtype.as_deref().map_or(Ok(tensor.0.dtype()), DType::parse)?;
+            let dtype = dtype.map_or(tensor.0.dtype(), |dtype| dtype.0);
             wanted.push((dtype, tensor.0.shape().into()));
         }
         let (parts, end) = self.0.parts_that_fit(start, alignment, wanted)?;

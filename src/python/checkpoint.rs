@@ -2,26 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::sync::Arc;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyList, PyString, PyTuple};
 
+use super::arguments::{IoArg, TrailingArg, UnknownArg};
 use super::buffer::Buffer;
-use super::file_object::FileObject;
-use super::folder::FolderObject;
+use super::limits::changed;
 use super::tensor::Tensor;
 use super::{objects, run};
-use crate::bytes::{FileStamp, Io};
+use crate::bytes::FileStamp;
 use crate::checkpoint::Checkpoint as Core;
-use crate::container::{Format, metadata_bytes};
+use crate::container::Format;
 use crate::error::{Code, Error};
-use crate::index::{Options, SavedValue, Unknown};
+use crate::index::{Options, SavedValue};
 use crate::layout::Layout;
-use crate::limits::Limits;
 use crate::parallel::Cancel;
 
 /// An open checkpoint.
@@ -31,180 +26,15 @@ pub(crate) struct Checkpoint(pub(super) Core);
 /// Shape, strides and offset, in elements.
 pub(super) type LayoutNumbers = (Vec<u64>, Vec<u64>, u64);
 
-/// The arguments of [`open_paths`] for the same checkpoint: paths, `unknown`, `trailing`, `compat`, `io`, and limits that are not the
+/// What opens the same checkpoint: paths, `unknown`, `trailing`, `compat`, `io`, and limits that are not the
 /// defaults.
-type Reopening = (Vec<OsString>, &'static str, &'static str, bool, &'static str, BTreeMap<String, u64>);
+type Reopening = (Vec<OsString>, &'static str, &'static str, bool, &'static str, BTreeMap<&'static str, u64>);
 
 /// Bytes, device and file offset of a storage.
 type StorageInfo = (u64, Option<String>, Option<u64>);
 
 /// Buffers, and for each storage the index of its buffer and the offset in it.
 type OwnedStorages = (Vec<Buffer>, Vec<(usize, u64)>);
-
-/// Opens files, a directory or an index file.
-#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
-#[pyfunction]
-#[pyo3(signature = (paths, *, unknown, trailing, compat, verify, limits, io="auto"))]
-pub(crate) fn open_paths(
-    py: Python<'_>,
-    paths: Vec<PathBuf>,
-    unknown: &str,
-    trailing: &str,
-    compat: bool,
-    verify: bool,
-    limits: BTreeMap<String, u64>,
-    io: &str,
-) -> PyResult<Checkpoint> {
-    let options = Options { io: parse_io(io)?, ..options(unknown, trailing, compat, verify, limits)? };
-    let cancel = options.cancel.clone();
-    let sum = || paths.iter().fold(0_u64, |sum, path| sum.saturating_add(metadata_bytes(path)));
-    let nbytes = py.detach(sum);
-    let long = verify || is_long(nbytes);
-    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::open_all(&paths, options))?))
-}
-
-/// Opens the checkpoint that begins at byte `start` of a file.
-#[pyfunction]
-#[pyo3(signature = (path, start, *, unknown, trailing, limits))]
-pub(crate) fn open_at(
-    py: Python<'_>,
-    path: PathBuf,
-    start: u64,
-    unknown: &str,
-    trailing: &str,
-    limits: BTreeMap<String, u64>,
-) -> PyResult<Checkpoint> {
-    let options = options(unknown, trailing, false, false, limits)?;
-    let cancel = options.cancel.clone();
-    let long = is_long(py.detach(|| metadata_bytes(&path)));
-    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::open_at(&path, start, options))?))
-}
-
-/// Opens bytes in memory.
-#[pyfunction]
-#[pyo3(signature = (data, *, unknown, trailing, compat, verify, limits))]
-pub(crate) fn open_bytes(
-    py: Python<'_>,
-    data: PyBackedBytes,
-    unknown: &str,
-    trailing: &str,
-    compat: bool,
-    verify: bool,
-    limits: BTreeMap<String, u64>,
-) -> PyResult<Checkpoint> {
-    let options = options(unknown, trailing, compat, verify, limits)?;
-    let cancel = options.cancel.clone();
-    let long = verify || is_long(data.len() as u64);
-    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::from_bytes(Arc::new(data), options))?))
-}
-
-/// Opens a binary file object, or an object with `size` and `read_ranges`, from byte `start` on. `name` is for messages.
-#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
-#[pyfunction]
-#[pyo3(signature = (file, start, name, *, unknown, trailing, compat, verify, limits))]
-pub(crate) fn open_file(
-    py: Python<'_>,
-    file: &Bound<'_, PyAny>,
-    start: u64,
-    name: Option<String>,
-    unknown: &str,
-    trailing: &str,
-    compat: bool,
-    verify: bool,
-    limits: BTreeMap<String, u64>,
-) -> PyResult<Checkpoint> {
-    let options = options(unknown, trailing, compat, verify, limits)?;
-    let cancel = options.cancel.clone();
-    let source = FileObject::source(file, start, name)?;
-    Ok(Checkpoint(run::interruptible_if(py, true, &cancel, || Core::from_source(&source, options))?))
-}
-
-/// Opens the checkpoint in a folder of a store, or the files of these names in it.
-#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
-#[pyfunction]
-#[pyo3(signature = (folder, names, *, unknown, trailing, compat, verify, limits))]
-pub(crate) fn open_folder(
-    py: Python<'_>,
-    folder: &Bound<'_, PyAny>,
-    names: Vec<String>,
-    unknown: &str,
-    trailing: &str,
-    compat: bool,
-    verify: bool,
-    limits: BTreeMap<String, u64>,
-) -> PyResult<Checkpoint> {
-    let options = options(unknown, trailing, compat, verify, limits)?;
-    let cancel = options.cancel.clone();
-    let folder = FolderObject::new(folder)?;
-    let open = || Core::from_folder(&folder, &names, options);
-    Ok(Checkpoint(run::interruptible_if(py, true, &cancel, open)?))
-}
-
-/// Whether reading so many bytes of metadata can be interrupted by Ctrl-C. The shards of an index file or a folder do not count.
-fn is_long(nbytes: u64) -> bool {
-    const INTERRUPTIBLE_METADATA_MIN_BYTES: u64 = 4 << 20;
-    nbytes >= INTERRUPTIBLE_METADATA_MIN_BYTES
-}
-
-fn options(
-    unknown: &str,
-    trailing: &str,
-    compat: bool,
-    verify: bool,
-    overrides: BTreeMap<String, u64>,
-) -> PyResult<Options> {
-    let limits = limits(overrides)?;
-    let unknown = match unknown {
-        "keep" => Unknown::Keep,
-        "error" => Unknown::Error,
-        other => return Err(PyValueError::new_err(format!("unknown= is 'keep' or 'error', not {other:?}"))),
-    };
-    let ignore_trailing = match trailing {
-        "error" => false,
-        "ignore" => true,
-        other => {
-            return Err(PyValueError::new_err(format!("trailing= is 'error' or 'ignore', not {other:?}")));
-        }
-    };
-    Ok(Options {
-        limits,
-        unknown,
-        ignore_trailing,
-        compat,
-        verify,
-        cancel: Cancel::new(),
-        ..Options::default()
-    })
-}
-
-pub(super) fn parse_io(io: &str) -> PyResult<Io> {
-    match io {
-        "auto" => Ok(Io::Auto),
-        "buffered" => Ok(Io::Buffered),
-        "direct" => Ok(Io::Direct),
-        other => Err(PyValueError::new_err(format!("io= is 'auto', 'buffered' or 'direct', not {other:?}"))),
-    }
-}
-
-fn io_name(io: Io) -> &'static str {
-    match io {
-        Io::Auto => "auto",
-        Io::Buffered => "buffered",
-        Io::Direct => "direct",
-    }
-}
-
-/// The default limits with these overrides. Fails for the name of a limit that does not exist.
-pub(super) fn limits(overrides: BTreeMap<String, u64>) -> PyResult<Limits> {
-    let mut limits = Limits::default();
-    for (name, value) in overrides {
-        match limits.by_name(&name) {
-            Some(limit) => *limit = value,
-            None => return Err(PyValueError::new_err(format!("no limit is named {name:?}"))),
-        }
-    }
-    Ok(limits)
-}
 
 #[pymethods]
 impl Checkpoint {
@@ -258,6 +88,14 @@ impl Checkpoint {
 
     fn tensor(&self, name: &str) -> PyResult<Tensor> {
         Ok(Tensor(self.0.tensor(name)?))
+    }
+
+    /// The tensors at these positions of `names`, as many as there are.
+    fn tensors(&self, start: usize, count: usize) -> Vec<Tensor> {
+        (start..start.saturating_add(count))
+            .map_while(|position| self.0.tensor_at(position))
+            .map(Tensor)
+            .collect()
     }
 
     fn tied(&self) -> Vec<Vec<String>> {
@@ -325,16 +163,9 @@ impl Checkpoint {
     fn reopening(&self) -> Option<Reopening> {
         let paths: Vec<OsString> = self.0.paths().into_iter().map(OsString::from).collect();
         let Options { unknown, ignore_trailing, compat, io, .. } = self.0.options();
-        let unknown = if *unknown == Unknown::Error { "error" } else { "keep" };
-        let trailing = if *ignore_trailing { "ignore" } else { "error" };
-        let (mut limits, mut defaults) = (self.0.limits().clone(), Limits::default());
-        let names = Limits::NAMES.iter().map(|(name, _)| *name);
-        let changed = names.filter_map(|name| {
-            let value = *limits.by_name(name)?;
-            (value != *defaults.by_name(name)?).then(|| (name.to_owned(), value))
-        });
-        let limits = changed.collect();
-        (!paths.is_empty()).then(|| (paths, unknown, trailing, *compat, io_name(*io), limits))
+        let limits = changed(self.0.limits()).collect();
+        let (unknown, trailing) = (UnknownArg(*unknown).word(), TrailingArg(*ignore_trailing).word());
+        (!paths.is_empty()).then(|| (paths, unknown, trailing, *compat, IoArg(*io).word(), limits))
     }
 
     /// For each file its absolute path, size, time of modification in nanoseconds, and inode.

@@ -2,12 +2,11 @@
 
 use pyo3::prelude::*;
 
-use super::request::RequestArgs;
+use super::request::Request;
 use super::run;
 use super::write::ValuesArg;
 use crate::compare::{self, CompareOptions};
 use crate::parallel::Cancel;
-use crate::tensor::Request;
 
 /// Total, different, distant, the first one's number, NaN in one only, and the largest absolute and relative differences.
 type Found = (u64, u64, u64, Option<u64>, u64, f64, f64);
@@ -17,18 +16,16 @@ type Found = (u64, u64, u64, Option<u64>, u64, f64, f64);
 #[pyo3(name = "compare", signature = (pairs, *, atol, rtol, threads))]
 pub(crate) fn compare_pairs(
     py: Python<'_>,
-    pairs: Vec<(ValuesArg<'_>, RequestArgs, ValuesArg<'_>, RequestArgs)>,
+    pairs: Vec<(ValuesArg<'_>, PyRef<'_, Request>, ValuesArg<'_>, PyRef<'_, Request>)>,
     atol: f64,
     rtol: f64,
     threads: Option<usize>,
 ) -> PyResult<Vec<Found>> {
     let cancel = Cancel::new();
-    let values = |values: ValuesArg<'_>, request: RequestArgs| {
-        values.values(Request { cancel: cancel.clone(), ..request.request()? })
-    };
+    let values = |values: ValuesArg<'_>, request: &Request| values.values(request.with(&cancel));
     let pairs =
-        pairs.into_iter().map(|(one, of_one, two, of_two)| Ok((values(one, of_one)?, values(two, of_two)?)));
-    let pairs = pairs.collect::<PyResult<Vec<_>>>()?;
+        pairs.into_iter().map(|(one, of_one, two, of_two)| (values(one, &of_one), values(two, &of_two)));
+    let pairs: Vec<_> = pairs.collect();
     let options = CompareOptions::new().atol(atol).rtol(rtol).threads(threads).cancel(cancel.clone());
     let found = run::interruptible_if(py, true, &cancel, || compare::compare(&pairs, &options))?;
     let found = found.into_iter().map(|found| {

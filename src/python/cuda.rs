@@ -10,13 +10,12 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::arguments::DTypeArg;
 use super::buffer::Buffer;
-use super::request::RequestArgs;
+use super::request::{Pair, pairs};
 use super::run;
-use super::stream::{exception, pair_requests};
-use super::tensor::Tensor;
+use super::stream::exception;
 use crate::checkpoint::Upload as Core;
-use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::sink::Array;
 use crate::sink::cuda::{self, CallerStream, DeviceMemory};
@@ -60,17 +59,15 @@ impl Upload {
         Ok(self.core()?.device().ordinal())
     }
 
-    #[pyo3(signature = (tensors, requests, request_numbers, into, *, stream))]
+    #[pyo3(signature = (tensors, into, *, stream))]
     fn submit(
         &self,
         py: Python<'_>,
-        tensors: Vec<PyRef<'_, Tensor>>,
-        requests: Vec<RequestArgs>,
-        request_numbers: Vec<usize>,
+        tensors: Vec<Pair<'_>>,
         into: Vec<PyRef<'_, Buffer>>,
         stream: Option<u64>,
     ) -> PyResult<u64> {
-        let requests = pair_requests(&tensors, requests, request_numbers)?;
+        let requests = pairs(&tensors);
         let into = into.iter().map(|buffer| buffer.0.clone()).collect();
         let submitted = run::detached(py, || Ok(self.core()?.submit(requests, into, caller_stream(stream))))?;
         submitted.map_err(|failed| exception(py, failed))
@@ -127,15 +124,9 @@ fn caller_stream(address: Option<u64>) -> Option<CallerStream> {
 
 /// For each tensor the bytes of its result if the workers make it straight in its place, else 0.
 #[pyfunction]
-pub(crate) fn direct_upload_bytes(
-    tensors: Vec<PyRef<'_, Tensor>>,
-    requests: Vec<RequestArgs>,
-    request_numbers: Vec<usize>,
-    cast_below: u64,
-) -> PyResult<Vec<u64>> {
-    let requests = pair_requests(&tensors, requests, request_numbers)?;
+pub(crate) fn direct_upload_bytes(tensors: Vec<Pair<'_>>, cast_below: u64) -> Vec<u64> {
     let bytes = |(tensor, request): &(Lazy, Request)| tensor.direct_upload_bytes(request, cast_below);
-    Ok(requests.iter().map(|pair| bytes(pair).unwrap_or(0)).collect())
+    pairs(&tensors).iter().map(|pair| bytes(pair).unwrap_or(0)).collect()
 }
 
 /// Ends the threads of uploads.
@@ -146,7 +137,11 @@ pub(crate) fn end_upload_workers(py: Python<'_>) {
 
 /// Measures how many bytes of source the CPU reads from the page cache and casts per second.
 #[pyfunction]
-pub(crate) fn cast_rate(py: Python<'_>, from_: &str, to: &str, threads: Option<usize>) -> PyResult<f64> {
-    let (from, to) = (DType::parse(from_)?, DType::parse(to)?);
-    run::detached(py, || core::cast_rate(from, to, threads))
+pub(crate) fn cast_rate(
+    py: Python<'_>,
+    from_: DTypeArg,
+    to: DTypeArg,
+    threads: Option<usize>,
+) -> PyResult<f64> {
+    run::detached(py, || core::cast_rate(from_.0, to.0, threads))
 }

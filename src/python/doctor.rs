@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::checkpoint::parse_io;
+use super::arguments::IoArg;
 use super::run;
 use crate::bytes::{Io, Probe};
 use crate::kernel::Level;
@@ -18,21 +18,21 @@ use crate::{memory, parallel, write};
 pub(crate) fn probe<'py>(
     py: Python<'py>,
     path: PathBuf,
-    io: &str,
+    io: IoArg,
     measure: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (requested, io) = (io, parse_io(io)?);
+    let IoArg(io) = io;
     let result = run::detached(py, || Probe::run(&path, io, measure, allocate_aligned))?;
     let reason = match io {
         Io::Auto => result.io_choice.reason,
-        _ => format!("io={requested:?} was asked for"),
+        _ => format!("io={:?} was asked for", IoArg(io).word()),
     };
     let out = PyDict::new(py);
     out.set_item("size", result.size)?;
     out.set_item("file_system", result.file_system.name)?;
     out.set_item("kind", result.file_system.kind.name())?;
     out.set_item("cached", result.cached)?;
-    out.set_item("io", if result.io_choice.io == Io::Direct { "direct" } else { "buffered" })?;
+    out.set_item("io", IoArg(result.io_choice.io).word())?;
     out.set_item("reason", reason)?;
     out.set_item("in_flight", result.in_flight)?;
     out.set_item("block", result.block)?;

@@ -5,7 +5,7 @@ use pyo3::types::PyTuple;
 
 use super::advice;
 use super::buffer::Buffer;
-use super::request::{self, RequestArgs, index_items};
+use super::request::{self, Request, index_items};
 use super::tensor::Tensor;
 use crate::error::{Code, Error, guarded};
 use crate::tensor::Joined as Core;
@@ -74,18 +74,18 @@ impl Joined {
         Joined(self.0.reversed())
     }
 
-    fn materialize(&self, py: Python<'_>, request: RequestArgs) -> PyResult<Buffer> {
+    fn materialize(&self, py: Python<'_>, request: &Request) -> PyResult<Buffer> {
         request::materialize(py, request, |_| Ok(self.0.work()), |request| self.0.materialize(request))
     }
 
-    fn materialize_into(&self, py: Python<'_>, request: RequestArgs, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn materialize_into(&self, py: Python<'_>, request: &Request, out: &Bound<'_, PyAny>) -> PyResult<()> {
         request::materialize_into(py, request, out, self.0.work(), |request, out| {
             self.0.materialize_into(request, out)
         })
     }
 
-    fn result_shape<'py>(&self, py: Python<'py>, request: RequestArgs) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.result_shape(&request.request()?.order)?)
+    fn result_shape<'py>(&self, py: Python<'py>, request: &Request) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.result_shape(request.order())?)
     }
 
     /// None: quantized tensors cannot be joined.

@@ -2,6 +2,7 @@
 //! call the core and wrap the result. Framework objects are made in Python.
 
 mod advice;
+mod arguments;
 mod buffer;
 mod capsule;
 mod checkpoint;
@@ -13,9 +14,12 @@ mod extra;
 mod file_object;
 mod folder;
 mod folder_stage;
+mod handle;
 mod joined;
+mod limits;
 mod memory;
 mod objects;
+mod open;
 mod reports;
 mod request;
 mod run;
@@ -35,13 +39,13 @@ use pyo3::prelude::*;
 mod _rustload {
     use super::{PyModule, advice};
     use crate::dtype::DType;
-    use crate::limits::Limits;
+    use crate::limits::Limits as Bounds;
     use pyo3::prelude::*;
 
     #[pymodule_export]
     use super::buffer::{Buffer, adopt};
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_file, open_folder, open_paths, similar};
+    use super::checkpoint::{Checkpoint, similar};
     #[pymodule_export]
     use super::compare::compare_pairs;
     #[pymodule_export]
@@ -53,21 +57,27 @@ mod _rustload {
     #[pymodule_export]
     use super::folder_stage::FolderStage;
     #[pymodule_export]
+    use super::handle::Handle;
+    #[pymodule_export]
     use super::joined::{Joined, concat, stack};
+    #[pymodule_export]
+    use super::limits::Limits;
     #[pymodule_export]
     use super::memory::{memory, trim};
     #[pymodule_export]
-    use super::request::Mappings;
+    use super::open::{OpenOptions, open};
+    #[pymodule_export]
+    use super::request::{Mappings, Request};
     #[pymodule_export]
     use super::run::is_cancelled;
     #[pymodule_export]
-    use super::scan::{check_allowance, scan_bytes, scan_file, scan_folder, scan_paths};
+    use super::scan::{ScanOptions, check_allowance, scan};
     #[pymodule_export]
     use super::statistics::statistics_of;
     #[pymodule_export]
     use super::stream::{Stream, order, stream};
     #[pymodule_export]
-    use super::tensor::{Tensor, parse_dtype};
+    use super::tensor::{Tensor, dtype_name};
     #[pymodule_export]
     use super::write::{PreparedText, Writer, write_file, write_folder, write_object, write_text};
 
@@ -78,8 +88,8 @@ mod _rustload {
         let dtypes: Vec<_> =
             DType::ALL.iter().map(|dtype| (dtype.name(), dtype.itemsize(), dtype.safetensors())).collect();
         module.add("DTYPES", dtypes)?;
-        let mut defaults = Limits::default();
-        let limits: Vec<_> = Limits::NAMES
+        let mut defaults = Bounds::default();
+        let limits: Vec<_> = Bounds::NAMES
             .iter()
             .map(|(name, what)| (*name, defaults.by_name(name).copied(), *what))
             .collect();

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyEllipsis, PyList, PySlice, PyString, PyTuple};
 
+use super::arguments::{CopyArg, DTypeArg, Flag, OrderArg, OverflowArg, ThreadsArg};
 use super::buffer::Buffer;
+use super::tensor::Tensor;
 use super::{capsule, run};
 use crate::bytes;
 use crate::dtype::DType;
@@ -15,7 +17,7 @@ use crate::kernel::Overflow;
 use crate::layout::TensorIndex;
 use crate::parallel::Cancel;
 use crate::sink::Array;
-use crate::tensor::{Order, Request};
+use crate::tensor::{Order, Request as Core, Tensor as Lazy};
 
 /// The private file mappings of one owner of views, such as a model.
 #[pyclass(frozen, module = "rustload._rustload")]
@@ -29,55 +31,132 @@ impl Mappings {
     }
 }
 
-/// The attributes of a request as Python has it.
-#[derive(FromPyObject)]
-pub(crate) struct RequestArgs {
-    dtype: Option<String>,
-    transpose: Option<Transpose>,
-    copy: Option<bool>,
-    allow_lossy: bool,
-    dequantize: bool,
-    overflow: String,
-    threads: Option<usize>,
-    mappings: Option<Py<Mappings>>,
-}
+/// How the core makes a result. Without arguments, it is as in the file; views are of `mappings`, or of the checkpoint's.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct Request(Core);
 
-/// `transpose=`: a bool, or a permutation.
-#[derive(FromPyObject)]
-enum Transpose {
-    Flag(bool),
-    Dims(Vec<i64>),
-}
-
-impl RequestArgs {
-    /// The request of the core. Fails for an unknown dtype.
-    pub(super) fn request(self) -> PyResult<Request> {
-        Ok(Request {
-            dtype: self.dtype.as_deref().map(DType::parse).transpose()?,
-            order: match self.transpose {
-                None | Some(Transpose::Flag(false)) => Order::Same,
-                Some(Transpose::Flag(true)) => Order::Transpose,
-                Some(Transpose::Dims(dims)) => Order::Permute(dims),
-            },
-            copy: self.copy,
-            allow_lossy: self.allow_lossy,
-            dequantize: self.dequantize,
-            overflow: if self.overflow == "saturate" { Overflow::Saturate } else { Overflow::Nan },
-            threads: self.threads,
-            mappings: self.mappings.map(|mappings| mappings.get().0.clone()),
+#[pymethods]
+impl Request {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "one for each keyword")]
+    #[pyo3(signature = (
+        *,
+        dtype=None,
+        transpose=OrderArg(Order::Same),
+        copy=CopyArg(None),
+        allow_lossy=Flag(false),
+        dequantize=Flag(false),
+        overflow=OverflowArg(Overflow::Nan),
+        threads=ThreadsArg(None),
+        mappings=None,
+    ))]
+    fn new(
+        dtype: Option<DTypeArg>,
+        transpose: OrderArg,
+        copy: CopyArg,
+        allow_lossy: Flag,
+        dequantize: Flag,
+        overflow: OverflowArg,
+        threads: ThreadsArg,
+        mappings: Option<&Mappings>,
+    ) -> Request {
+        Request(Core {
+            dtype: dtype.map(|dtype| dtype.0),
+            order: transpose.0,
+            copy: copy.0,
+            allow_lossy: allow_lossy.0,
+            dequantize: dequantize.0,
+            overflow: overflow.0,
+            threads: threads.0,
+            mappings: mappings.map(|mappings| mappings.0.clone()),
             cancel: Cancel::new(),
         })
     }
+
+    /// The same with another dtype, transpose or copy.
+    #[pyo3(signature = (**changes))]
+    fn but(&self, changes: Option<&Bound<'_, PyDict>>) -> PyResult<Request> {
+        let mut core = self.0.clone();
+        for (name, value) in changes.into_iter().flatten() {
+            match &*name.cast::<PyString>()?.to_cow()? {
+                "dtype" => core.dtype = value.extract::<Option<DTypeArg>>()?.map(|dtype| dtype.0),
+                "transpose" => core.order = value.extract::<OrderArg>()?.0,
+                "copy" => core.copy = value.extract::<CopyArg>()?.0,
+                other => return Err(PyTypeError::new_err(format!("{other}= is not changed"))),
+            }
+        }
+        Ok(Request(core))
+    }
+
+    #[getter]
+    fn dtype(&self) -> Option<&'static str> {
+        self.0.dtype.map(DType::name)
+    }
+
+    /// True, a permutation, or None.
+    #[getter]
+    fn transpose<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(match &self.0.order {
+            Order::Same => None,
+            Order::Transpose => Some(PyBool::new(py, true).to_owned().into_any()),
+            Order::Permute(dims) => Some(PyList::new(py, dims)?.into_any()),
+        })
+    }
+
+    #[getter]
+    fn copy(&self) -> Option<bool> {
+        self.0.copy
+    }
+
+    #[getter]
+    fn allow_lossy(&self) -> bool {
+        self.0.allow_lossy
+    }
+
+    #[getter]
+    fn dequantize(&self) -> bool {
+        self.0.dequantize
+    }
+
+    #[getter]
+    fn overflow(&self) -> &'static str {
+        OverflowArg(self.0.overflow).word()
+    }
+
+    #[getter]
+    fn threads(&self) -> Option<usize> {
+        self.0.threads
+    }
+}
+
+impl Request {
+    /// The request of the core, which `cancel` stops.
+    pub(super) fn with(&self, cancel: &Cancel) -> Core {
+        self.0.clone().cancel(cancel.clone())
+    }
+
+    pub(super) fn order(&self) -> &Order {
+        &self.0.order
+    }
+}
+
+/// A tensor, and how to make its result.
+pub(crate) type Pair<'py> = (PyRef<'py, Tensor>, PyRef<'py, Request>);
+
+/// The same for the core; one token cancels all.
+pub(super) fn pairs(pairs: &[Pair<'_>]) -> Vec<(Lazy, Core)> {
+    let cancel = Cancel::new();
+    pairs.iter().map(|(tensor, request)| (tensor.0.clone(), request.with(&cancel))).collect()
 }
 
 /// Materializes a request as a buffer. `work` gives the bytes to process: long work can be interrupted.
 pub(super) fn materialize(
     py: Python<'_>,
-    request: RequestArgs,
-    work: impl FnOnce(&Request) -> PyResult<u64>,
-    core: impl FnOnce(&Request) -> Result<Array> + Send,
+    request: &Request,
+    work: impl FnOnce(&Core) -> PyResult<u64>,
+    core: impl FnOnce(&Core) -> Result<Array> + Send,
 ) -> PyResult<Buffer> {
-    let request = request.request()?;
+    let request = request.with(&Cancel::new());
     let work = work(&request)?;
     let array = run::interruptible(py, work, &request.cancel, || core(&request))?;
     Ok(Buffer(array))
@@ -86,12 +165,12 @@ pub(super) fn materialize(
 /// Materializes a request into the memory behind a DLPack capsule. `work` is the number of bytes to process.
 pub(super) fn materialize_into(
     py: Python<'_>,
-    request: RequestArgs,
+    request: &Request,
     out: &Bound<'_, PyAny>,
     work: u64,
-    core: impl FnOnce(&Request, &mut [u8]) -> Result<()> + Send,
+    core: impl FnOnce(&Core, &mut [u8]) -> Result<()> + Send,
 ) -> PyResult<()> {
-    let request = request.request()?;
+    let request = request.with(&Cancel::new());
     let mut foreign = capsule::import(out)?;
     run::interruptible(py, work, &request.cancel, || core(&request, foreign.bytes_mut()?))
 }

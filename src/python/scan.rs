@@ -1,83 +1,52 @@
-//! `scan_paths`, `scan_bytes`, `scan_file`, `scan_folder` and `check_allowance`: wrap scanning. A report is passed to Python as JSON.
+//! `scan` and `check_allowance`: wrap scanning. A report is passed to Python as JSON, which is written item by item.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 
+use super::arguments::LimitsArg;
 use super::file_object::FileObject;
-use super::folder::FolderObject;
-use super::{checkpoint, run};
-use crate::scan::{self, Options, Policy};
+use super::open::{Folder, Source};
+use super::run;
+use crate::parallel::Cancel;
+use crate::scan::{self as core, Options, Policy, Report};
 
-/// Scans files and directories.
-#[pyfunction]
-#[pyo3(signature = (paths, *, limits, allow, exclude))]
-pub(crate) fn scan_paths(
-    py: Python<'_>,
-    paths: Vec<PathBuf>,
-    limits: BTreeMap<String, u64>,
-    allow: Vec<String>,
-    exclude: Vec<String>,
-) -> PyResult<String> {
-    let options = options(limits, &allow)?.exclude(exclude);
-    let cancel = options.cancel.clone();
-    run::interruptible_if(py, true, &cancel, || scan::scan(&paths, &options).map(|report| report.to_json()))
+/// What a scan accepts and leaves out.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct ScanOptions(Options);
+
+#[pymethods]
+impl ScanOptions {
+    #[new]
+    #[pyo3(signature = (*, limits=LimitsArg::default(), allow=Vec::new(), exclude=Vec::new()))]
+    fn new(limits: LimitsArg, allow: Vec<String>, exclude: Vec<String>) -> PyResult<ScanOptions> {
+        let policy = allow.iter().try_fold(Policy::new(), |policy, pattern| policy.allow(pattern))?;
+        Ok(ScanOptions(Options::new().limits(limits.0).policy(policy).exclude(exclude)))
+    }
 }
 
-/// Scans bytes in memory.
+/// Scans files, or all in directories; bytes; an object; or a folder of a store.
 #[pyfunction]
-#[pyo3(signature = (data, *, limits, allow))]
-pub(crate) fn scan_bytes(
-    py: Python<'_>,
-    data: PyBackedBytes,
-    limits: BTreeMap<String, u64>,
-    allow: Vec<String>,
-) -> PyResult<String> {
-    let options = options(limits, &allow)?;
-    let cancel = options.cancel.clone();
-    run::interruptible_if(py, true, &cancel, || {
-        scan::scan_bytes(Arc::new(data), &options).map(|report| report.to_json())
-    })
-}
-
-/// Scans a binary file object, or an object with `size` and `read_ranges`. `name` is for messages.
-#[pyfunction]
-#[pyo3(signature = (file, name, *, limits, allow))]
-pub(crate) fn scan_file(
-    py: Python<'_>,
-    file: &Bound<'_, PyAny>,
-    name: Option<String>,
-    limits: BTreeMap<String, u64>,
-    allow: Vec<String>,
-) -> PyResult<String> {
-    let options = options(limits, &allow)?;
-    let cancel = options.cancel.clone();
-    let source = FileObject::source(file, 0, name)?;
-    run::interruptible_if(py, true, &cancel, || {
-        scan::scan_source(&source, &options).map(|report| report.to_json())
-    })
-}
-
-/// Scans the files of these names in a folder of a store, or all of its files.
-#[pyfunction]
-#[pyo3(signature = (folder, names, *, limits, allow, exclude))]
-pub(crate) fn scan_folder(
-    py: Python<'_>,
-    folder: &Bound<'_, PyAny>,
-    names: Vec<String>,
-    limits: BTreeMap<String, u64>,
-    allow: Vec<String>,
-    exclude: Vec<String>,
-) -> PyResult<String> {
-    let options = options(limits, &allow)?.exclude(exclude);
-    let cancel = options.cancel.clone();
-    let folder = FolderObject::new(folder)?;
-    run::interruptible_if(py, true, &cancel, || {
-        scan::scan_folder(&folder, &names, &options).map(|report| report.to_json())
-    })
+pub(crate) fn scan(py: Python<'_>, source: Source<'_>, options: &ScanOptions) -> PyResult<String> {
+    let cancel = Cancel::new();
+    let options = options.0.clone().cancel(cancel.clone());
+    let run = |work: &mut (dyn FnMut() -> crate::error::Result<Report> + Send)| {
+        run::interruptible_if(py, true, &cancel, || work().map(|report| report.to_json()))
+    };
+    match source {
+        Source::Content(data) => {
+            let data = Arc::new(data);
+            run(&mut || core::scan_bytes(data.clone(), &options))
+        }
+        Source::Paths(paths) => run(&mut || core::scan(&paths, &options)),
+        Source::At(_) => Err(PyTypeError::new_err("a file is scanned from its start")),
+        Source::Object((file, start, name)) => {
+            let source = FileObject::source(&file, start, name)?;
+            run(&mut || core::scan_source(&source, &options))
+        }
+        Source::Folder(Folder(folder, chosen)) => run(&mut || core::scan_folder(&folder, &chosen, &options)),
+    }
 }
 
 /// Fails where a pattern is not one that a policy can allow.
@@ -85,9 +54,4 @@ pub(crate) fn scan_folder(
 pub(crate) fn check_allowance(pattern: &str) -> PyResult<()> {
     Policy::new().allow(pattern)?;
     Ok(())
-}
-
-fn options(limits: BTreeMap<String, u64>, allow: &[String]) -> PyResult<Options> {
-    let policy = allow.iter().try_fold(Policy::new(), |policy, pattern| policy.allow(pattern))?;
-    Ok(Options::new().limits(checkpoint::limits(limits)?).policy(policy))
 }

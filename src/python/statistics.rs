@@ -3,12 +3,11 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::request::RequestArgs;
+use super::request::Request;
 use super::run;
 use super::write::ValuesArg;
 use crate::parallel::Cancel;
 use crate::statistics::{self, Number, Statistics, StatisticsOptions};
-use crate::tensor::Request;
 
 /// Returns what the numbers of tensors are like, as dicts.
 #[pyfunction]
@@ -16,15 +15,14 @@ use crate::tensor::Request;
 pub(crate) fn statistics_of<'py>(
     py: Python<'py>,
     tensors: Vec<ValuesArg<'py>>,
-    request: RequestArgs,
+    request: &Request,
     bins: Option<usize>,
     sample: Option<u64>,
     threads: Option<usize>,
 ) -> PyResult<Vec<Option<Bound<'py, PyDict>>>> {
     let cancel = Cancel::new();
-    let request = Request { cancel: cancel.clone(), ..request.request()? };
-    let tensors = tensors.into_iter().map(|values| values.values(request.clone()));
-    let tensors = tensors.collect::<PyResult<Vec<_>>>()?;
+    let request = request.with(&cancel);
+    let tensors: Vec<_> = tensors.into_iter().map(|values| values.values(request.clone())).collect();
     let options = StatisticsOptions::new().bins(bins).sample(sample).threads(threads).cancel(cancel.clone());
     // A small result may take elements from anywhere, so its size does not say how long it takes.
     let found = run::interruptible_if(py, true, &cancel, || statistics::statistics(&tensors, &options))?;

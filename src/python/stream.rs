@@ -7,15 +7,14 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::buffer::Buffer;
-use super::request::RequestArgs;
+use super::request::{Pair, pairs};
 use super::run;
-use super::tensor::Tensor;
 use crate::checkpoint::{
     Output, StopHandle, Stream as Core, StreamItem, StreamOptions, StreamStep, TensorError,
 };
 use crate::error::{Code, Error, Kind, Result};
 use crate::stream::Taken;
-use crate::tensor::{Request, SharedStorage, Tensor as Lazy};
+use crate::tensor::SharedStorage;
 
 /// How often Python's signal handlers run while a consumer waits.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -28,40 +27,20 @@ pub(crate) struct Stream {
     stop: StopHandle,
 }
 
-/// A stream of these tensors; `requests[request_numbers[i]]` is the request of tensor `i`.
+/// A stream of these tensors, each with its request.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
-#[pyo3(signature = (tensors, requests, request_numbers, *, window, threads, by_file, share_storages, results_kept))]
+#[pyo3(signature = (tensors, *, window, threads, by_file, share_storages, results_kept))]
 pub(crate) fn stream(
-    tensors: Vec<PyRef<'_, Tensor>>,
-    requests: Vec<RequestArgs>,
-    request_numbers: Vec<usize>,
+    tensors: Vec<Pair<'_>>,
     window: u64,
     threads: Option<usize>,
     by_file: bool,
     share_storages: bool,
     results_kept: bool,
-) -> PyResult<Stream> {
-    let requests = pair_requests(&tensors, requests, request_numbers)?;
-    let core = Core::new(requests, StreamOptions { window, threads, by_file, share_storages, results_kept });
-    Ok(Stream { stop: core.stop_handle(), core: Some(Mutex::new(core)) })
-}
-
-/// Pairs each tensor with its request, `requests[request_numbers[i]]`. Fails if a number is out of bounds.
-pub(super) fn pair_requests(
-    tensors: &[PyRef<'_, Tensor>],
-    requests: Vec<RequestArgs>,
-    request_numbers: Vec<usize>,
-) -> PyResult<Vec<(Lazy, Request)>> {
-    let requests = requests.into_iter().map(RequestArgs::request).collect::<PyResult<Vec<_>>>()?;
-    let pairs = tensors.iter().zip(request_numbers).map(|(tensor, number)| {
-        let request = requests.get(number).cloned();
-        request.map(|request| (tensor.0.clone(), request))
-    });
-    let pairs = pairs.collect::<Option<Vec<_>>>();
-    pairs.ok_or_else(|| {
-        Error::new(Code::Value, "request_numbers= has the index of a request that does not exist").into()
-    })
+) -> Stream {
+    let options = StreamOptions { window, threads, by_file, share_storages, results_kept };
+    let core = Core::new(pairs(&tensors), options);
+    Stream { stop: core.stop_handle(), core: Some(Mutex::new(core)) }
 }
 
 /// Index of the first request with the same result, and whether a later one has it too.
@@ -69,18 +48,13 @@ type Tie = (usize, bool);
 
 /// The order in which a stream of these tensors would give them, and the tied ones by their position in it.
 #[pyfunction]
-#[pyo3(signature = (tensors, requests, request_numbers, *, by_file))]
-pub(crate) fn order(
-    tensors: Vec<PyRef<'_, Tensor>>,
-    requests: Vec<RequestArgs>,
-    request_numbers: Vec<usize>,
-    by_file: bool,
-) -> PyResult<(Vec<usize>, BTreeMap<usize, Tie>)> {
-    let steps = Core::steps(&pair_requests(&tensors, requests, request_numbers)?, by_file);
+#[pyo3(signature = (tensors, *, by_file))]
+pub(crate) fn order(tensors: Vec<Pair<'_>>, by_file: bool) -> (Vec<usize>, BTreeMap<usize, Tie>) {
+    let steps = Core::steps(&pairs(&tensors), by_file);
     let is_tied = |step: &StreamStep| step.first != step.index || step.has_later_alias;
     let tied = steps.iter().enumerate().filter(|(_, step)| is_tied(step));
     let ties = tied.map(|(position, step)| (position, (step.first, step.has_later_alias))).collect();
-    Ok((steps.iter().map(|step| step.index).collect(), ties))
+    (steps.iter().map(|step| step.index).collect(), ties)
 }
 
 /// Index, index of the first request with the same result, whether a later one has it too, how to make the tensor on a shared

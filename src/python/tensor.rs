@@ -3,15 +3,16 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::arguments::DTypeArg;
 use super::buffer::Buffer;
 use super::checkpoint::{Checkpoint, LayoutNumbers};
-use super::request::{self, Mappings, RequestArgs, index_items};
+use super::request::{self, Mappings, Request, index_items};
 use super::{capsule, extra, objects, run};
 use crate::dtype::DType;
 use crate::error::guarded;
 use crate::layout::Layout;
 use crate::parallel::Cancel;
-use crate::tensor::{Request, SharedStorage, Tensor as Core};
+use crate::tensor::{Request as CoreRequest, SharedStorage, Tensor as Core};
 
 /// A storage's id, and a DLPack capsule of a view of all of it.
 type LoneView<'py> = ((u32, u32), Bound<'py, PyAny>);
@@ -23,10 +24,10 @@ type TensorState = (Option<String>, (u32, u32), LayoutNumbers, Option<LayoutNumb
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Tensor(pub(super) Core);
 
-/// The canonical name of a dtype, from torch's, safetensors' or NumPy's name for it.
+/// The name of a dtype as torch spells it.
 #[pyfunction]
-pub(crate) fn parse_dtype(name: &str) -> PyResult<&'static str> {
-    Ok(DType::parse(name)?.name())
+pub(crate) fn dtype_name(dtype: DTypeArg) -> &'static str {
+    dtype.0.name()
 }
 
 #[pymethods]
@@ -167,7 +168,7 @@ impl Tensor {
     }
 
     fn check_scheme(&self) -> PyResult<()> {
-        let request = Request { dequantize: true, ..Request::default() };
+        let request = CoreRequest::new().dequantize(true);
         Ok(self.0.check_scheme(&request).map_err(|error| self.0.add_context(error))?)
     }
 
@@ -189,7 +190,7 @@ impl Tensor {
         Tensor(self.0.reversed())
     }
 
-    fn materialize(&self, py: Python<'_>, request: RequestArgs) -> PyResult<Buffer> {
+    fn materialize(&self, py: Python<'_>, request: &Request) -> PyResult<Buffer> {
         request::materialize(
             py,
             request,
@@ -198,14 +199,14 @@ impl Tensor {
         )
     }
 
-    fn materialize_into(&self, py: Python<'_>, request: RequestArgs, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn materialize_into(&self, py: Python<'_>, request: &Request, out: &Bound<'_, PyAny>) -> PyResult<()> {
         request::materialize_into(py, request, out, self.0.work(), |request, out| {
             self.0.materialize_into(request, out)
         })
     }
 
-    fn result_shape<'py>(&self, py: Python<'py>, request: RequestArgs) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.result_layout(&request.request()?.order)?.shape)
+    fn result_shape<'py>(&self, py: Python<'py>, request: &Request) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.result_layout(request.order())?.shape)
     }
 
     fn shared_storage(&self, py: Python<'_>, copy: Option<bool>) -> PyResult<Option<&'static str>> {
@@ -230,8 +231,8 @@ impl Tensor {
         Ok(Some((self.0.storage(), capsule::export(py, &view, false, false)?)))
     }
 
-    fn storage_bytes(&self, py: Python<'_>, kind: &str, request: RequestArgs) -> PyResult<Buffer> {
-        let request = request.request()?;
+    fn storage_bytes(&self, py: Python<'_>, kind: &str, request: &Request) -> PyResult<Buffer> {
+        let request = request.with(&Cancel::new());
         let kind = if kind == "view" { SharedStorage::View } else { SharedStorage::Copy };
         let work = self.0.storage_work(kind);
         let owned = run::interruptible(py, work, &request.cancel, || self.0.storage_bytes(kind, &request))?;
@@ -241,7 +242,7 @@ impl Tensor {
 
 impl Tensor {
     /// Bytes to process where that may be long, else 0. A view needs none, unless it is of bools.
-    fn work(&self, py: Python<'_>, request: &Request) -> PyResult<u64> {
+    fn work(&self, py: Python<'_>, request: &CoreRequest) -> PyResult<u64> {
         if run::is_long(self.0.work()) { run::detached(py, || Ok(self.0.work_for(request))) } else { Ok(0) }
     }
 }

@@ -8,16 +8,16 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes};
 
+use super::arguments::DTypeArg;
 use super::joined::Joined;
 use super::reports::run_reported;
-use super::request::RequestArgs;
+use super::request::Request;
 use super::tensor::Tensor;
 use super::{capsule, run};
 use crate::bytes::Bytes;
-use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
-use crate::tensor::Request;
+use crate::tensor::Request as CoreRequest;
 use crate::write::{self, Declaration, DeferredArray, FolderPlan, SafetensorsFile, Values, WriteOptions};
 
 /// The values of a tensor as Python has them.
@@ -26,20 +26,20 @@ pub(crate) enum ValuesArg<'py> {
     Tensor(PyRef<'py, Tensor>),
     Joined(PyRef<'py, Joined>),
     /// dtype, shape, the storage that it shares with others, and a function that returns a DLPack capsule of all bytes.
-    Deferred((String, Vec<u64>, Option<u64>, Py<PyAny>)),
+    Deferred((DTypeArg, Vec<u64>, Option<u64>, Py<PyAny>)),
 }
 
 impl ValuesArg<'_> {
-    pub(super) fn values(self, request: Request) -> PyResult<Values> {
-        Ok(match self {
+    pub(super) fn values(self, request: CoreRequest) -> Values {
+        match self {
             ValuesArg::Tensor(tensor) => Values::Tensor(tensor.0.clone(), request),
             ValuesArg::Joined(joined) => Values::Joined(joined.core().clone(), request),
             ValuesArg::Deferred((dtype, shape, tie, make)) => {
                 let make = Arc::new(move || call(&make));
-                let (dtype, shape) = (DType::parse(&dtype)?, shape.as_slice().into());
+                let (dtype, shape) = (dtype.0, shape.as_slice().into());
                 Values::Deferred(DeferredArray { dtype, shape, tie, make }, request)
             }
-        })
+        }
     }
 }
 
@@ -76,44 +76,26 @@ impl OptionsArg {
     }
 }
 
-/// Names, values, and the number of each tensor's request.
-type Tensors<'py> = Vec<(String, ValuesArg<'py>, usize)>;
+/// Names, values, and how each is converted.
+type Tensors<'py> = Vec<(String, ValuesArg<'py>, PyRef<'py, Request>)>;
 
-/// The conversions of a call, all with one token to cancel.
-struct Requests(Vec<Request>);
-
-impl Requests {
-    fn new(requests: Vec<RequestArgs>, cancel: &Cancel) -> PyResult<Requests> {
-        let request = |request: RequestArgs| Ok(Request { cancel: cancel.clone(), ..request.request()? });
-        requests.into_iter().map(request).collect::<PyResult<_>>().map(Requests)
-    }
-
-    /// Pairs each tensor with its request.
-    fn pair(&self, tensors: Tensors<'_>) -> PyResult<Vec<(String, Values)>> {
-        let pair = |(name, values, number): (String, ValuesArg<'_>, usize)| {
-            let request = self.0.get(number).cloned().ok_or_else(|| {
-                Error::new(Code::Value, "a tensor has the number of a request that does not exist")
-            })?;
-            Ok((name, values.values(request)?))
-        };
-        tensors.into_iter().map(pair).collect()
-    }
+/// The same for the core; `cancel` stops all.
+fn named_values(tensors: Tensors<'_>, cancel: &Cancel) -> Vec<(String, Values)> {
+    tensors.into_iter().map(|(name, values, request)| (name, values.values(request.with(cancel)))).collect()
 }
 
 /// Writes one safetensors file, and returns its size.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, requests, *, metadata, options))]
+#[pyo3(signature = (path, tensors, *, metadata, options))]
 pub(crate) fn write_file(
     py: Python<'_>,
     path: PathBuf,
     tensors: Tensors<'_>,
-    requests: Vec<RequestArgs>,
     metadata: Vec<(String, String)>,
     options: OptionsArg,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let (core, tensors) =
-        (options.options(metadata, &cancel), Requests::new(requests, &cancel)?.pair(tensors)?);
+    let (core, tensors) = (options.options(metadata, &cancel), named_values(tensors, &cancel));
     run_reported(py, &core, options.report, |options| write::write_file(&path, tensors, options))
 }
 
@@ -129,12 +111,11 @@ type WrittenFolder = (Vec<(String, u64)>, Option<String>);
 /// Writes a folder of safetensors files and others. Returns their paths and sizes, and what to say about it.
 #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
 #[pyfunction]
-#[pyo3(signature = (path, files, requests, *, texts, copies, joins, options))]
+#[pyo3(signature = (path, files, *, texts, copies, joins, options))]
 pub(crate) fn write_folder(
     py: Python<'_>,
     path: PathBuf,
     files: Vec<FileArg<'_>>,
-    requests: Vec<RequestArgs>,
     texts: Vec<(String, String)>,
     copies: Vec<(String, PathBuf)>,
     joins: bool,
@@ -142,13 +123,12 @@ pub(crate) fn write_folder(
 ) -> PyResult<WrittenFolder> {
     let cancel = Cancel::new();
     let core = options.options(Vec::new(), &cancel);
-    let requests = Requests::new(requests, &cancel)?;
     let file = |(path, tensors, metadata, index, index_metadata, max_shard_size): FileArg<'_>| {
-        let tensors = requests.pair(tensors)?;
-        Ok(SafetensorsFile { path, tensors, metadata, index, index_metadata, max_shard_size })
+        let tensors = named_values(tensors, &cancel);
+        SafetensorsFile { path, tensors, metadata, index, index_metadata, max_shard_size }
     };
     let mut plan = FolderPlan::new();
-    plan.files = files.into_iter().map(file).collect::<PyResult<_>>()?;
+    plan.files = files.into_iter().map(file).collect();
     plan.texts = texts.into_iter().map(|(path, text)| (path, text.into_bytes())).collect();
     (plan.copies, plan.joins) = (copies, joins);
     run_reported(py, &core, options.report, |options| plan.write_with_note(&path, options))
@@ -200,18 +180,16 @@ impl PreparedText {
 
 /// Writes one safetensors file to a binary file object, and returns its size.
 #[pyfunction]
-#[pyo3(signature = (file, tensors, requests, *, metadata, options))]
+#[pyo3(signature = (file, tensors, *, metadata, options))]
 pub(crate) fn write_object(
     py: Python<'_>,
     file: Py<PyAny>,
     tensors: Tensors<'_>,
-    requests: Vec<RequestArgs>,
     metadata: Vec<(String, String)>,
     options: OptionsArg,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let (core, tensors) =
-        (options.options(metadata, &cancel), Requests::new(requests, &cancel)?.pair(tensors)?);
+    let (core, tensors) = (options.options(metadata, &cancel), named_values(tensors, &cancel));
     let mut target = WritableObject(file);
     run_reported(py, &core, options.report, |options| write::write_in_order(&mut target, tensors, options))
 }
@@ -258,14 +236,16 @@ impl Writer {
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        tensors: Vec<(String, String, Vec<u64>)>,
+        tensors: Vec<(String, DTypeArg, Vec<u64>)>,
         metadata: Vec<(String, String)>,
         options: OptionsArg,
     ) -> PyResult<Writer> {
-        let declare = |(name, dtype, shape): (String, String, Vec<u64>)| {
-            Ok(Declaration { name, dtype: DType::parse(&dtype)?, shape: shape.as_slice().into() })
+        let declare = |(name, dtype, shape): (String, DTypeArg, Vec<u64>)| Declaration {
+            name,
+            dtype: dtype.0,
+            shape: shape.as_slice().into(),
         };
-        let declared = tensors.into_iter().map(declare).collect::<Result<Vec<_>>>()?;
+        let declared = tensors.into_iter().map(declare).collect();
         let cancel = Cancel::new();
         let options = options.options(metadata, &cancel);
         let core = run::detached(py, || write::Writer::create(&path, declared, &options))?;
@@ -278,12 +258,11 @@ impl Writer {
         py: Python<'_>,
         name: &str,
         values: ValuesArg<'_>,
-        request: RequestArgs,
+        request: &Request,
         start: Option<Vec<u64>>,
     ) -> PyResult<()> {
         let core = self.core()?;
-        let request = Request { cancel: self.cancel.clone(), ..request.request()? };
-        let values = values.values(request)?;
+        let values = values.values(request.with(&self.cancel));
         let write = || match &start {
             None => core.write(name, values),
             Some(start) => core.write_part(name, start, values),

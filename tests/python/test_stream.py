@@ -136,15 +136,14 @@ def test_order_and_ties_are_those_of_the_stream(save, by_file):
     shared = torch.arange(64.0)
     path = save({"b": shared, "c": torch.ones(3), "a": shared, "part": shared[8:], "d": shared})
     tensors = [tensor._core for tensor in rustload.open(path).values()]
-    wanted, which = [Request(copy=True), Request(dtype="float16")], [0, 0, 0, 0, 1]
-    order, ties = _rustload.order(tensors, wanted, which, by_file=by_file)
+    wanted = [Request(copy=True)] * 4 + [Request(dtype="float16")]
+    pairs = list(zip(tensors, wanted, strict=True))
+    order, ties = _rustload.order(pairs, by_file=by_file)
     steps = [(index, *ties.get(position, (index, False))) for position, index in enumerate(order)]
     options = {"window": MIB, "threads": None, "share_storages": False, "results_kept": True}
-    stream = _rustload.stream(tensors, wanted, which, by_file=by_file, **options)
+    stream = _rustload.stream(pairs, by_file=by_file, **options)
     assert steps == [found[:3] for found in iter(stream.next, None)]
     assert [has_later_alias for _, has_later_alias in ties.values()] == [True, False]
-    with pytest.raises(ValueError, match="request_numbers="):
-        _rustload.order(tensors, wanted, [0, 0, 0, 0, 2], by_file=by_file)
 
 
 def test_file_order_is_that_of_the_data_and_shards_take_turns(save, tmp_path):

@@ -64,11 +64,9 @@ def build_stream(
     cast = checked_cast(cast)
     if not request.dequantize:
         rules.warn_of_kept(tensors)
-    requests, request_numbers = _requests_of(tensors, rules, request)
     producer = producer_for(
         tensors,
-        requests,
-        request_numbers,
+        _requests_of(tensors, rules, request),
         adapter,
         target,
         by_file=order == "file",
@@ -83,37 +81,34 @@ def build_stream(
     return Stream._of(producer, tensors, progress, names)
 
 
-def _requests_of(
-    tensors: list[LazyTensor], rules: Rules, request: Request
-) -> tuple[list[Request], list[int]]:
-    """The distinct requests, and for each tensor the index of its own.
+def _requests_of(tensors: list[LazyTensor], rules: Rules, request: Request) -> list[Request]:
+    """The request of each tensor; equal ones are one object.
 
     Raises:
         UnsupportedError: A tensor cannot be dequantized (code `QuantUnknown`).
     """
-    requests: list[Request] = []
-    numbers: dict[tuple[Any, ...], int] = {}
+    requests: dict[tuple[Any, ...], Request] = {}
 
-    def number_of(tensor: LazyTensor) -> int:
+    def request_of(tensor: LazyTensor) -> Request:
         dims = rules.transpose(tensor)
         is_float = request.dequantize and tensor._is_scaled()
         if is_float:
             tensor._core.check_scheme()
-        key = (
-            rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
-            tuple(dims) if isinstance(dims, list) else dims,
-        )
-        if key not in numbers:
-            numbers[key] = len(requests)
-            requests.append(request.but(dtype=key[0], transpose=dims))
-        return numbers[key]
+        dtype = rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None)
+        key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
+        if key not in requests:
+            requests[key] = request.but(dtype=dtype, transpose=dims)
+        return requests[key]
 
     if request.dequantize or not rules.depends_on_dtype_only:
-        return requests, [number_of(tensor) for tensor in tensors]
+        return [request_of(tensor) for tensor in tensors]
     # There may be thousands of tensors, and few dtypes.
-    kinds = [(tensor._core.dtype, tensor._is_kept_as_stored) for tensor in tensors]
-    by_kind: dict[tuple[str, bool], int] = {}
-    for kind, tensor in zip(kinds, tensors, strict=True):
+    by_kind: dict[tuple[str, bool], Request] = {}
+    found = []
+    for tensor in tensors:
+        core = tensor._core
+        kind = (core.dtype, core.is_kept_as_stored)
         if kind not in by_kind:
-            by_kind[kind] = number_of(tensor)
-    return requests, [by_kind[kind] for kind in kinds]
+            by_kind[kind] = request_of(tensor)
+        found.append(by_kind[kind])
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._checkpoint.distributed import merged_trees, object_tree
@@ -14,7 +14,7 @@ from rustload._common.patterns import unknown_name
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._frameworks.adapters import HandleContext
-from rustload._tensor.handle import LazyTensor
+from rustload._tensor.handle import LazyTensor, new_handle
 from rustload.errors import RustloadError, TensorNotFoundError, _make
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ __all__ = ["Checkpoint", "OpaqueClass", "restored_checkpoint"]
 
 _OBJECT_SEARCH_MAX_TENSORS = 10_000
 """The most tensors for which a failed lookup also searches the object tree."""
+
+
+_HANDLES_AT_ONCE = 256
+"""How many handles are made at once for a consumer that may stop early."""
 
 
 class OpaqueClass(NamedTuple):
@@ -126,6 +130,22 @@ class Checkpoint(TensorMapping):
         if self._names is None:
             self._names = self._core.names()
         return iter(self._names)
+
+    def values(self) -> ValuesView[LazyTensor]:
+        """The lazy tensors, in the file's order."""
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, LazyTensor]:
+        """The names and lazy tensors, in the file's order."""
+        return _Items(self)
+
+    def _all_handles(self) -> Iterator[LazyTensor]:
+        self._check_open()
+        context, tensors, start = self._context, self._core.tensors, 0
+        while found := tensors(start, _HANDLES_AT_ONCE):
+            for core in found:
+                yield new_handle(LazyTensor, core, context)
+            start += len(found)
 
     def __len__(self) -> int:
         """The number of names."""
@@ -287,6 +307,20 @@ class Checkpoint(TensorMapping):
                     "a checkpoint is not a model: rustload.torch.load_into(model, ckpt) loads it into one"
                 )
             raise error
+
+
+class _Values(ValuesView[LazyTensor]):
+    _mapping: Checkpoint
+
+    def __iter__(self) -> Iterator[LazyTensor]:
+        return self._mapping._all_handles()
+
+
+class _Items(ItemsView[str, LazyTensor]):
+    _mapping: Checkpoint
+
+    def __iter__(self) -> Iterator[tuple[str, LazyTensor]]:
+        return zip(self._mapping, self._mapping._all_handles(), strict=True)
 
 
 def restored_checkpoint(context: HandleContext) -> Checkpoint:

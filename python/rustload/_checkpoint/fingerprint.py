@@ -40,9 +40,7 @@ def fingerprint(
         ValueError: `threads` is not positive.
         TypeError: It is no integer.
     """
-    threads = Request.checked(
-        copy=True, allow_lossy=False, dequantize=False, overflow="nan", threads=threads
-    ).threads
+    threads = Request(copy=True, threads=threads).threads
     named = dict(tensors)
     named |= {name: named[kept] for name, kept in texts.items() if kept in named and name not in named}
     digests = _digests(list(named.values()), threads) if data else {}
@@ -69,7 +67,7 @@ def _digests(tensors: list[LazyTensor], threads: int | None) -> dict[tuple[int, 
         return found.hexdigest()
 
     # Each thread reads for itself.
-    request = Request.checked(copy=True, allow_lossy=False, dequantize=False, overflow="nan", threads=1)
+    request = Request(copy=True, threads=1)
     workers = threads or int(_rustload.machine()["threads"])
     try:
         return dict(zip(different, in_parallel(digest, different.values(), workers), strict=True))

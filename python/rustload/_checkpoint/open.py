@@ -10,7 +10,6 @@ from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.tensors import Selection, TensorMapping
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.hub import hub_snapshot
-from rustload._common.limits import Limits
 from rustload._common.paths import (
     StrPath,
     file_bytes,
@@ -23,11 +22,12 @@ from rustload._remote.folder import ObjectFolder, ObjectList
 from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
-from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from io import BytesIO
+
+    from rustload._rustload import Limits
 
 __all__ = ["open", "opened"]
 
@@ -95,56 +95,28 @@ def open(
         ValueError: The scheme of the URL is not in `remote`, or another argument has an unknown value.
     """
     chosen = None if framework is None else adapters.framework_name(framework)
-    if io not in ("auto", "buffered", "direct"):
-        raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
-    if limits is not None and not isinstance(limits, Limits):
-        raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
-    given = {} if limits is None else limits._to_core()
+    options = _rustload.OpenOptions(
+        unknown=unknown, verify=verify, limits=limits, compat=compat, trailing=trailing, io=io
+    )
     source: Any = remote_source(path, storage_options=storage_options, remote=remote)
     if isinstance(source, ObjectRanges):
         source = ObjectList([source])
-    data = file_bytes(source)
-    file: FileObject | None = None
-    if data is None and is_file_object(source):
-        match source_of(source, from_start=True):
-            case str(path_of_file):
-                source = path_of_file
-            case builtins.bytes(data):
-                pass
-            case file_object:
-                file = file_object
-    if isinstance(source, ObjectFolder):
-        core = _rustload.open_folder(
-            source,
-            source.chosen,
-            unknown=unknown,
-            trailing=trailing,
-            compat=compat,
-            verify=verify,
-            limits=given,
-        )
-    elif file is not None:
-        core = _rustload.open_file(
-            file,
-            0,
-            file_name(file),
-            unknown=unknown,
-            trailing=trailing,
-            compat=compat,
-            verify=verify,
-            limits=given,
-        )
-    elif data is not None:
-        with note_path_as_bytes(data):
-            core = _rustload.open_bytes(
-                data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
-            )
+    content = file_bytes(source)
+    if content is None and is_file_object(source):
+        source = source_of(source, from_start=True)
+        if isinstance(source, builtins.bytes):
+            content = source
+        elif not isinstance(source, str):
+            source = (source, 0, file_name(source))
+    if content is not None:
+        with note_path_as_bytes(content):
+            core = _rustload.open(content, options)
+    elif isinstance(source, (ObjectFolder, tuple)):
+        core = _rustload.open(source, options)
     else:
         paths = [hub_snapshot(one) for one in path_list(source)]
         with note_checkpoints_below(paths):
-            core = _rustload.open_paths(
-                paths, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given, io=io
-            )
+            core = _rustload.open(paths, options)
     return Checkpoint._wrap(core, chosen)
 
 

@@ -82,7 +82,6 @@ class HostProducer:
 def producer_for(
     tensors: Sequence[LazyTensor],
     requests: Sequence[Request],
-    request_numbers: Sequence[int],
     adapter: Adapter,
     device: Any,
     *,
@@ -100,8 +99,7 @@ def producer_for(
 
     Args:
         tensors: The tensors to read.
-        requests: The distinct requests.
-        request_numbers: For each tensor, the index of its request in `requests`.
+        requests: The request of each.
         adapter: The framework.
         device: The result of the adapter's `check_device`.
         by_file: True for the order of the data in the files, False for the order of the list.
@@ -122,11 +120,8 @@ def producer_for(
         return CudaProducer(
             cores,
             requests,
-            request_numbers,
             gpu,
-            on_meta=lambda index: adapter.make(
-                cores[index], requests[request_numbers[index]], None, tensors[index]._context
-            ),
+            on_meta=lambda index: adapter.make(cores[index], requests[index], None, tensors[index]._context),
             by_file=by_file,
             cast=cast,
             sync=sync,
@@ -136,13 +131,11 @@ def producer_for(
             into=into,
         )
     core = _rustload.stream(
-        cores,
-        requests,
-        request_numbers,
+        list(zip(cores, requests, strict=True)),
         window=window,
         threads=threads,
         by_file=by_file,
         share_storages=share_storages,
         results_kept=results_kept,
     )
-    return HostProducer(core, tensors, [requests[number] for number in request_numbers], adapter, device)
+    return HostProducer(core, tensors, requests, adapter, device)

@@ -237,7 +237,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
         self._check_open()
-        request = Request.checked(
+        request = Request(
             copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
         )
         chosen, tensors = self._chosen(names, key, strip, rename)
@@ -314,7 +314,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
             RustloadError: As for `stream`.
         """
         self._check_open()
-        request = Request.checked(
+        request = Request(
             copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
         )
         chosen, tensors = self._chosen(names, key, strip, rename)

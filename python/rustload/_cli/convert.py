@@ -172,7 +172,7 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
 
 
 def _dtype(text: str) -> tuple[str | None, str]:
-    from rustload._common.dtype_args import dtype_name
+    from rustload._rustload import dtype_name
 
     pattern, equals, name = text.rpartition("=")
     try:

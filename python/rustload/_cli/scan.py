@@ -186,7 +186,7 @@ def _write_sarif(path: str, report: dict[str, Any], code: int) -> int:
 
 
 def _report(path: str, gate: Gate) -> dict[str, Any]:
-    return _standard_input(gate) if path in STANDARD_INPUT else report_on(remote_source(path), {}, gate)
+    return _standard_input(gate) if path in STANDARD_INPUT else report_on(remote_source(path), gate)
 
 
 def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _standard_input(gate: Gate) -> dict[str, Any]:
         raise ValueError("-: there is no standard input")
     stream = sys.stdin.buffer
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        report = report_on(stream, {}, gate)
+        report = report_on(stream, gate)
     else:
         limit = rustload.Limits().scan_bytes
         content = stream.read(limit + 1)
@@ -220,7 +220,7 @@ def _standard_input(gate: Gate) -> dict[str, Any]:
             raise ValueError(
                 f"-: standard input goes on beyond {format_bytes(limit)}, the most that is read of a pipe; scan a file"
             )
-        report = report_on(content, {}, gate)
+        report = report_on(content, gate)
     for file in report["files"]:
         file["path"] = "-"
     return report

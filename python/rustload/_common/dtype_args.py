@@ -1,16 +1,14 @@
-"""Parses `dtype=` and `transpose=`, which may be one value, a mapping from glob patterns, or a callable."""
+"""`dtype=` and `transpose=`, which may be one value, a mapping from glob patterns, or a callable."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from rustload import _rustload
 from rustload._common.patterns import matches
-from rustload._common.similar import did_you_mean, similar
-from rustload.errors import _make
+from rustload._rustload import dtype_name
 
-__all__ = ["TensorInfo", "dtype_name", "transpose_arg", "value_for"]
+__all__ = ["TensorInfo", "dtype_name", "value_for"]
 
 
 class TensorInfo(Protocol):
@@ -35,57 +33,6 @@ class TensorInfo(Protocol):
 
 T = TypeVar("T")
 D = TypeVar("D", bound=TensorInfo)
-
-
-def dtype_name(dtype: Any) -> str:
-    """Normalizes a dtype to its torch name.
-
-    Args:
-        dtype: A name as torch, safetensors or NumPy spells it, a `torch.dtype`, a NumPy dtype or scalar type.
-
-    Raises:
-        ValueError: No dtype has that name.
-        TypeError: The value is not a dtype.
-    """
-    if isinstance(dtype, str):
-        return _parse_name(dtype)
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    if (isinstance(dtype, type) and dtype.__module__ == "builtins") or not isinstance(name, str):
-        raise TypeError(
-            f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
-        )
-    return _parse_name(name)
-
-
-def _parse_name(name: str) -> str:
-    try:
-        return _rustload.parse_dtype(name)
-    except ValueError as error:
-        normalized = (
-            name.lower().replace("fp", "float").replace("bf", "bfloat")
-            if "float" not in name
-            else name.lower()
-        )
-        known = [one for one, _, _ in _rustload.DTYPES]
-        near = [one for one in known if one.startswith(normalized)] or similar(normalized, known)
-        if name == "auto":
-            error.add_note("omit dtype= to keep the file's dtype")
-        elif near and normalized:
-            error.add_note(did_you_mean(near) or "")
-        raise
-
-
-def transpose_arg(value: Any) -> bool | list[int] | None:
-    """Checks a value of `transpose=` and converts it for the core.
-
-    Raises:
-        TypeError: The value is neither None, a bool, nor a tuple or list.
-    """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, (tuple, list)):
-        return [int(dim) for dim in value]
-    raise _make("Type", "Type", f"transpose= is True, False, None or a tuple of dimensions, not {value!r}")
 
 
 def value_for(value: T | Mapping[str, T] | Callable[[D], T] | None, tensor: D) -> T | None:

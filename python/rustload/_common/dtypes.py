@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from rustload import _rustload
 
-__all__ = ["DType", "Size", "dtype_of"]
+__all__ = ["DTYPES", "DType", "Size"]
 
 _LIBRARIES = frozenset({"torch", "numpy", "ml_dtypes", "jax", "jaxlib", "cupy"})
 
@@ -69,17 +69,13 @@ def _name_of(dtype: object) -> str:
             return ""
         name = found.name if found.isnative else ""
     try:
-        return _rustload.parse_dtype(name)
+        return _rustload.dtype_name(name)
     except ValueError:
         return ""
 
 
-_DTYPES = {name: DType(name) for name, _, _ in _rustload.DTYPES}
-
-
-def dtype_of(name: str) -> DType:
-    """The `DType` of that name."""
-    return _DTYPES.get(name) or DType(name)
+DTYPES = {name: DType(name) for name, _, _ in _rustload.DTYPES}
+"""Every dtype by its name; the extension gives them as dtypes of lazy tensors."""
 
 
 class Size(int):

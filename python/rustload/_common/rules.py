@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rustload._common.dtype_args import dtype_name, transpose_arg
 from rustload._common.patterns import matches, warn_user
+from rustload._common.request import Request
+from rustload._rustload import dtype_name
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Rules:
                 f"transpose={transpose!r} for all tensors at once is not allowed: a rule has to select the tensors to transpose",
                 "use glob patterns, such as transpose={'*_proj.weight': True}, or a callable",
             )
-        self._transpose = _rule(transpose, transpose_arg)
+        self._transpose = _rule(transpose, _transpose)
         self.depends_on_dtype_only = self._is_plain_dtype and transpose in (None, False)
 
     def dtype(self, tensor: TensorInfo, *, is_float: bool = False) -> str | None:
@@ -133,6 +134,10 @@ def kept_text(names: Sequence[str]) -> str:
 
 def _dtype(value: Any) -> str | None:
     return None if value is None else dtype_name(value)
+
+
+def _transpose(value: Any) -> bool | list[int] | None:
+    return Request(transpose=value).transpose
 
 
 def _rule(value: Any, checked: Callable[[Any], T | None]) -> Callable[[TensorInfo], T | None]:

@@ -112,9 +112,7 @@ def statistics_of(
         if value < 1 or (most is not None and value > most):
             upper = f" to {most:,}" if most else " on"
             raise _make("Value", "Value", f"{name}= is a number from 1{upper}, not {value!r}")
-    request = Request.checked(
-        copy=None, allow_lossy=False, dequantize=dequantize, overflow="nan", threads=threads
-    )
+    request = Request(dequantize=dequantize, threads=threads)
     tensors = list(cores)
     found = _rustload.statistics(tensors, request, bins=bins, sample=sample, threads=request.threads)
     return [

@@ -64,13 +64,12 @@ def _tasks(
     indices: Iterable[int],
     cores: Sequence[_rustload.Tensor],
     requests: Sequence[Request],
-    request_numbers: Sequence[int],
     cast_below: int,
 ) -> Iterator[UploadTask]:
     """The tasks of these tensors, without destinations. `cast_below` is that of `_rustload.direct_upload_bytes`."""
-    direct = _rustload.direct_upload_bytes(cores, requests, request_numbers, cast_below)
+    direct = _rustload.direct_upload_bytes(list(zip(cores, requests, strict=True)), cast_below)
     for index in indices:
-        core, request = cores[index], requests[request_numbers[index]]
+        core, request = cores[index], requests[index]
         if nbytes := direct[index]:
             yield UploadTask(core, request, nbytes=nbytes, is_direct=True)
         else:
@@ -81,12 +80,11 @@ def _tasks_into(
     indices: Iterable[int],
     cores: Sequence[_rustload.Tensor],
     requests: Sequence[Request],
-    request_numbers: Sequence[int],
     into: Sequence[Any],
 ) -> Iterator[UploadTask]:
     """The tasks of these tensors, with existing destinations."""
     for index in indices:
-        task = _task(cores[index], requests[request_numbers[index]])
+        task = _task(cores[index], requests[index])
         task.result = into[index]
         yield task
 
@@ -94,7 +92,7 @@ def _tasks_into(
 def upload_all(cores: Sequence[_rustload.Tensor], gpu: Gpu) -> list[Any]:
     """Copies tensors to a GPU without conversion and returns them complete."""
     request = Request(copy=True)
-    tasks = _tasks(range(len(cores)), cores, [request], [0] * len(cores), 0)
+    tasks = _tasks(range(len(cores)), cores, [request] * len(cores), 0)
     with UploadQueue(gpu, cast="auto", window=None, threads=None, slabs=KEPT_RESULTS) as uploads:
         uploads.start(tasks, sync=False)
         batches = iter(uploads.next_batch, [])
@@ -108,8 +106,7 @@ class CudaProducer:
 
     Args:
         cores: The tensors to read.
-        requests: The distinct requests.
-        request_numbers: For each tensor, the index of its request in `requests`.
+        requests: The request of each.
         gpu: The destination.
         on_meta: Makes the result for a meta tensor, from its index in `cores`.
         by_file: True for the order of the data in the files, False for the order of `cores`.
@@ -125,7 +122,6 @@ class CudaProducer:
         self,
         cores: Sequence[_rustload.Tensor],
         requests: Sequence[Request],
-        request_numbers: Sequence[int],
         gpu: Gpu,
         *,
         on_meta: Callable[[int], Any],
@@ -137,12 +133,12 @@ class CudaProducer:
         results_kept: bool,
         into: Sequence[Any] | None = None,
     ) -> None:
-        self.order, self._ties = _rustload.order(cores, requests, request_numbers, by_file=by_file)
+        self.order, self._ties = _rustload.order(list(zip(cores, requests, strict=True)), by_file=by_file)
         if into is not None:
             self._ties = {}
         # The position in `order` of the next tensor.
         self._position = 0
-        self._cores, self._requests, self._request_numbers = cores, requests, request_numbers
+        self._cores, self._requests = cores, requests
         self._gpu, self._on_meta, self._into = gpu, on_meta, into
         self._cast: Cast = cast
         self._sync, self._results_kept = sync, results_kept
@@ -228,7 +224,7 @@ class CudaProducer:
             }
             firsts = [index for index in self.order if index not in aliases and index not in self._metas]
         # Functions: a generator must not hold a reference to the producer, or dropping it would need the cycle collector.
-        tensors = firsts, self._cores, self._requests, self._request_numbers
+        tensors = firsts, self._cores, self._requests
         if self._into is not None:
             tasks = _tasks_into(*tensors, self._into)
         else:

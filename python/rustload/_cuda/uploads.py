@@ -86,10 +86,7 @@ class _Batch:
                 into.append(memory.part(start, piece.dtype, piece.core.shape))
         if not cores:
             return
-        distinct = {id(request): request for request in requests}
-        numbers = {key: number for number, key in enumerate(distinct)}
-        request_numbers = [numbers[id(request)] for request in requests]
-        self.ticket = upload.submit(cores, list(distinct.values()), request_numbers, into, stream=stream)
+        self.ticket = upload.submit(list(zip(cores, requests, strict=True)), into, stream=stream)
 
 
 class UploadQueue:

@@ -90,9 +90,7 @@ def diff(
         given: Any = value
         if not isinstance(given, (int, float)) or not given >= 0:
             raise _make("Value", "Value", f"{argument}= is a number from 0 on, not {value!r}")
-    request = Request.checked(
-        copy=None, allow_lossy=True, dequantize=dequantize, overflow="nan", threads=threads
-    )
+    request = Request(allow_lossy=True, dequantize=dequantize, threads=threads)
     notes: list[str] = []
     label_a, of_a = _tensors(a)
     label_b, of_b = _tensors(b)

@@ -91,6 +91,10 @@ class Adapter(Protocol):
         """Materializes a tensor into `out`; returns False if `out` is not an object of this framework."""
 
 
+_LOADED: dict[str, Adapter] = {}
+"""The adapters that were imported, by every name that was asked for."""
+
+
 def check_copy(core: Core, buffer: Buffer | None = None) -> None:
     """Checks the limit on repeated elements before a framework copies a view of them; the core checks only its own copies.
 
@@ -143,11 +147,13 @@ def load_adapter(name: str) -> Adapter:
         ValueError: The framework is not supported.
         ImportError: It is not installed; the message has the pip command.
     """
-    name = framework_name(name)
-    module = f"rustload._frameworks.{name}"
-    if name != "dlpack" and module not in sys.modules:
-        import_framework(name)
-    return importlib.import_module(module)
+    if name in _LOADED:
+        return _LOADED[name]
+    found = framework_name(name)
+    if found != "dlpack":
+        import_framework(found)
+    adapter: Adapter = importlib.import_module(f"rustload._frameworks.{found}")
+    return _LOADED.setdefault(name, adapter)
 
 
 def import_framework(name: str) -> Any:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rustload._common.request import request_for_out
+from rustload._common.request import Request, request_for_out
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload._common.request import Cast, Core, Request
+    from rustload._common.request import Cast, Core
     from rustload._frameworks.adapters import HandleContext
     from rustload._rustload import Buffer
 
@@ -28,6 +28,11 @@ _ML_DTYPES = {
 
 COPIES_VIEWS = False
 
+_DTYPES: dict[str, np.dtype[Any]] = {}
+"""The dtypes that were found before."""
+
+_PLAIN = Request()
+
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Converts a torch dtype name to a NumPy dtype.
@@ -36,6 +41,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         UnsupportedError: Neither NumPy nor ml_dtypes has the dtype.
         ImportError: The dtype needs ml_dtypes, which is not installed.
     """
+    if name in _DTYPES:
+        return _DTYPES[name]
     found: Any = name
     if name in _ML_DTYPES:
         try:
@@ -53,6 +60,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             "use .bytes(), or cast it with dtype=...",
         )
         raise missing from None
+    _DTYPES[name] = dtype
     return dtype
 
 
@@ -81,13 +89,16 @@ def make(core: Core, request: Request, device: Any, context: HandleContext) -> n
     return wrap(core.materialize(request), None)
 
 
-def fast_view(core: Core, context: HandleContext) -> None:
-    """None: there is no fast path."""
+def fast_view(core: Core, context: HandleContext) -> np.ndarray[Any, Any]:
+    """As `make`, without conversion."""
+    request = _PLAIN if context.mappings is None else Request(mappings=context.mappings)
+    return make(core, request, None, context)
 
 
 def wrap(buffer: Buffer, device: Any) -> np.ndarray[Any, Any]:
     """An array that shares the buffer's memory and keeps it alive."""
-    return np.asarray(buffer).view(numpy_dtype(buffer.dtype))
+    array, dtype = np.asarray(buffer), numpy_dtype(buffer.dtype)
+    return array if array.dtype is dtype else array.view(dtype)
 
 
 def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Folders of stores: what the extension's `open_folder` and `scan_folder` take."""
+"""Folders of stores: what the extension opens and scans."""
 
 from __future__ import annotations
 

@@ -82,15 +82,12 @@ class PrefetchLoader:
         # Reentrant, because a signal handler may close the loader while `take` waits.
         made._lock = threading.RLock()
         # Owned memory (copy=True), so that the file is read in the background and not during the H2D copy of a view.
-        request = Request(
-            dtype=None, transpose=None, copy=True, allow_lossy=False, overflow="nan", threads=threads
-        )
+        request = Request(copy=True, threads=threads)
         adapter = adapters.load_adapter("torch")
         # A tensor on a GPU is complete when it is returned, as with the reference's loader.
         producer = producer_for(
             tensors,
-            [request],
-            [0] * len(tensors),
+            [request] * len(tensors),
             adapter,
             device,
             by_file=True,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.files import FileObject
-    from rustload._common.limits import Limits
+    from rustload._rustload import Limits
     from rustload._safe_open.prefetch import PrefetchLoader
     from rustload._tensor.handle import LazyTensor
 

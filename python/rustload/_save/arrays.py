@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rustload import _rustload
-from rustload._common.dtype_args import dtype_name
 from rustload._common.request import Request
+from rustload._rustload import dtype_name
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
 
@@ -142,9 +142,7 @@ def _of_buffer(view: memoryview) -> Deferred | None:
         data = view if view.c_contiguous and view.ndim else view.tobytes()
         header = b'{"":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (view.nbytes, view.nbytes)
         file = b"".join([len(header).to_bytes(8, "little"), header, data])
-        opened = _rustload.open_bytes(
-            file, unknown="keep", trailing="error", compat=False, verify=False, limits={}
-        )
+        opened = _rustload.open(file, _rustload.OpenOptions())
         return opened.tensor("").materialize(Request()).__dlpack__()
 
     return dtype, view.shape or (), None, make

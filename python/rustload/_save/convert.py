@@ -37,8 +37,8 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rustload._common.limits import Limits
     from rustload._common.progress import Progress
+    from rustload._rustload import Limits
 
 __all__ = ["convert"]
 
@@ -151,9 +151,7 @@ def convert(
         target.check_copies(given)
     if objects is not None:
         check_objects_path(objects, target, overwrite=overwrite)
-    plain = Request.checked(
-        copy=True, allow_lossy=allow_lossy, dequantize=dequantize, overflow="nan", threads=threads
-    )
+    plain = Request(copy=True, allow_lossy=allow_lossy, dequantize=dequantize, threads=threads)
     texts = {} if metadata is None else header_texts(metadata)
     size = shard_bytes(max_shard_size)
     selection = Selection(select)
@@ -213,9 +211,7 @@ def convert(
         if target.is_file:
             tensors = [tensor for file in planned for tensor in file.tensors]
             header = sorted((written[0].texts | written[0].whole).items())
-            nbytes = _rustload.write_file(
-                target.path, tensors, job.requests, metadata=header, options=options
-            )
+            nbytes = _rustload.write_file(target.path, tensors, metadata=header, options=options)
             files = {os.path.basename(target.path): nbytes}
         else:
             copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
@@ -224,7 +220,6 @@ def convert(
             listed, note = _rustload.write_folder(
                 target.path,
                 planned,
-                job.requests,
                 texts=[*others.texts, *(() if document is None else document.in_target)],
                 copies=others.copies,
                 joins=target.joins,

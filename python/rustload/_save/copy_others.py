@@ -68,7 +68,7 @@ def _is_pickle(path: str) -> bool:
     """Whether a file is a pickle, or has one in it, as far as is known."""
     if os.path.splitext(path)[1].lower() in _PICKLES:
         return True
-    (file,) = json.loads(_rustload.scan_paths([path], limits={}, allow=[], exclude=[]))["files"]
+    (file,) = json.loads(_rustload.scan([path], _rustload.ScanOptions()))["files"]
     if file["status"] == "skipped":
         return False
     coverage = file["coverage"]

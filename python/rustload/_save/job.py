@@ -60,7 +60,7 @@ class File(NamedTuple):
 
     Attributes:
         path: Its path in the folder.
-        tensors: Names, values, and the numbers of their conversions.
+        tensors: Names, values, and their conversions.
         metadata: The texts of its header.
         listed_in: The path of the index that lists it, or None.
         whole: The texts of the checkpoint as a whole: in the index if there is one, else in the header.
@@ -68,7 +68,7 @@ class File(NamedTuple):
     """
 
     path: str
-    tensors: list[tuple[str, Values, int]]
+    tensors: list[tuple[str, Values, Request]]
     metadata: list[tuple[str, str]]
     listed_in: str | None
     whole: list[tuple[str, str]]
@@ -79,7 +79,6 @@ class Job:
     """The conversions of a call, and the tensors that they are for. Equal conversions are one `Request`.
 
     Attributes:
-        requests: The conversions.
         tensors: The number of tensors.
         converted: The number of tensors that are cast, transposed or dequantized.
         dequantized: The dtypes of those that are dequantized.
@@ -94,17 +93,16 @@ class Job:
             rules: Dtypes and transposes of tensors.
             plain: The other arguments of the conversions.
         """
-        self.requests: list[Request] = []
         self.tensors = 0
         self.converted = 0
         self.dequantized: set[str] = set()
         self.kept: list[str] = []
         self.nbytes = 0
         self._rules, self._plain = rules, plain
-        self._numbers: dict[Any, int] = {}
+        self._requests: dict[Any, Request] = {}
 
-    def add(self, name: str, value: Any, core: Values) -> tuple[str, Values, int]:
-        """The tensor with the number of its conversion.
+    def add(self, name: str, value: Any, core: Values) -> tuple[str, Values, Request]:
+        """The tensor with its conversion.
 
         Args:
             name: Its name in the file.
@@ -128,13 +126,12 @@ class Job:
         else:
             self.kept += self._rules.kept([info])
         key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.requests)
-            self.requests.append(self._plain.but(dtype=dtype, transpose=dims))
+        if key not in self._requests:
+            self._requests[key] = self._plain.but(dtype=dtype, transpose=dims)
         self.tensors += 1
         self.nbytes += math.prod(info.shape) * _ITEMSIZE[dtype or info.dtype]
         self.converted += dequantizes or dims is not None or dtype not in (None, info.dtype)
-        return name, core, self._numbers[key]
+        return name, core, self._requests[key]
 
 
 def flattened(tensors: Any) -> tuple[dict[str, Any], dict[str, Values]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._common.request import Request
     from rustload._save.arrays import Values
     from rustload._save.job import Job
     from rustload._save.sources import Source
@@ -124,7 +125,7 @@ class Part:
             tensors = [job.add(new, value, value._core) for new, value in self.tensors.items()]
             path = f"{self._folder}{shard_name(stem, 1, 1)}"
             return [File(path, tensors, header, index, whole, max_shard_size)]
-        by_file: dict[int, list[tuple[str, Values, int]]] = {}
+        by_file: dict[int, list[tuple[str, Values, Request]]] = {}
         for new, value in self.tensors.items():
             number = 0 if self._is_joined else value._core.storage[0]
             by_file.setdefault(number, []).append(job.add(new, value, value._core))

@@ -170,9 +170,7 @@ def save_with(
     if keep_nesting:
         texts[NESTING_KEY] = skeleton(tensors)
     whole = [(gone, kept) for gone, kept in dropped.items() if gone not in texts]
-    plain = Request.checked(
-        copy=True, allow_lossy=allow_lossy, dequantize=dequantize, overflow="nan", threads=threads
-    )
+    plain = Request(copy=True, allow_lossy=allow_lossy, dequantize=dequantize, threads=threads)
     job = Job(Rules(dtype=dtype, transpose=transpose), plain)
     remaining = {name: value for name, value in items.items() if name not in dropped}
     written = [job.add(name, value, values[name]) for name, value in remaining.items()]
@@ -191,11 +189,11 @@ def save_with(
             report=watch.report,
         )
         if hasattr(path, "write"):
-            nbytes = _rustload.write_object(path, written, job.requests, metadata=header, options=options)
+            nbytes = _rustload.write_object(path, written, metadata=header, options=options)
             files = {"": nbytes}
         elif is_file:
             _no_shards(max_shard_size, where)
-            nbytes = _rustload.write_file(where, written, job.requests, metadata=header, options=options)
+            nbytes = _rustload.write_file(where, written, metadata=header, options=options)
             files = {Path(where).name: nbytes}
         else:
             refuse_pickle_name(where)
@@ -203,7 +201,7 @@ def save_with(
             size = shard_bytes(max_shard_size) or SHARD_BYTES
             planned = [File(file, written, list(texts.items()), f"{file}.index.json", whole, size)]
             listed, note = _rustload.write_folder(
-                where, planned, job.requests, texts=list(others), copies=[], joins=False, options=options
+                where, planned, texts=list(others), copies=[], joins=False, options=options
             )
             files = dict(listed)
             if note is not None:

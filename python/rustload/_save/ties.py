@@ -124,7 +124,7 @@ def _lazy_aliases(values: dict[str, Values]) -> dict[str, str]:
     """For each lazy tensor of a checkpoint, the first name of the same tensor."""
     names = [name for name, value in values.items() if isinstance(value, _rustload.Tensor)]
     cores = [values[name] for name in names]
-    _, ties = _rustload.order(cores, [Request()], [0] * len(cores), by_file=False)  # type: ignore[arg-type]
+    _, ties = _rustload.order([(core, Request()) for core in cores], by_file=False)  # type: ignore[misc]
     return {name: names[ties[index][0]] if index in ties else name for index, name in enumerate(names)}
 
 

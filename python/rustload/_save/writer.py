@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
-from rustload._common.dtype_args import dtype_name
 from rustload._common.request import Request
+from rustload._rustload import dtype_name
 from rustload._save.arrays import values_of
 from rustload._save.job import header_texts, write_options
 from rustload.errors import _make

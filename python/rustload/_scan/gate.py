@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rustload import _rustload
 from rustload._scan.verdict import ORDER
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload._rustload import Limits
     from rustload._scan.policy import Policy
 
 __all__ = ["Gate"]
@@ -27,10 +29,11 @@ class Gate:
         ValueError: It is not a report.
     """
 
-    def __init__(self, policy: Policy | None) -> None:
-        """Reads the baseline."""
+    def __init__(self, policy: Policy | None, limits: Limits | None = None) -> None:
+        """Reads the baseline. `limits` are those of the scan."""
         self.allow: tuple[str, ...] = () if policy is None else policy.allow
         self.exclude: tuple[str, ...] = () if policy is None else policy.exclude
+        self.options = _rustload.ScanOptions(limits=limits, allow=self.allow, exclude=self.exclude)
         self._fail_on = "unknown" if policy is None else policy.fail_on
         self._path = None if policy is None else policy.baseline
         self._known = {} if self._path is None else _baseline(self._path)

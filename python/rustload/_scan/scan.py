@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
-from rustload._common.paths import path_list
+from rustload._common.paths import file_bytes, path_list
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
@@ -19,9 +19,7 @@ from rustload._scan.verdict import ORDER
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rustload._common.limits import Limits
+    from rustload._rustload import Limits
     from rustload._scan.policy import Policy
 
 __all__ = ["merged", "report_on", "scan"]
@@ -69,8 +67,7 @@ def scan(
         UnsupportedError: The package for a URL is missing.
         ValueError: The baseline of the policy is not a report, or the scheme of a URL is not in `remote`.
     """
-    given = {} if limits is None else limits._to_core()
-    gate = Gate(policy)
+    gate = Gate(policy, limits)
     single = (str, bytes, bytearray, memoryview, os.PathLike, io.IOBase)
     if (
         isinstance(source, single)
@@ -82,55 +79,49 @@ def scan(
     else:
         sources = list(source)
     parts = [
-        report_on(remote_source(one, storage_options=storage_options, remote=remote), given, gate)
-        for one in sources
+        report_on(remote_source(one, storage_options=storage_options, remote=remote), gate) for one in sources
     ]
     report = merged(parts)
     gate.judge(report)
     return ScanReport._wrap(report)
 
 
-def report_on(source: Any, limits: dict[str, int], gate: Gate) -> dict[str, Any]:
+def report_on(source: Any, gate: Gate) -> dict[str, Any]:
     """The report on one source, as a dict in the form of the JSON report; not judged yet."""
-    allow = gate.allow
-    if isinstance(source, io.BytesIO):
-        source = source.getbuffer()
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _load_json(_rustload.scan_bytes(bytes(source), limits=limits, allow=allow))
+    options = gate.options
     if isinstance(source, ObjectFolder):
         folders = [source] if source.chosen else source.all_folders(exclude=gate.exclude)
-        options: dict[str, Any] = {"limits": limits, "allow": allow, "exclude": gate.exclude}
-        texts = [_rustload.scan_folder(one, one.chosen, **options) for one in folders]
-        parts = [_load_json(text) for text in texts]
+        parts = [_report(one, options) for one in folders]
         # What has no files has no verdict.
         return merged([part for part in parts if part["files"]] or parts[:1])
+    content = file_bytes(source)
+    if content is not None:
+        return _report(content, options)
     if is_file_object(source):
-        return _open_file(source, limits, allow)
+        return _open_file(source, options)
     if not isinstance(source, (str, os.PathLike)):
         raise _make(
             "Type", "Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}"
         )
-    return _load_json(
-        _rustload.scan_paths(path_list(source), limits=limits, allow=allow, exclude=gate.exclude)
-    )
+    return _report(path_list(source), options)
 
 
-def _load_json(text: str) -> dict[str, Any]:
+def _report(source: Any, options: _rustload.ScanOptions) -> dict[str, Any]:
     """Parses the extension's JSON; `json` is imported here, not with the package, because that takes time."""
     import json
 
-    parsed: dict[str, Any] = json.loads(text)
+    parsed: dict[str, Any] = json.loads(_rustload.scan(source, options))
     return parsed
 
 
-def _open_file(file: Any, limits: dict[str, int], allow: Sequence[str]) -> dict[str, Any]:
+def _open_file(file: Any, options: _rustload.ScanOptions) -> dict[str, Any]:
     """Scans an open file from its start: one on disk by its path, any other by position or in memory."""
     source = source_of(file, from_start=True)
     if isinstance(source, bytes):
-        return _load_json(_rustload.scan_bytes(source, limits=limits, allow=allow))
+        return _report(source, options)
     if not isinstance(source, str):
-        return _load_json(_rustload.scan_file(source, file_name(source), limits=limits, allow=allow))
-    report = _load_json(_rustload.scan_paths([source], limits=limits, allow=allow, exclude=()))
+        return _report((source, 0, file_name(source)), options)
+    report = _report([source], options)
     for one in report["files"]:
         one["path"] = str(getattr(file, "name", one["path"]))
     return report

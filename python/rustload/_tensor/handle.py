@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rustload import _rustload
-from rustload._common.dtype_args import dtype_name, transpose_arg, value_for
-from rustload._common.dtypes import DType, Size, dtype_of
+from rustload._common.dtype_args import value_for
+from rustload._common.dtypes import Size
 from rustload._common.request import (
     Cast,
     Overflow,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["LazyTensor", "Quantization", "restored"]
+__all__ = ["LazyTensor", "Quantization", "new_handle", "restored"]
 
 
 class Quantization(NamedTuple):
@@ -52,6 +52,8 @@ class Quantization(NamedTuple):
     axis: int | None
     packed: tuple[tuple[int, ...], tuple[int, ...], int] | None
 
+
+new_handle = _rustload.Handle.__new__
 
 # For `item`: the dtype to read as, and its code in `struct`, by the beginning of the dtype's name.
 _WIDE = (
@@ -82,7 +84,7 @@ def _part_text(part: Part) -> str:
     return f"of a larger tensor{at}" if part.shape is None else f"of {list(part.shape)}{at}"
 
 
-class LazyTensor(Operators):
+class LazyTensor(Operators, _rustload.Handle):
     """A tensor that has not been read yet.
 
     Indexing, `.T` and `.permute` return other lazy tensors and read nothing. `materialize` reads only the selected elements and
@@ -98,12 +100,9 @@ class LazyTensor(Operators):
     torch.Size([8, 2])
     """
 
-    __slots__ = ("_context", "_core")
+    __slots__ = ()
 
-    _core: _rustload.Tensor
-    _context: HandleContext
-
-    def __init__(self) -> None:
+    def __new__(cls, *_: Any) -> Self:
         """Not for users: handles come from a checkpoint.
 
         Raises:
@@ -113,10 +112,7 @@ class LazyTensor(Operators):
 
     @classmethod
     def _wrap(cls, core: _rustload.Tensor, context: HandleContext) -> Self:
-        made = cls.__new__(cls)
-        made._core = core
-        made._context = context
-        return made
+        return new_handle(cls, core, context)
 
     def _with_context(self, context: HandleContext) -> Self:
         """The same tensor with the mappings and storages of another context."""
@@ -131,16 +127,6 @@ class LazyTensor(Operators):
     def path(self) -> tuple[Any, ...]:
         """The keys and indices that lead to it from the root of `Checkpoint.objects`."""
         return self._core.path
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype in the file: a str as torch spells it, `"bfloat16"`, that is also equal to `torch.bfloat16`."""
-        return dtype_of(self._core.dtype)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each dimension."""
-        return self._core.shape
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -164,11 +150,6 @@ class LazyTensor(Operators):
     def numel(self) -> int:
         """The number of elements, as in torch."""
         return self._core.size
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all elements in bytes, in the file's dtype."""
-        return self._core.nbytes
 
     @property
     def is_contiguous(self) -> bool:
@@ -476,12 +457,12 @@ class LazyTensor(Operators):
             made = self._context.fast_view(self._core)
             if made is not None:
                 return made
-        requested = value_for(dtype, self)
+        requested, order = value_for(dtype, self), value_for(transpose, self)
         if dequantize and requested is None and out is None and self._is_scaled():
             requested = "float32"
-        request = Request.checked(
-            dtype=None if requested is None else dtype_name(requested),
-            transpose=transpose_arg(value_for(transpose, self)),
+        request = Request(
+            dtype=requested,
+            transpose=order,  # type: ignore[arg-type]  # checked there
             copy=copy,
             allow_lossy=allow_lossy,
             dequantize=dequantize,

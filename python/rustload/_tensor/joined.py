@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
 from rustload._common.sizes import format_bytes
@@ -36,7 +36,7 @@ class JoinedTensor(LazyTensor):
 
     _core: _rustload.Joined  # type: ignore[assignment]  # with all of a tensor's methods that are used here
 
-    def __init__(self) -> None:
+    def __new__(cls, *_: Any) -> Self:
         """Not for users: `rustload.concat` and `rustload.stack` make them.
 
         Raises:

@@ -106,15 +106,10 @@ def open_again(
     if context is None:
         # Before opening, because a file that was changed may have become anything.
         _check(stamps, [_stamp(path) for path, *_ in stamps])
-        core = _rustload.open_paths(
-            paths,
-            unknown=unknown,
-            trailing=trailing,
-            compat=compat,
-            verify=False,
-            limits=dict(limits),
-            io=io,
+        options = _rustload.OpenOptions(
+            unknown=unknown, trailing=trailing, compat=compat, io=io, limits=_rustload.Limits(**dict(limits))
         )
+        core = _rustload.open(list(paths), options)
         _check(stamps, core.file_stamps())
         context = HandleContext(framework)
         context.checkpoint = core

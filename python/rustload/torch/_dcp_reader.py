@@ -22,9 +22,9 @@ from torch.futures import Future
 
 from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
 from rustload._checkpoint.open import opened
-from rustload._common.limits import Limits
 from rustload._common.rules import Rules
 from rustload._frameworks.torch import torch_dtype
+from rustload._rustload import Limits
 from rustload.errors import _make
 from rustload.torch._dcp_contents import Contents, contents_of, is_plain, with_tensors
 from rustload.torch._fill import check_numbers, is_direct

@@ -136,7 +136,6 @@ def _stream_steps(
     producer = producer_for(
         [step.lazy for step in steps],
         requests,
-        list(range(len(steps))),
         adapter,
         gpu,
         by_file=True,

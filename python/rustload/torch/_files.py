@@ -16,8 +16,10 @@ from rustload._common.paths import note_checkpoints_below, note_path_as_bytes, p
 from rustload._remote.folder import ObjectFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from typing import IO
+
+    from rustload._rustload import Limits
 
 __all__ = ["are_paths", "is_archive", "is_path", "opened", "read_again", "seek_past", "seekable"]
 
@@ -56,7 +58,7 @@ def is_archive(f: Any) -> bool:
     return head == _ZIP
 
 
-def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
+def opened(f: Any, limits: Limits | None) -> _rustload.Checkpoint:
     """Opens the core checkpoint; reads only metadata.
 
     An open file is read from its current position. A regular file is reopened by its path and read with positional reads, any
@@ -65,38 +67,27 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
     Raises:
         LimitError: The rest of such a file is larger than half of the available memory.
     """
+    options = _rustload.OpenOptions(limits=limits)
     if isinstance(f, ObjectFolder):
-        return _rustload.open_folder(
-            f, f.chosen, unknown="keep", trailing="error", compat=False, verify=False, limits=limits
-        )
+        return _rustload.open(f, options)
     if are_paths(f):
         paths = [hub_snapshot(one) for one in path_list(f)]
         with note_checkpoints_below(paths):
-            return _rustload.open_paths(
-                paths, unknown="keep", trailing="error", compat=False, verify=False, limits=limits
-            )
+            return _rustload.open(paths, options)
     if isinstance(f, (bytes, bytearray, memoryview)):
-        return _from_memory(bytes(f), "error", limits)
-    # A legacy stream has its own end marker, and other data may follow it in the file, as in torch.
-    trailing = "error" if is_archive(f) else "ignore"
+        return _from_memory(bytes(f), options)
+    if not is_archive(f):
+        # A legacy stream has its own end marker, and other data may follow it in the file, as in torch.
+        options = _rustload.OpenOptions(limits=limits, trailing="ignore")
     start = f.tell() if hasattr(f, "tell") else 0
     if isinstance(f, io.BytesIO):
-        return _from_memory(f.getvalue() if start == 0 else f.read(), trailing, limits)
+        return _from_memory(f.getvalue() if start == 0 else f.read(), options)
     source = source_of(f, from_start=False)
     if isinstance(source, str):
-        return _rustload.open_at(source, start, unknown="keep", trailing=trailing, limits=limits)
+        return _rustload.open((source, start), options)
     if isinstance(source, builtins.bytes):
-        return _from_memory(source, trailing, limits)
-    return _rustload.open_file(
-        f,
-        start,
-        file_name(f),
-        unknown="keep",
-        trailing=trailing,
-        compat=False,
-        verify=False,
-        limits=limits,
-    )
+        return _from_memory(source, options)
+    return _rustload.open((f, start, file_name(f)), options)
 
 
 @contextlib.contextmanager
@@ -123,11 +114,9 @@ def seek_past(f: Any, start: int, core: _rustload.Checkpoint) -> None:
         f.seek(start + core.end)
 
 
-def _from_memory(data: bytes, trailing: str, limits: Mapping[str, int]) -> _rustload.Checkpoint:
+def _from_memory(data: bytes, options: _rustload.OpenOptions) -> _rustload.Checkpoint:
     with note_path_as_bytes(data):
-        return _rustload.open_bytes(
-            data, unknown="keep", trailing=trailing, compat=False, verify=False, limits=limits
-        )
+        return _rustload.open(data, options)
 
 
 def seekable(f: Any) -> Any:

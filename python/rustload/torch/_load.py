@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from rustload import _rustload
-    from rustload._common.limits import Limits
+    from rustload._rustload import Limits
     from rustload.torch._locations import MapLocation
 
 __all__ = ["load"]
@@ -182,7 +182,7 @@ def _load_pickled(
     if mmap and not _files.is_archive(f):
         raise _load_errors.no_archive(f)
     try:
-        core = _files.opened(f, {} if limits is None else limits._to_core())
+        core = _files.opened(f, limits)
     except UnsupportedError as error:
         if error.code == "TarUnsupported":
             raise _load_errors.tar() from error

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rustload._checkpoint.checkpoint import Checkpoint
-    from rustload._common.limits import Limits
     from rustload._common.request import Cast
+    from rustload._rustload import Limits
     from rustload.torch._hooks import CustomLoading
 
 __all__ = ["load_into"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rustload._common.dtype_args import dtype_name
+from rustload._rustload import dtype_name
 from rustload._save.save import save_with
 
 if TYPE_CHECKING:

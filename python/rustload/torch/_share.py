@@ -132,9 +132,7 @@ def warm_up(checkpoint: Checkpoint, needed: Rows) -> str:
         parts += [lazy[first : min(first + step, stop)] for first in rows] or [lazy]
     if parts:
         stream = _rustload.stream(
-            [part._core for part in parts],
-            [Request(copy=True)],
-            [0] * len(parts),
+            [(part._core, Request(copy=True)) for part in parts],
             window=_WINDOW_BYTES,
             threads=None,
             by_file=True,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rustload._checkpoint.checkpoint import Checkpoint
-    from rustload._common.limits import Limits
+    from rustload._rustload import Limits
 
 __all__ = ["StateDict", "module_versions", "state_dict"]
 

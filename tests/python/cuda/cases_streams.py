@@ -146,8 +146,7 @@ def test_results_under_cupy_are_complete_with_sync(
         fakecuda.fill(stream, hostgpu.as_gpu_memory(busy), 1, 100_000)
         producer = CudaProducer(
             cores,
-            [Request(copy=True)],
-            [0] * len(cores),
+            [Request(copy=True)] * len(cores),
             cupy._CupyGpu(Device()),
             on_meta=lambda index: index,
             by_file=False,

@@ -223,7 +223,7 @@ def test_results_that_the_core_makes_alone_are_found_in_one_call(save: Callable[
     cores = [lazy._core for lazy in rustload.open(save(state)).values()]
 
     def found(request: Request, cast_below: int = 1000) -> dict[str, int]:
-        sizes = _rustload.direct_upload_bytes(cores, [request], [0] * len(cores), cast_below)
+        sizes = _rustload.direct_upload_bytes([(core, request) for core in cores], cast_below)
         return {core.name: nbytes for core, nbytes in zip(cores, sizes, strict=True) if nbytes}
 
     plain = {"plain": 96, "half": 10, "int": 24, "large": 4000}

@@ -188,8 +188,8 @@ def submit(
     """Submits tensors; returns the ticket and the destinations."""
     many = [wanted] * len(tensors) if isinstance(wanted, Request) else list(wanted)
     into = destinations(upload, tensors, many, slab=slab) if into is None else into
-    cores = [tensor._core for tensor in tensors]
-    return upload.submit(cores, many, list(range(len(many))), into, stream=stream), into
+    pairs = [(tensor._core, want) for tensor, want in zip(tensors, many, strict=True)]
+    return upload.submit(pairs, into, stream=stream), into
 
 
 __all__ = [

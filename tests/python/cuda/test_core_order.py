@@ -189,7 +189,7 @@ def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(
     ways = [Request(dtype="int8") if tensor.name == "w30" else Request() for tensor in tensors]
     free = [upload.allocate(tensor.nbytes // (4 if tensor.name == "w30" else 1)) for tensor in tensors]
     cores = [tensor._core for tensor in tensors]
-    ticket = upload.submit(cores, ways, list(range(len(ways))), free, stream=None)
+    ticket = upload.submit(list(zip(cores, ways, strict=True)), free, stream=None)
     after = fakecuda.submit(upload, tensors, Request())
     with pytest.raises(ValueError, match="lossy") as error:
         upload.wait(ticket, stream=None, sync=True)
@@ -222,7 +222,7 @@ def test_a_file_that_changes_after_open_is_an_error(on_fake: Run, save: Callable
 """
             + """
     cores = [tensor._core for tensor in tensors]
-    ticket = upload.submit(cores, [Request()], [0] * len(cores), into, stream=None)
+    ticket = upload.submit([(core, Request()) for core in cores], into, stream=None)
     with pytest.raises(FormatError, match="changed after it was opened") as error:
         upload.wait(ticket, stream=None, sync=True)
     assert error.value.code == "FileChanged"

@@ -1,0 +1,108 @@
+//! `open`: opens what a checkpoint is read from.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+use super::arguments::{Flag, IoArg, LimitsArg, TrailingArg, UnknownArg};
+use super::checkpoint::Checkpoint;
+use super::file_object::FileObject;
+use super::folder::FolderObject;
+use super::run;
+use crate::bytes::{Io, Source as Bytes};
+use crate::checkpoint::Checkpoint as Core;
+use crate::container::metadata_bytes;
+use crate::index::{Options, Unknown};
+use crate::parallel::Cancel;
+
+/// How a checkpoint is opened.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct OpenOptions(Options);
+
+#[pymethods]
+impl OpenOptions {
+    #[new]
+    #[pyo3(signature = (
+        *,
+        unknown=UnknownArg(Unknown::Keep),
+        verify=Flag(false),
+        limits=LimitsArg::default(),
+        compat=Flag(false),
+        trailing=TrailingArg(false),
+        io=IoArg(Io::Auto),
+    ))]
+    fn new(
+        unknown: UnknownArg,
+        verify: Flag,
+        limits: LimitsArg,
+        compat: Flag,
+        trailing: TrailingArg,
+        io: IoArg,
+    ) -> OpenOptions {
+        let options = Options::default().unknown(unknown.0).verify(verify.0).limits(limits.0);
+        OpenOptions(options.compat(compat.0).ignore_trailing(trailing.0).io(io.0))
+    }
+}
+
+/// What is opened or scanned.
+#[derive(FromPyObject)]
+pub(crate) enum Source<'py> {
+    /// The content of a file.
+    Content(PyBackedBytes),
+    /// Files, a directory or an index file.
+    Paths(Vec<PathBuf>),
+    /// What begins at a byte of a file.
+    At((PathBuf, u64)),
+    /// A binary file object, or an object with `size` and `read_ranges`, from a byte on; and its name for messages.
+    Object((Bound<'py, PyAny>, u64, Option<String>)),
+    Folder(Folder),
+}
+
+/// A folder of a store, and the names of the files in it that are meant; none for all.
+pub(crate) struct Folder(pub(super) FolderObject, pub(super) Vec<String>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Folder {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Folder> {
+        Ok(Folder(FolderObject::new(&given)?, given.getattr("chosen")?.extract()?))
+    }
+}
+
+/// Opens a checkpoint by reading its metadata.
+#[pyfunction]
+pub(crate) fn open(py: Python<'_>, source: Source<'_>, options: &OpenOptions) -> PyResult<Checkpoint> {
+    let cancel = Cancel::new();
+    let options = options.0.clone().cancel(cancel.clone());
+    let core = match source {
+        Source::Content(data) => {
+            let long = options.verify || is_long(data.len() as u64);
+            run::interruptible_if(py, long, &cancel, || Core::from_bytes(Arc::new(data), options))
+        }
+        Source::Paths(paths) => {
+            let sum = || paths.iter().fold(0_u64, |sum, path| sum.saturating_add(metadata_bytes(path)));
+            let long = options.verify || is_long(py.detach(sum));
+            run::interruptible_if(py, long, &cancel, || Core::open_all(&paths, options))
+        }
+        Source::At((path, start)) => {
+            let long = options.verify || is_long(py.detach(|| metadata_bytes(&path)));
+            run::interruptible_if(py, long, &cancel, || Core::open_at(&path, start, options))
+        }
+        Source::Object((file, start, name)) => {
+            let source: Bytes = FileObject::source(&file, start, name)?;
+            run::interruptible_if(py, true, &cancel, || Core::from_source(&source, options))
+        }
+        Source::Folder(Folder(folder, chosen)) => {
+            run::interruptible_if(py, true, &cancel, || Core::from_folder(&folder, &chosen, options))
+        }
+    };
+    core.map(Checkpoint)
+}
+
+/// Whether reading so many bytes of metadata can be interrupted by Ctrl-C. The shards of an index file or a folder do not count.
+fn is_long(nbytes: u64) -> bool {
+    const INTERRUPTIBLE_METADATA_MIN_BYTES: u64 = 4 << 20;
+    nbytes >= INTERRUPTIBLE_METADATA_MIN_BYTES
+}

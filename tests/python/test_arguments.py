@@ -1,0 +1,84 @@
+"""Arguments that the extension parses: a value that an argument does not have is an error that lists those it has."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+import rustload
+from rustload._rustload import OpenOptions, Request, ScanOptions
+
+
+@pytest.mark.parametrize(
+    ("made", "argument", "allowed"),
+    [
+        (OpenOptions, "unknown", "'keep' or 'error'"),
+        (OpenOptions, "trailing", "'error' or 'ignore'"),
+        (OpenOptions, "io", "'auto', 'buffered' or 'direct'"),
+        (Request, "overflow", "'nan' or 'saturate'"),
+    ],
+)
+@pytest.mark.parametrize("given", ["other", "", "NAN", "\ud800", None, 3, b"nan"])
+def test_an_unknown_word_is_a_value_error_that_lists_the_words(made, argument, allowed, given):
+    with pytest.raises(ValueError, match=f"{argument}= is {allowed}, not ") as error:
+        made(**{argument: given})
+    assert error.value.code == "Value"
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "kind"),
+    [
+        ("copy", 1, TypeError),
+        ("copy", "yes", TypeError),
+        ("threads", 0, ValueError),
+        ("threads", -1, ValueError),
+        ("threads", "2", TypeError),
+        ("threads", 1.5, TypeError),
+        ("transpose", 1, TypeError),
+        ("transpose", "ij", TypeError),
+        ("dtype", "float17", ValueError),
+        ("dtype", int, TypeError),
+    ],
+)
+def test_a_wrong_argument_of_a_request_is_an_error(argument, given, kind):
+    with pytest.raises(kind, match=argument):
+        Request(**{argument: given})
+
+
+def test_limits_of_another_type_are_a_type_error():
+    for made in (OpenOptions, ScanOptions):
+        with pytest.raises(TypeError, match=r"limits= is a rustload\.Limits, not \{\}"):
+            made(limits={})
+
+
+def test_a_request_keeps_what_it_is_given_and_changes_in_copies():
+    plain = Request()
+    assert (plain.dtype, plain.transpose, plain.copy, plain.overflow, plain.threads) == (
+        None,
+        None,
+        None,
+        "nan",
+        None,
+    )
+    made = Request(dtype=torch.bfloat16, transpose=(1, 0), copy=True, overflow="saturate", threads=1 << 70)
+    assert (made.dtype, made.transpose, made.copy, made.overflow) == ("bfloat16", [1, 0], True, "saturate")
+    assert made.threads == 1 << 16
+    assert (made.but(dtype=None, transpose=True).dtype, made.but(transpose=True).transpose) == (None, True)
+    assert made.dtype == "bfloat16"
+    with pytest.raises(TypeError, match="overflow="):
+        made.but(overflow="nan")
+
+
+def test_limits_pickle_with_what_differs():
+    limits = rustload.Limits(tensors=7, depth=9)
+    again = pickle.loads(pickle.dumps(limits))
+    assert (again.tensors, again.depth, again.nodes) == (7, 9, rustload.Limits().nodes)
+    assert repr(again) == repr(limits)
+
+
+def test_a_name_that_is_no_dtype_has_near_ones():
+    with pytest.raises(ValueError, match="no dtype") as error:
+        Request(dtype="bf61")
+    assert any("bfloat16" in note for note in error.value.__notes__)
