@@ -109,7 +109,6 @@ type FileArg<'py> = (String, Tensors<'py>, Metadata, Option<String>, Metadata, O
 type WrittenFolder = (Vec<(String, u64)>, Option<String>);
 
 /// Writes a folder of safetensors files and others. Returns their paths and sizes, and what to say about it.
-#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
 #[pyfunction]
 #[pyo3(signature = (path, files, *, texts, copies, joins, options))]
 pub(crate) fn write_folder(
