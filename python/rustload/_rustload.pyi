@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypedDict, final
 
-from typing_extensions import CapsuleType
+from typing_extensions import CapsuleType, disjoint_base
 
 from rustload._common.dtypes import DType
 from rustload._frameworks.adapters import HandleContext
@@ -472,12 +472,12 @@ class OpenOptions:
     def __new__(
         cls,
         *,
-        unknown: str = "keep",
-        verify: object = False,
-        limits: Limits | None = None,
-        compat: object = False,
-        trailing: str = "error",
-        io: str = "auto",
+        unknown: str = ...,
+        verify: object = ...,
+        limits: Limits | None = ...,
+        compat: object = ...,
+        trailing: str = ...,
+        io: str = ...,
     ) -> Self:
         """Checks the options.
 
@@ -504,6 +504,7 @@ def open(source: _Source, options: OpenOptions) -> Checkpoint:  # noqa: A001 - t
         LimitError: The file exceeds a limit.
     """
 
+@disjoint_base
 class Handle:
     """The base of `rustload.LazyTensor`: a tensor of the core, and the context that it is read in."""
 
@@ -1086,12 +1087,12 @@ class Request:
         cls,
         *,
         dtype: object = None,
-        transpose: bool | Sequence[int] | None = None,
-        copy: bool | None = None,
-        allow_lossy: object = False,
-        dequantize: object = False,
-        overflow: str = "nan",
-        threads: int | None = None,
+        transpose: bool | Sequence[int] | None = ...,
+        copy: bool | None = ...,
+        allow_lossy: object = ...,
+        dequantize: object = ...,
+        overflow: str = ...,
+        threads: int | None = ...,
         mappings: Mappings | None = None,
     ) -> Self:
         """Without arguments, the result is as in the file. Views are of `mappings`; None is the checkpoint's mapping.
@@ -1449,7 +1450,7 @@ class ScanOptions:
     """What a scan accepts and leaves out."""
 
     def __new__(
-        cls, *, limits: Limits | None = None, allow: Sequence[str] = (), exclude: Sequence[str] = ()
+        cls, *, limits: Limits | None = ..., allow: Sequence[str] = ..., exclude: Sequence[str] = ...
     ) -> Self:
         """Checks the options.
 
