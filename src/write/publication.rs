@@ -4,7 +4,7 @@
 //! target finishes them ([`Publication::finish`]). A step that was done has no effect when it is done again. Files of others are not
 //! replaced without `overwrite`, also by a later run: where one has a new name, those that have got theirs move back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt;
@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::os;
+use super::shards::INDEX_EXTENSION;
 use super::staged::{folder_of, sync_folder};
-use super::walk::{into_io, walk};
+use super::walk::{into_io, remove_all, walk};
 use crate::error::{Error, Result};
 
 /// How often the old folder is emptied while other programs make files in it.
@@ -31,23 +32,26 @@ pub(super) struct Publication {
     pub(super) folder: Option<(u64, u64)>,
     /// Whether the new files may replace others.
     pub(super) overwrite: bool,
-    /// The new files, and the inode of each, in the order in which they are moved: those that name others last.
+    /// Whether a step is on the disk before the next one that depends on it.
+    pub(super) sync: bool,
+    /// The new files, and the inode of each. If they are moved, indexes are the last.
     pub(super) add: Vec<(String, u64)>,
-    /// The files of an earlier version, and the inode of each. If files are moved, these are removed after it, in this order.
+    /// The files of an earlier version, and the inode of each. If files are moved, these are removed after it, indexes first.
     pub(super) remove: Vec<(String, u64)>,
 }
 
 impl Publication {
-    /// Notes the steps; with `sync`, on the disk.
-    pub(super) fn note(&self, outer: &Path, sync: bool) -> io::Result<()> {
-        let Publication { folder, overwrite, add, remove } = self;
-        let value = json!({"folder": folder, "overwrite": overwrite, "add": add, "remove": remove});
+    /// Notes the steps.
+    pub(super) fn note(&self, outer: &Path) -> io::Result<()> {
+        let Publication { folder, overwrite, sync, add, remove } = self;
+        let value =
+            json!({"folder": folder, "overwrite": overwrite, "sync": sync, "add": add, "remove": remove});
         let mut file = fs::File::create(outer.join(STEPS))?;
         writeln!(file, "{value}")?;
-        if sync {
+        if *sync {
             file.sync_all()?;
         }
-        sync_folder(outer, sync)
+        sync_folder(outer, *sync)
     }
 
     /// The steps that an earlier run has noted. `None` if it has come to none.
@@ -63,12 +67,12 @@ impl Publication {
             Value::Null => None,
             folder => Some((folder[0].as_u64()?, folder[1].as_u64()?)),
         };
-        let overwrite = value["overwrite"].as_bool()?;
-        Some(Publication { folder, overwrite, add: files("add")?, remove: files("remove")? })
+        let (overwrite, sync) = (value["overwrite"].as_bool()?, value["sync"].as_bool()?);
+        Some(Publication { folder, overwrite, sync, add: files("add")?, remove: files("remove")? })
     }
 
-    /// Finishes what an earlier run has begun. Returns whether the target is complete by that: else it is as it was before that run,
-    /// as nothing was done or a file of others is in the way.
+    /// Finishes what an earlier run has begun. Returns whether its hidden folder is of no more use: the target is complete by that, or
+    /// was, and is another one since. Else the target is as it was before that run, as nothing was done or a file of others is in the way.
     pub(super) fn finish(outer: &Path, target: &Path) -> Result<bool> {
         let Some(publication) = Publication::noted(outer) else { return Ok(false) };
         let done = match publication.folder {
@@ -78,6 +82,10 @@ impl Publication {
             },
             Some(folder) if identity(target).is_ok_and(|found| found == folder) => {
                 publication.empty_old(&staged(outer), target).map(|()| true)
+            }
+            // Once it was exchanged, what is staged is the old folder, and no part of the new one.
+            Some(folder) if identity(&staged(outer)).is_ok_and(|found| found != folder) => {
+                remove_all(&staged(outer)).map(|()| true)
             }
             Some(_) => Ok(false),
         };
@@ -96,30 +104,54 @@ impl Publication {
     /// A reader that goes by an index sees the old files, until the new index takes the place of the old one, and then the new files.
     /// Without `overwrite`, fails if there is another file of a new name, and moves the others back.
     pub(super) fn move_files(&self, outer: &Path, target: &Path) -> io::Result<()> {
-        let staged = staged(outer);
-        for (path, _) in &self.add {
-            let (from, to) = (staged.join(path), target.join(path));
-            let moved = fs::create_dir_all(folder_of(&to)).and_then(|()| match self.overwrite {
-                true => fs::rename(&from, &to),
-                false => move_to_free_name(&from, &to),
+        let is_index = |file: &&(String, u64)| file.0.ends_with(INDEX_EXTENSION);
+        let (indexes, named): (Vec<_>, Vec<_>) = self.add.iter().partition(is_index);
+        for files in [named, indexes] {
+            let moved = self.for_each(&files, target, &mut |(path, _)| {
+                self.move_file(&staged(outer).join(path), &target.join(path))
             });
-            match moved {
-                // An earlier run has moved it.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && is_there(&to) => {}
-                Err(error) if !self.overwrite => {
-                    self.move_back(outer, target);
-                    return Err(error);
+            moved.inspect_err(|_| {
+                if !self.overwrite {
+                    self.move_back(outer, target)
                 }
-                moved => moved?,
-            }
+            })?;
         }
-        for (path, inode) in &self.remove {
-            let path = target.join(path);
-            if fs::symlink_metadata(&path).is_ok_and(|found| found.ino() == *inode) {
-                fs::remove_file(path)?;
-            }
+        let (indexes, named): (Vec<_>, Vec<_>) = self.remove.iter().partition(is_index);
+        for files in [indexes, named] {
+            self.for_each(&files, target, &mut |(path, inode)| {
+                let path = target.join(path);
+                match fs::symlink_metadata(&path) {
+                    Ok(found) if found.ino() == *inode => fs::remove_file(path),
+                    _ => Ok(()),
+                }
+            })?;
         }
         Ok(())
+    }
+
+    /// Does something with files of the target. With `sync`, it is on the disk after that.
+    fn for_each(
+        &self,
+        files: &[&(String, u64)],
+        target: &Path,
+        act: &mut dyn FnMut(&(String, u64)) -> io::Result<()>,
+    ) -> io::Result<()> {
+        files.iter().try_for_each(|file| act(file))?;
+        let above = files.iter().flat_map(|(path, _)| Path::new(path).ancestors().skip(1));
+        let folders: BTreeSet<PathBuf> = above.map(|folder| target.join(folder)).collect();
+        folders.iter().filter(|folder| folder.is_dir()).try_for_each(|folder| sync_folder(folder, self.sync))
+    }
+
+    /// Moves a file to its place, unless an earlier run has.
+    fn move_file(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let moved = fs::create_dir_all(folder_of(to)).and_then(|()| match self.overwrite {
+            true => fs::rename(from, to),
+            false => move_to_free_name(from, to),
+        });
+        moved.or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound if is_there(to) => Ok(()),
+            _ => Err(error),
+        })
     }
 
     /// Moves back those of the new files that are in the target, unless others have replaced or changed them there.
@@ -137,6 +169,9 @@ impl Publication {
     /// Removes the old folder, which has exchanged its place with the new one. What the new folder lacks moves over to it: other
     /// programs may have made or replaced files since theirs got a second name there.
     pub(super) fn empty_old(&self, old: &Path, new: &Path) -> io::Result<()> {
+        // Before a file of the old folder is removed, that is not the target on the disk either.
+        sync_folder(folder_of(new), self.sync)?;
+        sync_folder(folder_of(old), self.sync)?;
         let known: BTreeMap<&Path, u64> =
             self.remove.iter().map(|(path, inode)| (Path::new(path), *inode)).collect();
         for _ in 0..EMPTYING_ATTEMPTS {

@@ -61,7 +61,7 @@ pub(super) struct FileNames {
 
 /// What stands behind the number.
 const EXTENSION: &str = ".safetensors";
-const INDEX_EXTENSION: &str = ".index.json";
+pub(super) const INDEX_EXTENSION: &str = ".index.json";
 
 impl FileNames {
     /// The names for `model.safetensors`, or for `model`.

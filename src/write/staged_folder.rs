@@ -6,7 +6,6 @@
 //! its other files. Else its files are moved to it one by one. Where nothing can be moved there from beside it, as in the root of a
 //! mount, the hidden folder is inside it.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -145,6 +144,8 @@ impl StagedFolder {
     fn choose(&mut self, planned: &Planned, stays: bool) -> Result<()> {
         let failed = |error| Error::io(error, self.target.clone());
         let (from, to) = (self.outer.join("probe"), hidden_name(&self.target.join("rustload"), "probe"));
+        // A killed run that was to be resumed may have left a folder there.
+        let _ = fs::remove_dir_all(&from);
         let moved = fs::write(&from, "").and_then(|()| fs::rename(&from, &to));
         let moved = moved.and_then(|()| fs::remove_file(&to));
         moved.inspect_err(|_| drop(fs::remove_file(&from))).map_err(failed)?;
@@ -236,24 +237,30 @@ impl StagedFolder {
             return Err(Error::target_busy(&target));
         }
         let staged = staged(&self.outer);
+        let remove = match self.way {
+            Way::New => Vec::new(),
+            Way::Exchange => {
+                let remove = self.mirror(&staged, planned).map_err(failed)?;
+                copy_attributes(&target, &staged).map_err(failed)?;
+                remove
+            }
+            Way::Move => self.outdated(planned)?,
+        };
         walk(&staged, &mut |_, entry, is_folder| {
             sync_folder(&entry.path(), sync && is_folder).map_err(failed)
         })?;
+        sync_folder(&staged, sync).map_err(failed)?;
         let add = with_inodes(&staged, order).map_err(failed)?;
         match self.way {
             Way::New => {
-                sync_folder(&staged, sync).map_err(failed)?;
                 // Replaces an empty folder, in one step, and no other one.
                 fs::rename(&staged, &target).map_err(failed)?;
                 self.stays = false;
             }
             Way::Exchange => {
-                let remove = self.mirror(&staged, planned).map_err(failed)?;
-                copy_attributes(&target, &staged).map_err(failed)?;
-                sync_folder(&staged, sync).map_err(failed)?;
                 let folder = Some(identity(&staged).map_err(failed)?);
-                let steps = Publication { folder, overwrite: self.overwrite, add, remove };
-                steps.note(&self.outer, sync).map_err(failed)?;
+                let steps = Publication { folder, overwrite: self.overwrite, sync, add, remove };
+                steps.note(&self.outer).map_err(failed)?;
                 os::exchange(&staged, &target).map_err(failed)?;
                 // From here on the staged folder is the old one.
                 self.stays = true;
@@ -266,9 +273,8 @@ impl StagedFolder {
                 }
             }
             Way::Move => {
-                let remove = self.outdated(planned)?;
-                let steps = Publication { folder: None, overwrite: self.overwrite, add, remove };
-                steps.note(&self.outer, sync).map_err(failed)?;
+                let steps = Publication { folder: None, overwrite: self.overwrite, sync, add, remove };
+                steps.note(&self.outer).map_err(failed)?;
                 let stays = std::mem::replace(&mut self.stays, true);
                 if let Err(error) = steps.move_files(&self.outer, &target) {
                     if !self.overwrite {
@@ -283,9 +289,6 @@ impl StagedFolder {
                     });
                 }
                 self.stays = false;
-                let folders: BTreeSet<PathBuf> =
-                    steps.add.iter().map(|(path, _)| folder_of(&target.join(path)).to_owned()).collect();
-                folders.iter().try_for_each(|folder| sync_folder(folder, sync)).map_err(failed)?;
             }
         }
         sync_folder(folder_of(&target), sync).map_err(failed)?;
@@ -328,7 +331,7 @@ impl StagedFolder {
         Ok(replaced)
     }
 
-    /// The files of the target that new ones replace under other names, with their inodes: indexes first, which name the others.
+    /// The files of the target that new ones replace under other names, with their inodes.
     fn outdated(&self, planned: &Planned) -> Result<Vec<(String, u64)>> {
         let mut outdated = Vec::new();
         walk(&self.target, &mut |relative, entry, is_folder| {
@@ -343,7 +346,6 @@ impl StagedFolder {
             }
             Ok(())
         })?;
-        outdated.sort_by_key(|(path, _)| !path.ends_with(".json"));
         Ok(outdated)
     }
 

@@ -1,6 +1,6 @@
 """FUSE file systems for tests: one in memory whose operations can be made to fail, and one whose reads take some time.
 
-    python fuse_folder.py MOUNTPOINT faulty
+    python fuse_folder.py MOUNTPOINT faulty [exchanges]
     python fuse_folder.py MOUNTPOINT slow FOLDER SECONDS [RATE]
 
 It speaks the kernel's protocol (linux/fuse.h, 7.31) on `/dev/fuse`, for which no library is needed. It runs in a process
@@ -10,8 +10,9 @@ standard input, and ends with that.
 `faulty`: a line `OPERATION COUNT [ERRNO]` lets the next COUNT calls of that operation fail (`fsync`, `fsyncdir`, `flush`,
 `rename`), and is answered with `ok`. Of files, only those of more than 64 KiB fail. A failed fsync or flush loses what was
 written since the last good one, as a disk does: later reads see zeros, and later calls succeed. After `lie`, fsync loses it and
-succeeds. A removed file that is open keeps a hidden name, as with libfuse. There are no hard links, unnamed files, exchanges or
-space reservations.
+succeeds. A removed file that is open keeps a hidden name, as with libfuse. There are no hard links, unnamed files or space
+reservations, and exchanges only if asked for. `changes` is answered with one line of JSON: for each new or removed name so far
+`rename NAME`, `exchange NAME` or `remove NAME`, and what was not on the disk then: contents of files, and names in folders.
 
 `slow`: the files of FOLDER. A read takes SECONDS, and all of them share RATE bytes per second. Each line is answered with the
 number of reads since the last one, their bytes, and the most at once.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import struct
 import subprocess
@@ -47,6 +49,7 @@ ANSWERED_EMPTY = (18, 25, 29, 34)
 """RELEASE, FLUSH, RELEASEDIR, ACCESS."""
 ASYNC_READ, MAX_PAGES, KEEP_CACHE = 1, 1 << 22, 2
 SETS_MODE, SETS_SIZE = 1, 8
+RENAME2, EXCHANGE = 45, 2
 SMALL_BYTES = 64 << 10
 
 
@@ -116,6 +119,16 @@ class Node:
         self.names: dict[str, Node] = {}
         self.handles = 0
         self.is_changed = False
+        self.new_names: set[str] = set()
+        """Those that were made since the last fsync of the folder."""
+
+    def unsynced(self, path: str = "") -> list[str]:
+        """The paths of what would be lost now, if the machine crashed."""
+        found = [path] if self.is_changed else []
+        for name, node in self.names.items():
+            found += [f"{path}/{name} (name)"] if name in self.new_names else []
+            found += node.unsynced(f"{path}/{name}")
+        return found
 
     def lose(self) -> None:
         """Loses what was written since the last good fsync."""
@@ -128,12 +141,13 @@ class FaultyFolder(Server):
 
     name, flags, threads = b"faulty", MS_NOSUID_NODEV, 4
 
-    def __init__(self) -> None:
+    def __init__(self, can: str = "") -> None:
         super().__init__()
         self.root = Node(ROOT, FOLDER | 0o755)
         self.nodes = {ROOT: self.root}
         self.faults: dict[str, tuple[int, int]] = {}
         self.hidden: dict[int, tuple[Node, str]] = {}
+        self.changes: list[tuple[str, list[str]]] = []
         self.operations: dict[int, Callable[[Node, bytes], bytes | int]] = {
             1: self.lookup,
             3: lambda node, _: self.attributes_of(node),
@@ -153,9 +167,11 @@ class FaultyFolder(Server):
             27: lambda *_: struct.pack("<QII", 0, 0, 0),
             28: self.list,
             29: lambda *_: b"",
-            30: lambda *_: -self.fault("fsyncdir"),
+            30: self.fsync_folder,
             35: self.create,
         }
+        if can == "exchanges":
+            self.operations[RENAME2] = self.exchange
 
     def answer(self, opcode: int, number: int, body: bytes) -> bytes | int | None:
         """The answer to a request."""
@@ -166,7 +182,10 @@ class FaultyFolder(Server):
             return operation(self.nodes.get(number, self.root), body) if operation else -errno.ENOSYS
 
     def told(self, line: str) -> str:
-        """Takes a fault to come."""
+        """Takes a fault to come, or says what has changed."""
+        if line.strip() == "changes":
+            with self.lock:
+                return json.dumps([*self.changes, ("", self.root.unsynced())])
         name, count, number = (*line.split(), str(errno.ENOSPC))[:3]
         with self.lock:
             self.faults.pop(name, None)
@@ -199,7 +218,9 @@ class FaultyFolder(Server):
 
     def make(self, folder: Node, name: bytes, mode: int) -> Node:
         node = Node(max(self.nodes) + 1, mode)
-        self.nodes[node.number] = folder.names[name.rstrip(b"\0").decode()] = node
+        text = name.rstrip(b"\0").decode()
+        self.nodes[node.number] = folder.names[text] = node
+        folder.new_names.add(text)
         return node
 
     def make_folder(self, folder: Node, body: bytes) -> bytes:
@@ -231,8 +252,13 @@ class FaultyFolder(Server):
             node.mode = node.mode & ~0o7777 | struct.unpack_from("<I", body, 68)[0] & 0o7777
         return self.attributes_of(node)
 
+    def changed(self, what: str) -> None:
+        self.changes.append((what, self.root.unsynced()))
+
     def unlink(self, folder: Node, body: bytes) -> bytes:
-        node = folder.names.pop(body.rstrip(b"\0").decode())
+        name = body.rstrip(b"\0").decode()
+        self.changed(f"remove {name}")
+        node = folder.names.pop(name)
         if node.handles:
             name = f".fuse_hidden{node.number:08x}"
             folder.names[name] = node
@@ -251,7 +277,23 @@ class FaultyFolder(Server):
             return -number
         old, new = body[8:].rstrip(b"\0").decode().split("\0")
         target = self.nodes[struct.unpack_from("<Q", body)[0]]
+        if new in target.names and target.names[new].names:
+            return -errno.ENOTEMPTY
+        self.changed(f"rename {new}")
         target.names[new] = folder.names.pop(old)
+        target.new_names.add(new)
+        return b""
+
+    def exchange(self, folder: Node, body: bytes) -> bytes | int:
+        number, flags = struct.unpack_from("<QI", body)
+        if flags != EXCHANGE:
+            return -errno.EINVAL
+        old, new = body[16:].rstrip(b"\0").decode().split("\0")
+        target = self.nodes[number]
+        self.changed(f"exchange {new}")
+        target.names[new], folder.names[old] = folder.names[old], target.names[new]
+        target.new_names.add(new)
+        folder.new_names.add(old)
         return b""
 
     def range_of(self, body: bytes) -> tuple[int, int]:
@@ -272,6 +314,12 @@ class FaultyFolder(Server):
         if len(node.data) > SMALL_BYTES and self.fault("lie"):
             node.lose()
         node.durable, node.is_changed = bytes(node.data), False
+        return b""
+
+    def fsync_folder(self, folder: Node, _: bytes) -> bytes | int:
+        if number := self.fault("fsyncdir"):
+            return -number
+        folder.new_names.clear()
         return b""
 
     def flush(self, node: Node, _: bytes) -> bytes | int:
@@ -370,6 +418,10 @@ class Mounted:
         """Lets the next calls of an operation fail."""
         assert self.tell(f"{operation} {count} {number}") == "ok"
 
+    def changes(self) -> list[tuple[str, list[str]]]:
+        """Each change of names, and what was not on the disk then; at last the same of now, without a name."""
+        return json.loads(self.tell("changes"))  # type: ignore[no-any-return]
+
 
 @contextlib.contextmanager
 def mounted(path: Path, kind: str = "faulty", *arguments: object) -> Iterator[Mounted]:
@@ -391,7 +443,7 @@ def mounted(path: Path, kind: str = "faulty", *arguments: object) -> Iterator[Mo
 
 
 def main(mountpoint: str, kind: str, *arguments: str) -> None:
-    server = SlowFolder(*arguments) if kind == "slow" else FaultyFolder()
+    server = SlowFolder(*arguments) if kind == "slow" else FaultyFolder(*arguments)
     server.run(mountpoint)
 
 

@@ -331,10 +331,20 @@ def test_a_publication_that_another_user_has_noted_is_not_finished(owner: int, t
     (path / "config.json").write_text("kept")
     outer.mkdir()
     removed = ["config.json", (path / "config.json").stat().st_ino]
-    (outer / "publish").write_text(json.dumps({"folder": None, "add": [], "remove": [removed]}) + "\n")
+    steps = {"folder": None, "overwrite": True, "sync": False, "add": [], "remove": [removed]}
+    (outer / "publish").write_text(json.dumps(steps) + "\n")
     os.chown(outer, owner, -1)
     save(path, 1)
     assert (path / "config.json").exists() == (owner == NOBODY)
+    assert value_of(path) == 1
+    assert names(tmp_path) == ["model"]
+
+
+def test_what_a_killed_call_has_tried_out_is_in_no_ones_way(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(path, 0)
+    (tmp_path / ".model.resume" / "probe" / "one").mkdir(parents=True)
+    save(path, 1, resume=True)
     assert value_of(path) == 1
     assert names(tmp_path) == ["model"]
 

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,6 +152,41 @@ def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(
         assert not any("in its place" in note for note in getattr(caught.value, "__notes__", []))
         assert path.read_bytes() == whole
         assert names(disk.path) == ["m.safetensors"]
+
+
+@pytest.mark.filterwarnings("ignore:.*one by one")
+@pytest.mark.parametrize("can", ["nothing more", "exchanges"])
+def test_what_gets_a_name_is_on_the_disk_before(can: str, tmp_path: Path) -> None:
+    deep = tmp_path / "source" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "config.json").write_text("{}")
+    tensors = {f"{at}": np.full(250, at, "float32") for at in range(3)}
+    rustload.save(tensors, tmp_path / "source", max_shard_size=1000, overwrite=True)
+    with fuse_folder.mounted(tmp_path / "fuse", "faulty", can) as disk:
+        for number in range(4):
+            if number % 2:
+                rustload.save(tensors, disk.path / "m.safetensors")
+            else:
+                rustload.convert(tmp_path / "source", disk.path / "m", copy_others=True, overwrite=True)
+            *changes, (_, unsynced) = disk.changes()
+            assert unsynced == []
+            contents = {
+                path.rpartition("/")[2] for _, paths in changes for path in paths if "(name)" not in path
+            }
+            assert contents <= {"token"}
+        names = [change for change, _ in changes]
+        assert ("exchange m" in names) == (can == "exchanges")
+        # A folder gets its name, an index the name of an old one, and an old file loses its own.
+        needs = re.compile(
+            r"exchange m|remove model.*"
+            if can == "exchanges"
+            else r"rename m|rename .*index\.json|remove model.*"
+        )
+        checked = {change: paths for change, paths in changes if needs.fullmatch(change)}
+        assert "remove model.safetensors.index.json" in checked or can != "exchanges"
+        assert len(checked) > 2
+        for change, paths in checked.items():
+            assert not [path for path in paths if not path.startswith("/.") or "/files/" in path], change
 
 
 def test_where_there_are_no_hard_links_a_new_file_is_written(

@@ -26,6 +26,7 @@ fn steps(outer: &Path, target: &Path, overwrite: bool) -> Publication {
     Publication {
         folder: None,
         overwrite,
+        sync: false,
         add: with_inodes(&staged(outer), add).unwrap(),
         remove: with_inodes(target, remove).unwrap(),
     }
@@ -37,7 +38,7 @@ fn files_are_moved_by_the_next_run_whatever_was_moved_before() {
         let (_root, outer, target) = folders();
         let steps = steps(&outer, &target, true);
         assert!(!Publication::finish(&outer, &target).unwrap());
-        steps.note(&outer, false).unwrap();
+        steps.note(&outer).unwrap();
         assert_eq!(Publication::noted(&outer), Some(steps));
         for path in ["new", "sub/index"].iter().take(done) {
             fs::rename(staged(&outer).join(path), target.join(path)).unwrap();
@@ -66,7 +67,7 @@ fn an_old_file_that_somebody_has_replaced_is_kept() {
 fn without_overwriting_a_taken_name_moves_the_others_back() {
     let (_root, outer, target) = folders();
     let steps = steps(&outer, &target, false);
-    steps.note(&outer, false).unwrap();
+    steps.note(&outer).unwrap();
     let error = steps.move_files(&outer, &target).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     assert_eq!((names(&target), names(&staged(&outer))), as_before());
@@ -83,7 +84,7 @@ fn the_next_run_keeps_what_others_have_made_after_a_kill() {
     // Moved in one step, or by a link whose other name was not yet removed.
     for by_link in [false, true] {
         let (_root, outer, target) = folders();
-        steps(&outer, &target, false).note(&outer, false).unwrap();
+        steps(&outer, &target, false).note(&outer).unwrap();
         let (from, to) = (staged(&outer).join("new"), target.join("new"));
         if by_link {
             fs::hard_link(from, to).unwrap()
@@ -96,7 +97,7 @@ fn the_next_run_keeps_what_others_have_made_after_a_kill() {
         assert_eq!(fs::read_to_string(target.join("sub/index")).unwrap(), "old");
         assert_eq!(Publication::noted(&outer), None);
         fs::remove_file(target.join("sub/index")).unwrap();
-        steps(&outer, &target, false).note(&outer, false).unwrap();
+        steps(&outer, &target, false).note(&outer).unwrap();
         assert!(Publication::finish(&outer, &target).unwrap(), "the names are free");
         assert_eq!(fs::read_to_string(target.join("sub/index")).unwrap(), "new");
     }
@@ -106,7 +107,7 @@ fn the_next_run_keeps_what_others_have_made_after_a_kill() {
 fn what_others_have_made_of_a_moved_file_is_not_moved_back() {
     for in_place in [false, true] {
         let (_root, outer, target) = folders();
-        steps(&outer, &target, false).note(&outer, false).unwrap();
+        steps(&outer, &target, false).note(&outer).unwrap();
         let moved = target.join("new");
         fs::rename(staged(&outer).join("new"), &moved).unwrap();
         if !in_place {
@@ -128,9 +129,9 @@ fn an_exchanged_folder_is_emptied_and_what_is_new_in_it_moves_over() {
         fs::hard_link(target.join("others"), staged(&outer).join("others")).unwrap();
         let folder = Some(identity(&staged(&outer)).unwrap());
         let steps = Publication { folder, remove, ..steps(&outer, &target, true) };
-        steps.note(&outer, false).unwrap();
+        steps.note(&outer).unwrap();
         assert!(!Publication::finish(&outer, &target).unwrap(), "not yet exchanged");
-        steps.note(&outer, false).unwrap();
+        steps.note(&outer).unwrap();
         // Of others, in the last instant: new ones, a newer version, and one with the name of a new file.
         write(
             &target,
@@ -150,4 +151,16 @@ fn an_exchanged_folder_is_emptied_and_what_is_new_in_it_moves_over() {
         assert_eq!([read("sub/late"), read("deep/er/late"), read("sub/index")], ["late", "late", "new"]);
         assert!(!target.join("old").exists());
     }
+}
+
+#[test]
+fn an_old_folder_is_not_resumed_where_the_new_one_was_removed() {
+    let (_root, outer, target) = folders();
+    let folder = Some(identity(&staged(&outer)).unwrap());
+    let steps = Publication { folder, ..steps(&outer, &target, true) };
+    steps.note(&outer).unwrap();
+    os::exchange(&staged(&outer), &target).unwrap();
+    fs::remove_dir_all(&target).unwrap();
+    assert!(Publication::finish(&outer, &target).unwrap());
+    assert!(!staged(&outer).exists(), "before the note is removed");
 }
