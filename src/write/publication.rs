@@ -76,8 +76,15 @@ impl Publication {
     pub(super) fn finish(outer: &Path, target: &Path) -> Result<bool> {
         let Some(publication) = Publication::noted(outer) else { return Ok(false) };
         let done = match publication.folder {
+            // The user has removed it since, with the new files that it had.
+            None if !is_there(target) => Ok(true),
             None => match publication.move_files(outer, target) {
                 Err(error) if is_taken(&error) && !publication.overwrite => Ok(false),
+                // Or one of them: the target never is a part of the new version.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    publication.move_back(outer, target);
+                    Ok(true)
+                }
                 moved => moved.map(|()| true),
             },
             Some(folder) if identity(target).is_ok_and(|found| found == folder) => {

@@ -164,3 +164,21 @@ fn an_old_folder_is_not_resumed_where_the_new_one_was_removed() {
     assert!(Publication::finish(&outer, &target).unwrap());
     assert!(!staged(&outer).exists(), "before the note is removed");
 }
+
+#[test]
+fn a_part_of_a_version_is_not_published_where_the_rest_was_removed() {
+    for removes_all in [false, true] {
+        let (_root, outer, target) = folders();
+        steps(&outer, &target, true).note(&outer).unwrap();
+        fs::rename(staged(&outer).join("new"), target.join("new")).unwrap();
+        if removes_all {
+            fs::remove_dir_all(&target).unwrap();
+        } else {
+            fs::remove_file(target.join("new")).unwrap();
+        }
+        assert!(Publication::finish(&outer, &target).unwrap());
+        assert_eq!(target.exists(), !removes_all);
+        assert!(removes_all || fs::read_to_string(target.join("sub/index")).unwrap() == "old");
+        assert_eq!(Publication::noted(&outer), None);
+    }
+}
