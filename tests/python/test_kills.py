@@ -1,7 +1,8 @@
-"""Writers that are killed at random moments; `kills.py` runs as many as wanted."""
+"""Writers that are killed at random moments and between system calls; `kills.py` and `kill_points.py` run as many as wanted."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HARNESS = Path(__file__).with_name("kills.py")
+POINTS = Path(__file__).with_name("kill_points.py")
 QUICK = "file,convert,writer,resume"
 
 
@@ -46,3 +48,14 @@ def test_killed_writers_leave_nothing_half_done(folder: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "two writers: one won, one was refused" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_writer_killed_between_any_two_changes_of_names_leaves_nothing_half_done(tmp_path: Path) -> None:
+    calls = "rename,renameat2,linkat,unlink"
+    command = [sys.executable, "-W", "ignore", str(POINTS), str(tmp_path), "--operations", "folder-resume"]
+    done = subprocess.run([*command, "--calls", calls], check=False, capture_output=True, text=True)
+    if "strace cannot attach" in done.stderr:
+        pytest.skip("strace cannot attach to a process here")
+    assert done.returncode == 0, done.stderr
+    assert "killed before renameat2" in done.stdout
