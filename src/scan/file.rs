@@ -14,7 +14,7 @@ use super::report::{FileReport, Finding, Status, Verdict, short};
 use crate::bytes::{Region, Source};
 use crate::container::{Format, LFS_POINTER, is_container, sniff, zip};
 use crate::error::{Code, Error, Result};
-use crate::index::{self, Index};
+use crate::index::{self, Contents, Index};
 
 /// The first bytes of a source, by which most doors open.
 const HEAD_BYTES: u64 = 1024;
@@ -255,22 +255,30 @@ impl Scanner<'_> {
         });
     }
 
+    /// What the strict reader makes of a source, which it reads only once, whoever asks.
+    pub(super) fn read_once<'e>(&self, source: &Source, entered: &'e mut Entered) -> &'e Result<Contents> {
+        let executed = entered.executed.take();
+        entered.read.get_or_insert_with(|| {
+            let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
+            cancel.check()?;
+            let options = index::Options { limits, cancel, ..index::Options::default() };
+            match executed {
+                Some(pickle) => index::read_pickle(source, pickle, &options),
+                None => index::read(source, &options),
+            }
+        })
+    }
+
     /// Opens the checkpoint as `rustload.open` does. Its error is a finding, unless the report has one with the same code.
     fn strict(&mut self, visit: &Visit<'_>, entered: &mut Entered) -> Result<Option<Index>> {
         // The same limit ends the strict reader too; no other error of it gives a worse verdict.
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
         }
-        let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
-        cancel.check()?;
-        let options = index::Options { limits, cancel, ..index::Options::default() };
-        let read = match entered.executed.take() {
-            Some(pickle) => index::read_pickle(visit.source, pickle, &options),
-            None => index::read(visit.source, &options),
-        };
-        let error = match read {
-            Ok(read) => return Ok(Some(read.index)),
-            Err(error) => error,
+        self.read_once(visit.source, entered);
+        let error = match entered.read.take() {
+            Some(Err(error)) => error,
+            read => return Ok(read.transpose()?.map(|read| read.index)),
         };
         let label = visit.label;
         match error.code() {

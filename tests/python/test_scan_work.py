@@ -53,6 +53,12 @@ def arrays(count: int) -> bytes:
     return b"\x80\x03](" + CLASS + b"q\x05" + one * count + b"e."
 
 
+def metadata(count: int) -> bytes:
+    """An archive whose members make the scan ask, each, whether it is a distributed checkpoint."""
+    one = tar_member("w/.metadata", b"\x80\x02" + b"N0" * (1 << 19) + b"N.")
+    return one + b"".join(tar_member(f"{at}.metadata", b"N.") for at in range(count)) + TAR_END
+
+
 FILES: dict[str, Callable[[], bytes]] = {
     "opcodes": lambda: packed(b"\x80\x02" + b"N0" * (8 << 20) + b"N."),
     "calls": lambda: packed(b"\x80\x02cx\ny\nq\0(" + b"h\0)R" * (4 << 20) + b"l."),
@@ -68,6 +74,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "zips": lambda: in_each_other(8, lambda data: zipped(data, data, method=zipfile.ZIP_STORED)),
     "gzips": lambda: in_each_other(12, lambda data: packed(data + b"N." * 100) + data),
     "tars": lambda: packed(tar_member("a", CALLED) * 12_000 + TAR_END),
+    "metadata": lambda: packed(metadata(400)),
     "arrays": lambda: arrays(500),
     "packed_arrays": lambda: packed(arrays(20_000)),
     "yaml": lambda: packed(tar_member("a.yaml", b"- a\n" * 250_000) + TAR_END),

@@ -16,8 +16,8 @@ use std::collections::HashSet;
 use self::expression::{Kind, Texts};
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
-use super::Role;
 use super::zip::{VisibleMember, propagate_if_not_file_fault};
+use super::{Entered, Role};
 use crate::bytes::Source;
 use crate::container::payload_config::PayloadConfig;
 use crate::container::zip::{self, fold_case};
@@ -95,15 +95,14 @@ impl Scanner<'_> {
         &mut self,
         source: &Source,
         members: &[VisibleMember],
+        entered: &mut Entered,
     ) -> Result<HashSet<String>> {
         if members.iter().any(|member| member_use(&member.name) == Use::Run) {
             return Ok(HashSet::new());
         }
-        let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
-        let options = index::Options { limits, cancel, ..index::Options::default() };
-        match index::read(source, &options) {
+        match self.read_once(source, entered) {
             Ok(read) => Ok(read.index.storages.iter().filter_map(index::Storage::member_name).collect()),
-            Err(error) => propagate_if_not_file_fault(&error).map(|()| HashSet::new()),
+            Err(error) => propagate_if_not_file_fault(error).map(|()| HashSet::new()),
         }
     }
 

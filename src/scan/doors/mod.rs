@@ -22,6 +22,7 @@ use super::file::Scanner;
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::error::Result;
+use crate::index::Contents;
 use crate::pickle::Pickle;
 
 /// A door: walks what its readers would read of some bytes, and records whether they get in.
@@ -101,6 +102,8 @@ pub(super) struct Entered {
     pub(super) unpacked: Option<bool>,
     /// The pickle that is all of the source, if the strict reader accepts it.
     pub(super) executed: Option<Pickle>,
+    /// What the strict reader makes of the source, once it was asked.
+    pub(super) read: Option<Result<Contents>>,
     /// The format that the strict reader detects, or [`Format::Pickle`] where only other readers see a pickle.
     pub(super) format: Option<Format>,
 }

@@ -12,8 +12,8 @@ use super::texts::{self, Meaning};
 use super::{Entered, Role, Visit};
 use crate::bytes::{Region, Source};
 use crate::container::tar::{self, BLOCK_BYTES, python_number};
-use crate::error::{Code, Result};
-use crate::index::{self, ChunkItem};
+use crate::error::{Code, Error, Result};
+use crate::index::ChunkItem;
 
 /// Bytes of a long name or of an extended header that are read.
 const EXTENDED_MAX_BYTES: u64 = 1 << 20;
@@ -108,7 +108,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
             scanner.report.unscanned(Some(&inner), "a truncated member", 0, size.saturating_sub(len));
         }
         if name.ends_with(METADATA) {
-            entered.items = scanner.items_of_archive(source)?;
+            entered.items = scanner.items_of_archive(source, entered)?;
         }
         let window = source.window(at, len)?;
         scanner.tar_member(&window, &name, &inner, visit, entered)?;
@@ -155,13 +155,11 @@ impl Scanner<'_> {
 
     /// The ranges of the source in which a distributed checkpoint inside the archive has its chunks and values, if the strict reader
     /// accepts it.
-    fn items_of_archive(&self, source: &Source) -> Result<Vec<Region>> {
-        let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
-        let options = index::Options { limits, cancel, ..index::Options::default() };
-        let read = match index::read(source, &options) {
+    fn items_of_archive(&self, source: &Source, entered: &mut Entered) -> Result<Vec<Region>> {
+        let read = match self.read_once(source, entered) {
             Ok(read) => read,
             Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
-                return Err(error);
+                return Err(Error::new(error.code(), error.message()));
             }
             Err(_) => return Ok(Vec::new()),
         };

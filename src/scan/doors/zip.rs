@@ -77,8 +77,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
             scanner.report.format.get_or_insert("zip");
         }
     }
-    entered.exported = scanner.archive(source, label, depth)?;
-    Ok(())
+    scanner.archive(source, label, depth, entered)
 }
 
 /// Whether an end record near the end points to a central directory.
@@ -87,8 +86,14 @@ fn has_directory(source: &Source) -> Result<bool> {
 }
 
 impl Scanner<'_> {
-    /// Walks an archive. Returns whether it is an exported program.
-    fn archive(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<bool> {
+    /// Walks an archive.
+    fn archive(
+        &mut self,
+        source: &Source,
+        label: Option<&str>,
+        depth: u64,
+        entered: &mut Entered,
+    ) -> Result<()> {
         let members = match Archive::open(source, &self.options.limits, Trailing::Error) {
             Ok(archive) => self.sound_members(&archive, label)?,
             Err(error) => {
@@ -107,13 +112,12 @@ impl Scanner<'_> {
                 visible_members(salvaged)
             }
         };
-        let is_export = exported::is_export(&members);
-        self.names(&members, label, is_export);
-        if is_export {
+        entered.exported = exported::is_export(&members);
+        self.names(&members, label, entered.exported);
+        if entered.exported {
             self.compiled_code(&members, label);
         }
-        self.members(source, &members, label, depth, is_export)?;
-        Ok(is_export)
+        self.members(source, &members, label, depth, entered)
     }
 
     /// Adds findings for names that differ in case only, and for TorchScript code.
@@ -162,9 +166,11 @@ impl Scanner<'_> {
         members: &[VisibleMember],
         label: Option<&str>,
         depth: u64,
-        is_export: bool,
+        entered: &mut Entered,
     ) -> Result<()> {
-        let mut storages = if is_export { self.export_storages(source, members)? } else { HashSet::new() };
+        let is_export = entered.exported;
+        let mut storages =
+            if is_export { self.export_storages(source, members, entered)? } else { HashSet::new() };
         for member in members {
             let Some(folder) = folder_of_main(&member.name) else { continue };
             let outer = std::mem::take(&mut self.keys);
