@@ -21,7 +21,7 @@ except ImportError:
 
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import dtype_name
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._load_into import load_into
 
 if TYPE_CHECKING:
@@ -84,12 +84,10 @@ def from_pretrained(
         named = {"weights": weights, "key": key, "strip": strip, "rename": rename}
         given = [name for name, value in named.items() if value is not None]
         if given:
-            raise _make("Value", "Value", f"{given[0]}= is for one model, and {cls.__name__} is a pipeline")
+            raise _error("Value", f"{given[0]}= is for one model, and {cls.__name__} is a pipeline")
         return _pipeline(cls, folder, kwargs, dtype=dtype, device=device, progress=progress, limits=limits)
     if kwargs:
-        raise _make(
-            "Value", "Value", f"{next(iter(kwargs))}= is for pipelines, and {cls.__name__} is a model"
-        )
+        raise _error("Value", f"{next(iter(kwargs))}= is for pipelines, and {cls.__name__} is a model")
     config = cls.load_config(folder, local_files_only=True)
     with _without_memory():
         model = cls.from_config(config)

@@ -195,13 +195,20 @@ def _from_core(
     return error
 
 
-def _make(kind: str, code: str, message: str, note: str | None = None) -> BaseException:
+def _error(code: str, message: str, note: str | None = None) -> BaseException:
     """Creates the exception for an error that Python code found; `note` defaults to the advice of the catalogue for the code."""
     from rustload import _rustload
 
-    note = note or next((then for name, _, _, then in _rustload.CODES if name == code), None)
+    kind, advice = next((kind, advice) for name, kind, _, advice in _rustload.CODES if name == code)
     return _from_core(
-        kind=kind, code=code, message=message, note=note, errno=None, path=None, member=None, offset=None
+        kind=kind,
+        code=code,
+        message=message,
+        note=note or advice,
+        errno=None,
+        path=None,
+        member=None,
+        offset=None,
     )
 
 

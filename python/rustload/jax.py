@@ -11,7 +11,7 @@ from rustload._common.patterns import matches, warn_of_unused_patterns
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
 from rustload._frameworks import adapters
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ def load(
     rules.warn_of_kept(tensors.values())
     sharding_of = _sharding_rule(shardings)
     if shardings is not None and copy is False:
-        raise _make("Buffer", "Buffer", "shardings= and copy=False cannot be combined: shards are copies")
+        raise _error("Buffer", "shardings= and copy=False cannot be combined: shards are copies")
     target = adapters.load_adapter("jax").check_device(device)
     arrays: dict[str, Any] = {}
     tied: dict[Any, Any] = {}
@@ -154,9 +154,7 @@ def _checked(value: Any, name: str) -> Any:
 
     if value is not None and not isinstance(value, jax.sharding.Sharding):
         note = "such as jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))"
-        raise _make(
-            "Type", "Type", f"{name!r} has a {type(value).__name__}, not a jax.sharding.Sharding", note
-        )
+        raise _error("Type", f"{name!r} has a {type(value).__name__}, not a jax.sharding.Sharding", note)
     return value
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rustload._frameworks.adapters import import_framework
 from rustload._remote.urls import check_environment, is_url, name_of
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._load import load
 from rustload.torch._native_values import find_inert, restore
 
@@ -94,7 +94,7 @@ class RustloadCheckpointIO(_Base, metaclass=abc.ABCMeta):  # type: ignore[misc] 
         """
         super().__init__()
         if unknown not in ("error", "keep"):
-            raise _make("Value", "Value", f"unknown= is 'error' or 'keep', not {unknown!r}")
+            raise _error("Value", f"unknown= is 'error' or 'keep', not {unknown!r}")
         self._mmap = bool(mmap)
         self._keeps_unknown = unknown == "keep"
         self._limits = limits
@@ -150,8 +150,7 @@ class RustloadCheckpointIO(_Base, metaclass=abc.ABCMeta):  # type: ignore[misc] 
             UnsupportedError: There is one.
         """
         for where, name in _inert(checkpoint):
-            raise _make(
-                "Unsupported",
+            raise _error(
                 "OpaqueValue",
                 f"{where} in {path!r} is a {name}: rustload keeps such objects as data, and does not create them",
                 "pass RustloadCheckpointIO(unknown='keep'), and create the object from the data in on_load_checkpoint",

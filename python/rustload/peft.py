@@ -18,7 +18,7 @@ except ImportError:
     raise
 
 from rustload._checkpoint.open import open as open_checkpoint
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._report import mismatch_error
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def load_adapter(
     if config is None:
         # PEFT would look for a repository of that name on the hub.
         if not (folder / _CONFIG).is_file():
-            raise _make("Value", "Value", f"Can't find {_CONFIG!r} at {str(path)!r}")
+            raise _error("Value", f"Can't find {_CONFIG!r} at {str(path)!r}")
         config = peft.PeftConfig.from_pretrained(str(folder))
     config.inference_mode = not is_trainable
     file = folder / weights if weights else folder

@@ -28,10 +28,10 @@ def fsspec(url: str, **storage_options: Any) -> Ranges | ObjectFolder:
     """
     from rustload._remote.resolve import remote_source
     from rustload._remote.urls import is_url
-    from rustload.errors import _make
+    from rustload.errors import _error
 
     if not is_url(url):
-        raise _make("Value", "RemoteScheme", "the URL has no scheme", "pass a str such as 's3://bucket/key'")
+        raise _error("RemoteScheme", "the URL has no scheme", "pass a str such as 's3://bucket/key'")
     scheme = url.partition("://")[0].lower()
     return remote_source(url, storage_options=storage_options, remote=(scheme,))  # type: ignore[no-any-return]
 

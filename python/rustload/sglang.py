@@ -19,7 +19,7 @@ except ImportError:
     import_framework("sglang")  # raises with advice
     raise
 
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._weights import WeightOptions, is_first_rank, weights
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class RustloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang m
         given = others.pop(_OPTIONS, {})
         where = f"model_loader_extra_config[{_OPTIONS!r}]"
         if not isinstance(given, dict):
-            raise _make("Value", "Value", f"{where} is a dict, not {type(given).__name__}")
+            raise _error("Value", f"{where} is a dict, not {type(given).__name__}")
         if others:
             unknown = ", ".join(repr(name) for name in others)
-            raise _make("Value", "Value", f"model_loader_extra_config has unknown keys: {unknown}")
+            raise _error("Value", f"model_loader_extra_config has unknown keys: {unknown}")
         self._options = WeightOptions.checked(given, where)
         # SGLang's own loader finds the files of this format: safetensors first, then .bin, then .pt.
         super().__init__(

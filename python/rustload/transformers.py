@@ -25,7 +25,7 @@ from rustload._common.hub import commit_of, snapshot_names
 from rustload._common.progress import checked_progress, reporting
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import dtype_name
-from rustload.errors import _make, _printable
+from rustload.errors import _error, _printable
 from rustload.torch._read_progress import with_read_progress
 from rustload.torch._state_dict import state_dict
 
@@ -93,20 +93,17 @@ def from_pretrained(
         FormatError: As for `rustload.open`; its other errors are possible too.
     """
     if kwargs.pop("trust_remote_code", False):
-        raise _make(
-            "Value", "Value", "trust_remote_code=True: rustload runs no code that comes with a checkpoint"
-        )
+        raise _error("Value", "trust_remote_code=True: rustload runs no code that comes with a checkpoint")
     if "torch_dtype" in kwargs:  # what transformers called it before version 5
         torch_dtype_arg = kwargs.pop("torch_dtype")
         dtype = torch_dtype_arg if dtype == "auto" and torch_dtype_arg is not None else dtype
     if "state_dict" in kwargs:
-        raise _make(
-            "Value", "Value", "state_dict= is what rustload makes here: give it to cls.from_pretrained itself"
+        raise _error(
+            "Value", "state_dict= is what rustload makes here: give it to cls.from_pretrained itself"
         )
     checked_progress(progress)
     if device_map == "disk" or (not isinstance(device_map, str) and "disk" in (device_map or {}).values()):
-        raise _make(
-            "Value",
+        raise _error(
             "Value",
             "device_map says 'disk', and transformers would write the weights to disk once more",
             "give accelerate's attach_align_device_hook weights_map=rustload.torch.state_dict(path) instead",
@@ -226,7 +223,7 @@ def _model_class(cls: Any, config: Any) -> tuple[Any, Any]:
     if mapping is None:
         return cls, config
     if type(config) not in mapping:
-        raise _make("Value", "Value", f"{cls.__name__} has no model for a {type(config).__name__}")
+        raise _error("Value", f"{cls.__name__} has no model for a {type(config).__name__}")
     found = mapping[type(config)]
     if isinstance(found, (tuple, list)):
         named = {one.__name__: one for one in found}

@@ -18,7 +18,7 @@ except ImportError:
     import_framework("vllm")  # raises with advice
     raise
 
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ class RustloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM has
 
         given = load_config.model_loader_extra_config
         if not isinstance(given, dict):
-            raise _make("Value", "Value", f"model_loader_extra_config is a dict, not {type(given).__name__}")
+            raise _error("Value", f"model_loader_extra_config is a dict, not {type(given).__name__}")
         of_vllm = {name: value for name, value in given.items() if name in _OPTIONS_OF_VLLM}
         ours = {name: value for name, value in given.items() if name not in _OPTIONS_OF_VLLM}
         self._options = WeightOptions.checked(ours, "model_loader_extra_config")
@@ -66,7 +66,7 @@ class RustloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM has
         from rustload.torch._weights import is_first_rank, weights
 
         if getattr(self.load_config, "safetensors_load_strategy", None) == "torchao":
-            raise _make("Value", "Value", "torchao weights need vLLM's own loader: use --load-format auto")
+            raise _error("Value", "torchao weights need vLLM's own loader: use --load-format auto")
         files = sorted(self._prepare_weights(**self._where(source))[1])
         if not getattr(self, "counter_before_loading_weights", 0.0):
             self.counter_before_loading_weights = time.perf_counter()

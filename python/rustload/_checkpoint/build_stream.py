@@ -12,7 +12,7 @@ from rustload._common.request import Cast, Request, checked_cast
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload._frameworks import adapters
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload import _rustload
@@ -51,7 +51,7 @@ def build_stream(
     warn_of_unused_patterns(core, dtype=dtype, transpose=transpose)
     framework = None if framework is None else adapters.framework_name(framework)
     if order not in ("file", "name", "given"):
-        raise _make("Value", "Value", f"order= is 'file', 'name' or 'given', not {order!r}")
+        raise _error("Value", f"order= is 'file', 'name' or 'given', not {order!r}")
     checked_progress(progress)
     window = parse_bytes(memory, "memory")
     rules = Rules(dtype=dtype, transpose=transpose)

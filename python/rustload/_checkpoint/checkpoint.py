@@ -15,7 +15,7 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._frameworks.adapters import HandleContext
 from rustload._tensor.handle import LazyTensor, new_handle
-from rustload.errors import RustloadError, TensorNotFoundError, _make
+from rustload.errors import RustloadError, TensorNotFoundError, _error
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -242,7 +242,7 @@ class Checkpoint(TensorMapping):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise _make("Value", "Closed", "the checkpoint is closed", "handles taken before go on working")
+            raise _error("Closed", "the checkpoint is closed", "handles taken before go on working")
 
     def close(self) -> None:
         """Closes the checkpoint for lookups. Existing handles stay valid; the file is closed with the last of them."""

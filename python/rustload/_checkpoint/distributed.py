@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def _insert(root: _Node, path: tuple[Any, ...], value: object) -> None:
 
 
 def _conflict(path: tuple[Any, ...]) -> BaseException:
-    return _make("Format", "DcpMetadata", f"two values have the path {path!r}, or one is inside the other")
+    return _error("DcpMetadata", f"two values have the path {path!r}, or one is inside the other")
 
 
 def _plain(node: Any) -> Any:

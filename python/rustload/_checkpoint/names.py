@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload._common.patterns import NAMES_SEARCHED_MAX, matching, warn_user
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
@@ -50,7 +50,7 @@ def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] 
         return list(tensors)
     given: Any = names
     if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise _make("Type", "Type", f"names= is a list of names and patterns, not {given!r}")
+        raise _error("Type", f"names= is a list of names and patterns, not {given!r}")
     found: list[str] = []
     for name in [given] if isinstance(given, str) else given:
         if not isinstance(name, str) or _GLOB.search(name) is None or name in tensors:
@@ -111,7 +111,7 @@ def select_names(
             continue
         if new in result:
             both = f"{result[new]!r} and {name!r}"
-            raise _make("Value", "Value", f"{both} would both be named {new!r}", "change strip= or rename=")
+            raise _error("Value", f"{both} would both be named {new!r}", "change strip= or rename=")
         result[new] = name
     return result
 
@@ -140,9 +140,7 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str
         there = ", ".join(f"{name!r} ({count})" for name, count in groups.most_common(8))
         if len(checkpoint) > NAMES_SEARCHED_MAX:
             there += f", among the first {NAMES_SEARCHED_MAX:,} of {len(checkpoint):,}"
-        raise _make(
-            "Value", "Value", f"no tensor is under key {key!r}", f"tensors are under: {there or 'nothing'}"
-        )
+        raise _error("Value", f"no tensor is under key {key!r}", f"tensors are under: {there or 'nothing'}")
     return found
 
 
@@ -170,7 +168,7 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
     if callable(rename):
         return rename  # type: ignore[no-any-return]  # its return type is not checked
     if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
-        raise _make("Type", "Type", f"rename= is a mapping, pairs or a callable, not {rename!r}")
+        raise _error("Type", f"rename= is a mapping, pairs or a callable, not {rename!r}")
     pairs = [(re.compile(pattern), new) for pattern, new in rename]
 
     def substitute(name: str) -> str:
@@ -209,7 +207,7 @@ def _check_rename(rename: Any, names: list[str]) -> None:
             near = did_you_mean(similar(old.rstrip("."), _prefixes(names)))
             note = near or "names are renamed after strip= and below key="
             text = f"rename= names {old!r}, and no name is that or begins with it"
-            raise _make("NotFound", "NotFound", text, note)
+            raise _error("NotFound", text, note)
 
 
 def _prefixes(names: list[str]) -> dict[str, None]:
@@ -225,8 +223,7 @@ def _mapping_renamer(rename: Mapping[Any, str | None]) -> Callable[[str], str | 
     patterns = [(key, new) for key, new in rename.items() if not isinstance(key, str)]
     for key, _ in patterns:
         if not isinstance(key, re.Pattern):
-            raise _make(
-                "Type",
+            raise _error(
                 "Type",
                 f"rename= has a {type(key).__name__} as a key, not a text or a compiled pattern",
             )
@@ -270,8 +267,8 @@ def unflatten(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]
                 created.add(id(node[part]))
             node = node[part]
             if id(node) not in created:
-                raise _make("Value", "Value", f"{name!r} is inside of what is a value itself")
+                raise _error("Value", f"{name!r} is inside of what is a value itself")
         if last in node:
-            raise _make("Value", "Value", f"{name!r} is a value, and others are inside of it")
+            raise _error("Value", f"{name!r} is a value, and others are inside of it")
         node[last] = value
     return root

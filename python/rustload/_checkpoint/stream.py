@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 from rustload._common.progress import reporting
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,8 +172,7 @@ class Stream(Iterator[tuple[str, Any]]):
         self._claim()
         with self._lock:
             if self._busy:
-                raise _make(
-                    "Value",
+                raise _error(
                     "Value",
                     "the stream is busy: its own callback or a signal handler cannot call next",
                 )
@@ -217,7 +216,7 @@ class Stream(Iterator[tuple[str, Any]]):
             ValueError: The stream was started before a fork (code `Forked`).
         """
         if not self._is_own():
-            raise _make("Value", "Forked", "the stream was started before the process forked")
+            raise _error("Forked", "the stream was started before the process forked")
 
     def close(self) -> None:
         """Stops the threads, waits for them, and frees results that were not taken. Idempotent."""

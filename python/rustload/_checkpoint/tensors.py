@@ -15,7 +15,7 @@ from rustload._common.request import Request
 from rustload._common.similar import did_you_mean, similar
 from rustload._common.sizes import format_bytes
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload import _rustload
@@ -87,12 +87,12 @@ class TensorMapping(Mapping[str, LazyTensor]):
             advice = (
                 "choose by names: ckpt.select([name for name in ckpt if ...])" if callable(given) else None
             )
-            raise _make("Type", "Type", f"a pattern is a str, not {given!r}", advice)
+            raise _error("Type", f"a pattern is a str, not {given!r}", advice)
         patterns = [pattern] if isinstance(pattern, str) else list(pattern)
         found: dict[str, str] = {}
         for one in patterns:
             if not isinstance(one, str):
-                raise _make("Type", "Type", f"a pattern is a str, not {one!r}")
+                raise _error("Type", f"a pattern is a str, not {one!r}")
             if is_literal(one):
                 if one not in self:
                     raise self._unknown("the selection", one)
@@ -502,9 +502,7 @@ class Selection(TensorMapping):
 
     def _unknown(self, argument: str, name: str) -> BaseException:
         note = did_you_mean(similar(name, self)) or f"the selection has {len(self)} names"
-        return _make(
-            "NotFound", "NotFound", f"{argument} names {name!r}, and no selected tensor has that name", note
-        )
+        return _error("NotFound", f"{argument} names {name!r}, and no selected tensor has that name", note)
 
     def _root(self) -> TensorMapping:
         return self._source

@@ -14,7 +14,7 @@ from rustload._describe.bom import FileEntry, Model, bom
 from rustload._describe.describe import describe
 from rustload._describe.files import all_files
 from rustload._remote.urls import is_url, name_of
-from rustload.errors import RustloadError, _make
+from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def _model(given: str, *, hashes: bool) -> Model:
     if is_url(given):
         path = name_of(given)
         if hashes:
-            raise _make("Value", "Value", f"{path}: --hashes reads local files", "download the file")
+            raise _error("Value", f"{path}: --hashes reads local files", "download the file")
     else:
         path = given
     with rustload.open(given) as checkpoint:

@@ -14,7 +14,7 @@ from rustload._common.leftovers import leftovers
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, print_json
 from rustload._remote.urls import is_url, name_of
-from rustload.errors import RustloadError, _make
+from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
     import argparse
@@ -100,7 +100,7 @@ def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
         if is_url(path):
             path = name_of(path)
             note = "rustload info and rustload scan read URLs"
-            raise _make("Value", "Value", f"{path}: doctor looks at the disks of this machine", note)
+            raise _error("Value", f"{path}: doctor looks at the disks of this machine", note)
         with rustload.open(path) as ckpt:
             files = ckpt.files
             probes = [

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from rustload._common.memory import headroom
 from rustload._common.sizes import format_bytes
-from rustload.errors import _from_core, _make
+from rustload.errors import _error, _from_core
 
 __all__ = [
     "FileObject",
@@ -173,7 +173,7 @@ def _chunk(f: Any, size: int) -> bytes:
 
 
 def text_mode() -> BaseException:
-    return _make("Type", "Type", "the file is open in text mode; open it with mode 'rb'")
+    return _error("Type", "the file is open in text mode; open it with mode 'rb'")
 
 
 def _too_large(limit: int, found: int) -> BaseException:

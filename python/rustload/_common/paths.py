@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload._common.hub import hub_cache_folder
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import FormatError, _make, _printable
+from rustload.errors import FormatError, _error, _printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,11 +74,11 @@ def path_list(given: Any) -> list[str]:
         note = "pass a path, a list of paths, a binary file object, or bytes in memory (a bytearray, a memoryview, a BytesIO)"
         if isinstance(given, Mapping):
             note = "it is a state dict already, which model.load_state_dict takes; rustload opens the file"
-        raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
+        raise _error("Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
     for one in found:
         if not isinstance(one, (str, os.PathLike)):
             advice = _BYTES_ARE_CONTENT if isinstance(one, bytes) else None
-            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}", advice)
+            raise _error("Type", f"the list of paths holds a {type(one).__name__}", advice)
         try:
             os.stat(one)  # ten times as fast as Path.stat
         except FileNotFoundError:

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase, translate
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import RustloadWarning, TensorNotFoundError, _clipped, _make, _printable
+from rustload.errors import RustloadWarning, TensorNotFoundError, _clipped, _error, _printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,7 +74,7 @@ def warn_of_unused_patterns(core: _rustload.Checkpoint, **rules: Any) -> None:
         for pattern in rule:
             if not isinstance(pattern, str):
                 kind = type(pattern).__name__
-                raise _make("Type", "Type", f"{argument}= has a {kind} where a name or a pattern belongs")
+                raise _error("Type", f"{argument}= has a {kind} where a name or a pattern belongs")
             if is_literal(pattern) and pattern not in core:
                 raise unknown_name(f"{argument}=", pattern, core)
             matched = [pattern] if pattern in core else matching(names, pattern)
@@ -94,7 +94,7 @@ def unknown_name(argument: str, name: str, core: _rustload.Checkpoint) -> BaseEx
     try:
         core.tensor(name)
     except TensorNotFoundError as error:
-        unknown = _make("NotFound", error.code, f"{argument} names {name!r}, and no tensor has that name")
+        unknown = _error(error.code, f"{argument} names {name!r}, and no tensor has that name")
         unknown.__notes__ = list(getattr(error, "__notes__", ()))
         return unknown
     raise AssertionError(name)

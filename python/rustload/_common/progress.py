@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from rustload.errors import _make, _printable
+from rustload.errors import _error, _printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def checked_progress(progress: Any) -> Any:
         TypeError: It is neither None, a bool nor a callable.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise _make("Type", "Type", f"progress= is None, True or a callable, not {progress!r}")
+        raise _error("Type", f"progress= is None, True or a callable, not {progress!r}")
     return progress
 
 

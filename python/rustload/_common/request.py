@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload._rustload import Request, dtype_name
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload import _rustload
@@ -37,10 +37,10 @@ def request_for_out(core: Core, dtype: str, shape: tuple[int, ...], request: Req
     """
     name = dtype_name(dtype)
     if request.dtype is not None and request.dtype != name:
-        raise _make("Value", "Value", f"out= has dtype {name}, but dtype={request.dtype!r} is requested")
+        raise _error("Value", f"out= has dtype {name}, but dtype={request.dtype!r} is requested")
     expected = core.result_shape(request)
     if tuple(shape) != expected:
-        raise _make("Value", "Value", f"out= has shape {tuple(shape)}, the result has {expected}")
+        raise _error("Value", f"out= has shape {tuple(shape)}, the result has {expected}")
     return request.but(dtype=name, copy=True)
 
 
@@ -51,5 +51,5 @@ def checked_cast(cast: Any) -> Cast:
         ValueError: It is not "auto", "cpu" or "gpu".
     """
     if cast not in ("auto", "cpu", "gpu"):
-        raise _make("Value", "Value", f"cast= is 'auto', 'cpu' or 'gpu', not {cast!r}")
+        raise _error("Value", f"cast= is 'auto', 'cpu' or 'gpu', not {cast!r}")
     return cast  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rustload._common.patterns import matches, warn_user
 from rustload._common.request import Request
 from rustload._rustload import dtype_name
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,8 +67,7 @@ class Rules:
         )
         self._dtype = _rule(dtype, _dtype)
         if transpose not in (None, False) and not isinstance(transpose, Mapping) and not callable(transpose):
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f"transpose={transpose!r} for all tensors at once is not allowed: a rule has to select the tensors to transpose",
                 "use glob patterns, such as transpose={'*_proj.weight': True}, or a callable",
@@ -109,8 +108,7 @@ class Rules:
         """
         dims = self._transpose(tensor) or None
         if dims is True and len(tensor.shape) < 2:
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f"transpose needs 2 dimensions or more, the tensor has {len(tensor.shape)} ({tensor.name})",
                 "a pattern such as '*.weight' matches vectors too, as those of norms: use one that matches "

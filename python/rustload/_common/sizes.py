@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rustload.errors import _make
+from rustload.errors import _error
 
 __all__ = ["format_bytes", "parse_bytes"]
 
@@ -32,11 +32,11 @@ def parse_bytes(value: int | str, name: str) -> int:
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
         if found is None or found[2] not in _UNITS:
-            raise _make("Value", "Value", f"{name}={value!r} is no size; write 268435456, '256MiB' or '1GB'")
+            raise _error("Value", f"{name}={value!r} is no size; write 268435456, '256MiB' or '1GB'")
         value = int(float(found[1]) * _UNITS[found[2]])
     given: object = value
     if not isinstance(given, int) or isinstance(given, bool):
-        raise _make("Type", "Type", f"{name}= is a number of bytes or a str, not {given!r}")
+        raise _error("Type", f"{name}= is a number of bytes or a str, not {given!r}")
     if value < 1:
-        raise _make("Value", "Value", f"{name}= is a positive number of bytes, not {value}")
+        raise _error("Value", f"{name}= is a positive number of bytes, not {value}")
     return min(value, 1 << 62)

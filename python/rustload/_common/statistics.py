@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
 from rustload._common.request import Request
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,10 +108,10 @@ def statistics_of(
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _make("Type", "Type", f"{name}= is an int, not {value!r}")
+            raise _error("Type", f"{name}= is an int, not {value!r}")
         if value < 1 or (most is not None and value > most):
             upper = f" to {most:,}" if most else " on"
-            raise _make("Value", "Value", f"{name}= is a number from 1{upper}, not {value!r}")
+            raise _error("Value", f"{name}= is a number from 1{upper}, not {value!r}")
     request = Request(dequantize=dequantize, threads=threads)
     tensors = list(cores)
     found = _rustload.statistics(tensors, request, bins=bins, sample=sample, threads=request.threads)

@@ -8,7 +8,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rustload import _rustload
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -104,4 +104,4 @@ def _next(done: SimpleQueue[Any]) -> Any:
             return done.get(timeout=CANCEL_CHECK_SECONDS)
         except Empty:
             if _rustload.is_cancelled():
-                raise _make("Cancelled", "Cancelled", "stopped on request") from None
+                raise _error("Cancelled", "stopped on request") from None

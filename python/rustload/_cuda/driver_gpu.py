@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._cuda.gpu import ITEMSIZE
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,7 +59,7 @@ class DriverGpu:
             DeviceError: It is on another GPU.
         """
         if tensor.__dlpack_device__() != (2, self.index):
-            raise _make("Device", "Device", f"the buffer is not on GPU {self.index}")
+            raise _error("Device", f"the buffer is not on GPU {self.index}")
         return tensor.as_bytes()
 
     def staging_buffer(self, nbytes: int) -> StagingBuffer:
@@ -82,12 +82,10 @@ def ordinal(device: Any) -> int | None:
     text = f"cuda:{device}" if isinstance(device, int) else str(device)
     kind, colon, number = text.partition(":")
     if kind != "cuda" or not (number.isdecimal() if colon else True):
-        raise _make("Device", "Device", f"device {str(device)!r} is none of 'cpu', 'cuda', 'cuda:1'")
+        raise _error("Device", f"device {str(device)!r} is none of 'cpu', 'cuda', 'cuda:1'")
     info = _rustload.cuda_info()
     if not info["available"]:
-        raise _make("Device", "Device", f"device {text!r} is not available: {info['reason']}")
+        raise _error("Device", f"device {text!r} is not available: {info['reason']}")
     if int(number or 0) >= info["devices"]:
-        raise _make(
-            "Device", "Device", f"device {text!r} is not available: there are {info['devices']} GPU(s)"
-        )
+        raise _error("Device", f"device {text!r} is not available: there are {info['devices']} GPU(s)")
     return int(number or 0)

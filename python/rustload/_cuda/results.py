@@ -12,7 +12,7 @@ from rustload._cuda.slabs import KEPT_RESULTS, SINGLE_RESULT, TAKEN_RESULTS
 from rustload._cuda.split import cpu_casts_below
 from rustload._cuda.upload_task import UploadTask
 from rustload._cuda.uploads import UploadQueue
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,9 +51,7 @@ def _one(task: UploadTask, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
 
 def _task(core: Core, request: Request) -> UploadTask:
     if request.copy is False:
-        raise _make(
-            "Buffer", "Buffer", "copy=False is not possible for a tensor on a GPU: it is always a copy"
-        )
+        raise _error("Buffer", "copy=False is not possible for a tensor on a GPU: it is always a copy")
     nbytes = core.nbytes
     if request.dtype is not None:
         nbytes = nbytes // ITEMSIZE[core.dtype] * ITEMSIZE[request.dtype]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
 from rustload._cuda.gpu import ITEMSIZE
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -222,9 +222,7 @@ def cpu_only_pieces(
     parts = core.parts()
     if len(parts) > 1 and any(core.shape[dim] > 1 for dim in order[: order.index(core.dim)]):
         note = "framework='torch' can; or join along the first dimension"
-        raise _make(
-            "Unsupported", "DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note
-        )
+        raise _error("DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note)
     itemsize = ITEMSIZE[request.dtype or core.dtype]
     start = 0
     for part in parts:

@@ -18,7 +18,7 @@ from rustload._common.request import Request
 from rustload._diff.report import DiffReport, TensorDiff
 from rustload._remote.urls import is_url, name_of
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -89,7 +89,7 @@ def diff(
     for argument, value in (("atol", atol), ("rtol", rtol)):
         given: Any = value
         if not isinstance(given, (int, float)) or not given >= 0:
-            raise _make("Value", "Value", f"{argument}= is a number from 0 on, not {value!r}")
+            raise _error("Value", f"{argument}= is a number from 0 on, not {value!r}")
     request = Request(allow_lossy=True, dequantize=dequantize, threads=threads)
     notes: list[str] = []
     label_a, of_a = _tensors(a)
@@ -103,7 +103,7 @@ def diff(
     if select is not None:
         of_a, of_b = _selected(select, of_a), _selected(select, of_b)
         if not (of_a or of_b):
-            raise _make("NotFound", "NotFound", f"select={select!r} matches no name of either checkpoint")
+            raise _error("NotFound", f"select={select!r} matches no name of either checkpoint")
     both = [name for name in of_a if name in of_b]
     report = DiffReport(
         a=label_a,

@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rustload import _rustload
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ def framework_name(name: str) -> str:
             note = "use framework='numpy' and convert the arrays, or 'dlpack' if it has from_dlpack"
         elif str(name).lower() in {*NAMES, *_ALIASES}:
             note = f"write {str(name).lower()!r}"
-        raise _make("Value", "Value", f"framework {name!r} is not one of {', '.join(NAMES)}", note)
+        raise _error("Value", f"framework {name!r} is not one of {', '.join(NAMES)}", note)
     return found
 
 

@@ -13,7 +13,7 @@ from rustload._cuda import driver_gpu, results
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.numpy import numpy_dtype
 from rustload._frameworks.numpy import wrap as wrap_numpy
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,12 +38,10 @@ def check_device(device: Any) -> Any:
     text = str(device)
     platform, _, index = f"cuda:{text}".partition(":") if text.isdecimal() else text.partition(":")
     if platform != "cuda" or not (index or "0").isdecimal():
-        raise _make(
-            "Device", "Device", f"CuPy has no device {text!r}", "for arrays on the CPU, framework='numpy'"
-        )
+        raise _error("Device", f"CuPy has no device {text!r}", "for arrays on the CPU, framework='numpy'")
     count = cupy.cuda.runtime.getDeviceCount()
     if int(index or 0) >= count:
-        raise _make("Device", "Device", f"device {text!r} is not available: there are {count} GPU(s)")
+        raise _error("Device", f"device {text!r} is not available: there are {count} GPU(s)")
     return cupy.cuda.Device(int(index)) if index else cupy.cuda.Device()
 
 
@@ -69,7 +67,7 @@ class _CupyGpu(driver_gpu.DriverGpu):
         if now.is_capturing():
             # An allocation of CuPy would end the capture.
             note = "load before the graph is captured, or on a stream that is not capturing"
-            raise _make("Device", "Device", "the current stream is capturing a CUDA graph", note)
+            raise _error("Device", "the current stream is capturing a CUDA graph", note)
         if self._stream is not None and self._stream != now:
             self._stream.synchronize()
         self._stream = now
@@ -107,7 +105,7 @@ def _unsupported_dtype(dtype: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         note = "cast it with dtype=..., or view its .bytes()"
-        raise _make("Unsupported", "DtypeUnsupported", f"CuPy has no {dtype}", note) from error
+        raise _error("DtypeUnsupported", f"CuPy has no {dtype}", note) from error
 
 
 def gpu_for(device: Any) -> Gpu | None:
@@ -118,9 +116,7 @@ def gpu_for(device: Any) -> Gpu | None:
 def make(core: Core, request: Request, device: Any, context: HandleContext) -> Any:
     """Materializes the tensor on the device through a host array."""
     if request.copy is False:
-        raise _make(
-            "Buffer", "Buffer", "copy=False is not possible for an array on a GPU: it is always a copy"
-        )
+        raise _error("Buffer", "copy=False is not possible for an array on a GPU: it is always a copy")
     buffer = core.materialize(request)
     check_copy(core, buffer)
     return wrap(buffer, device)

@@ -13,7 +13,7 @@ from rustload import _rustload
 from rustload._cuda import driver_gpu
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.numpy import wrap as wrap_numpy
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def check_device(device: Any) -> Any:
         return jax.devices(platform)[int(index or 0)]
     except (RuntimeError, IndexError, ValueError) as error:
         there = ", ".join(f"{one.platform}:{one.id}" for one in jax.devices())
-        raise _make("Device", "Device", f"JAX has no device {str(device)!r}", f"it has {there}") from error
+        raise _error("Device", f"JAX has no device {str(device)!r}", f"it has {there}") from error
 
 
 class _JaxGpu(driver_gpu.DriverGpu):
@@ -71,9 +71,7 @@ class _JaxGpu(driver_gpu.DriverGpu):
             if isinstance(error, RuntimeError) and "type" not in str(error):
                 raise
             note = "cast it with dtype=..."
-            raise _make(
-                "Unsupported", "DtypeUnsupported", f"JAX has no {tensor.dtype} on a GPU", note
-            ) from error
+            raise _error("DtypeUnsupported", f"JAX has no {tensor.dtype} on a GPU", note) from error
 
 
 def gpu_for(device: Any) -> Gpu | None:
@@ -94,7 +92,7 @@ def make(core: Core, request: Request, device: Any, context: HandleContext) -> A
     made = wrap(buffer, device)
     if request.copy is False and not _shares_memory(made, wrap_numpy(buffer, None)):
         note = "JAX shares memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies otherwise"
-        raise _make("Buffer", "Buffer", f"{_name(core)!r} cannot be a JAX array without a copy", note)
+        raise _error("Buffer", f"{_name(core)!r} cannot be a JAX array without a copy", note)
     return made
 
 
@@ -108,16 +106,12 @@ def wrap(buffer: Buffer, device: Any) -> Any:
     try:
         return jax.device_put(wrap_numpy(buffer, None), device)
     except TypeError as error:
-        raise _make(
-            "Unsupported", "DtypeUnsupported", f"JAX has no {buffer.dtype}", "cast it with dtype=..."
-        ) from error
+        raise _error("DtypeUnsupported", f"JAX has no {buffer.dtype}", "cast it with dtype=...") from error
 
 
 def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
     """Always raises: JAX arrays are immutable."""
-    raise _make(
-        "Type", "Type", "out= is a JAX array, which cannot be written to", "use the result of materialize()"
-    )
+    raise _error("Type", "out= is a JAX array, which cannot be written to", "use the result of materialize()")
 
 
 def _name(core: Core) -> str:
@@ -131,7 +125,7 @@ def check_width(name: str, tensor: str = "") -> None:
         narrow = {tensor: _WIDE[name]} if tensor else _WIDE[name]
         note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={narrow!r} casts it"
         what = f"{tensor!r} is {name}" if tensor else f"a tensor is {name}"
-        raise _make("Unsupported", "DtypeUnsupported", f"{what}, and JAX is set to 32 bits", note)
+        raise _error("DtypeUnsupported", f"{what}, and JAX is set to 32 bits", note)
 
 
 def _shares_memory(made: Any, array: np.ndarray[Any, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rustload._common.request import Request, request_for_out
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._common.request import Cast, Core
@@ -53,8 +53,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = np.dtype(found)
     except TypeError:
-        missing = _make(
-            "Unsupported",
+        missing = _error(
             "DtypeUnsupported",
             f"NumPy has no {name}",
             "use .bytes(), or cast it with dtype=...",
@@ -71,8 +70,7 @@ def check_device(device: Any) -> None:
         DeviceError: The device is another one.
     """
     if device is not None and str(device) != "cpu":
-        raise _make(
-            "Device",
+        raise _error(
             "Device",
             f"device {str(device)!r} needs another framework: NumPy has host memory only",
             "framework='torch', 'jax', 'cupy' and 'dlpack' have GPUs",
@@ -106,7 +104,7 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     if not isinstance(out, np.ndarray):
         return False
     if not out.flags.writeable:
-        raise _make("Value", "Value", "out= is a read-only array")
+        raise _error("Value", "out= is a read-only array")
     request = request_for_out(core, out.dtype.name, out.shape, request)
     numpy_dtype(out.dtype.name)  # raises for a dtype that rustload does not have, such as strings
     if out.flags.c_contiguous and out.dtype.isnative:

@@ -19,7 +19,7 @@ from rustload._frameworks import torch_gpu
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch_dtypes import IN_DLPACK
 from rustload._frameworks.torch_dtypes import torch_dtype as torch_dtype
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +46,11 @@ def check_device(device: Any) -> torch.device | None:
     except TypeError:
         note = "pass a dtype as dtype=" if isinstance(device, torch.dtype) else None
         text = f"device= is a device such as 'cpu' or 'cuda:0', not {device!r}"
-        raise _make("Type", "Type", text, note) from None
+        raise _error("Type", text, note) from None
     except RuntimeError as error:
         is_dtype = isinstance(getattr(torch, str(device), None), torch.dtype)
         note = f"pass a dtype as dtype={device!r}" if is_dtype else None
-        raise _make("Device", "Device", f"torch knows no device {device!r}", note) from error
+        raise _error("Device", f"torch knows no device {device!r}", note) from error
     if found.type == "cpu":
         return None
     return torch_gpu.checked(found) if found.type == "cuda" else _checked(found)
@@ -69,7 +69,7 @@ def _checked(device: torch.device) -> torch.device:
         note = (
             f"torch {torch.__version__} says: {message}; use device='cpu', or a torch that was built for it"
         )
-        raise _make("Device", "Device", f"device {str(device)!r} is not available", note) from error
+        raise _error("Device", f"device {str(device)!r} is not available", note) from error
     return device
 
 
@@ -129,7 +129,7 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     if not isinstance(out, torch.Tensor):
         return False
     if out.device.type == "meta":
-        raise _make("Device", "Device", "out= is on the meta device, which has no memory to write to")
+        raise _error("Device", "out= is on the meta device, which has no memory to write to")
     request = request_for_out(core, str(out.dtype), tuple(out.shape), request)
     target = out.detach()
     is_plain = not (target.is_conj() or target.is_neg())

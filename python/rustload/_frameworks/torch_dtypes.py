@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rustload.errors import _make
+from rustload.errors import _error
 
 __all__ = ["IN_DLPACK", "torch_dtype"]
 
@@ -20,7 +20,5 @@ def torch_dtype(name: str) -> torch.dtype:
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise _make(
-            "Unsupported", "DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch"
-        )
+        raise _error("DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch")
     return found

@@ -14,7 +14,7 @@ import torch.utils.dlpack
 
 from rustload import _rustload
 from rustload._frameworks.torch_dtypes import IN_DLPACK, torch_dtype
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,14 +37,14 @@ def checked(device: torch.device) -> torch.device:
     if not torch.cuda.is_available():
         built = "was built without CUDA" if torch.version.cuda is None else "sees no GPU"
         note = f"torch {torch.__version__} {built}; use device='cpu', or install a CUDA build and driver"
-        raise _make("Device", "Device", f"device {str(device)!r} is not available", note)
+        raise _error("Device", f"device {str(device)!r} is not available", note)
     count = torch.cuda.device_count()
     number: int | None = device.index
     if number is None:
         return torch.device("cuda", torch.cuda.current_device())
     if number >= count:
         text = f"device {str(device)!r} is not available: there are {count} GPU(s)"
-        raise _make("Device", "Device", text)
+        raise _error("Device", text)
     return device
 
 
@@ -53,7 +53,7 @@ def _check_fork() -> None:
     if torch.cuda._is_in_bad_fork():
         note = 'start the workers before CUDA is used, or by multiprocessing\'s "spawn"'
         text = "CUDA was started before the process forked, and cannot be used in the child"
-        raise _make("Device", "Device", text, note)
+        raise _error("Device", text, note)
 
 
 class TorchStagingBuffer:
@@ -99,7 +99,7 @@ class TorchGpu:
             is_capturing = torch.cuda.is_current_stream_capturing()
         if is_capturing:
             note = "load before the graph is captured, or on a stream that is not capturing"
-            raise _make("Device", "Device", "the current stream is capturing a CUDA graph", note)
+            raise _error("Device", "the current stream is capturing a CUDA graph", note)
         if self._stream is not None and self._stream != now:
             now.wait_stream(self._stream)
             for tensor in held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -40,7 +40,7 @@ def check_plain(name: str) -> str:
         FormatError: It is not.
     """
     if name in ("", ".", "..") or any(char in name for char in "/\\\0"):
-        raise _make("Format", "IndexFormat", f"file name {name!r} is not a plain name in its folder")
+        raise _error("IndexFormat", f"file name {name!r} is not a plain name in its folder")
     return name
 
 
@@ -102,7 +102,7 @@ class ObjectFolder(ABC):
             folder = waiting.pop()
             found.append(folder)
             if len(found) > LOOKUPS_MAX:
-                raise _make("Value", "Value", f"{self.name} has more than {LOOKUPS_MAX} folders")
+                raise _error("Value", f"{self.name} has more than {LOOKUPS_MAX} folders")
             names = [name for name in reversed(folder.folders()) if name not in exclude]
             waiting += [folder.subfolder(name) for name in names]
         return found

@@ -19,7 +19,7 @@ from rustload._remote.hub import pinned
 from rustload._remote.ranges import failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
 from rustload._remote.web import answered, repeated
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -199,7 +199,7 @@ class FsspecFolder(ObjectFolder):
             text = (
                 f"{self.name}: {len(names)} files would be looked up one by one, which is over {LOOKUPS_MAX}"
             )
-            raise _make("Value", "Value", text)
+            raise _error("Value", text)
 
         def size(name: str) -> int | None:
             try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rustload._common.waiting import interruptible
 from rustload._remote.ranges import ObjectRanges, changed, failed, wrong_length
 from rustload._remote.web import answered, repeated
-from rustload.errors import RustloadWarning, _make
+from rustload.errors import RustloadWarning, _error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +105,7 @@ class FsspecRanges(ObjectRanges):
         info = self._info() if info is None else info
         size = info.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise _make("Io", "RemoteSize", f"{name}: the store does not say how long it is")
+            raise _error("RemoteSize", f"{name}: the store does not say how long it is")
         self.size = size
         self._version = _version(info)
         # The name lacks the query, which may choose the object, and is kept on the disk by `resume=True`, so it has no secrets.
@@ -210,8 +210,7 @@ class HttpRanges(FsspecRanges):
             self._check_version(answer.headers)
             found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or found is None:
-                raise _make(
-                    "Io",
+                raise _error(
                     "RemoteRange",
                     f"{self.name}: the server answered a request for a range with status {answer.status}",
                 )
@@ -237,7 +236,7 @@ class HttpRanges(FsspecRanges):
         key, version = self._version
         if key not in headers:
             text = f"{self.name}: the server said {key} when it was opened, and does not now: it may be another object"
-            raise _make("Format", "FileChanged", text)
+            raise _error("FileChanged", text)
         if headers[key] != version:
             raise changed(self.name)
 

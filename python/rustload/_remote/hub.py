@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from rustload._common.hub import cached_repository, commit_of, snapshot_names
 from rustload._remote.urls import name_of
-from rustload.errors import _make
+from rustload.errors import _error
 
 __all__ = ["cached", "hub_url", "is_offline", "pinned"]
 
@@ -127,5 +127,5 @@ def _parse(url: str) -> _Parts:
     path = (matched["path"] or "").split("/") if matched and matched["path"] else []
     parts = [*(matched["id"].split("/") if matched else [""]), *revision.split("/"), *path]
     if rest.startswith("buckets/") or any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise _make("Value", "RemoteScheme", f"{name_of(url)}: no path in a repository of the Hub")
+        raise _error("RemoteScheme", f"{name_of(url)}: no path in a repository of the Hub")
     return _Parts(kind, matched["id"] if matched else "", revision, path)

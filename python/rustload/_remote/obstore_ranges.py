@@ -8,7 +8,7 @@ from rustload._common.waiting import interruptible
 from rustload._remote.folder import ObjectFolder, check_plain, names_others
 from rustload._remote.ranges import ObjectRanges, failed
 from rustload._remote.urls import name_of
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,9 +26,7 @@ def from_store(store: Any, path: str) -> ObjectRanges | ObjectFolder:
         UnsupportedError: obstore is not installed.
     """
     if not isinstance(path, str):
-        raise _make(
-            "Type", "Type", f"path is the object's path in the store, a str, not a {type(path).__name__}"
-        )
+        raise _error("Type", f"path is the object's path in the store, a str, not a {type(path).__name__}")
     folder, _, last = path.rpartition("/")
     if not last:
         return ObstoreFolder(store, folder)
@@ -49,7 +47,7 @@ def _try(name: str, call: Callable[[], Any]) -> Any:
     try:
         return interruptible(call)
     except ImportError:
-        error = _make("Unsupported", "RemoteUnavailable", "obstore is not installed", "pip install obstore")
+        error = _error("RemoteUnavailable", "obstore is not installed", "pip install obstore")
     except Exception as cause:  # noqa: BLE001  # stores raise anything
         error = failed(name, cause)
     raise error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload._common.waiting import interruptible
 from rustload._remote.urls import name_of
-from rustload.errors import RustloadError, _make
+from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
     from rustload._remote.folder import ObjectFolder
@@ -88,12 +88,12 @@ class ObjectRanges(ABC):
 
 def changed(name: str) -> BaseException:
     """The error for an object that is another one than at first."""
-    return _make("Format", "FileChanged", f"{name}: the object was replaced after it was opened")
+    return _error("FileChanged", f"{name}: the object was replaced after it was opened")
 
 
 def wrong_length(name: str, offset: int, wanted: int, found: int) -> BaseException:
     """The error for an answer of another length than asked for."""
-    return _make("Io", "RemoteRange", f"{name}: {found} byte(s) came for {wanted} at {offset}")
+    return _error("RemoteRange", f"{name}: {found} byte(s) came for {wanted} at {offset}")
 
 
 def failed(name: str, error: Exception) -> BaseException:
@@ -111,6 +111,6 @@ def failed(name: str, error: Exception) -> BaseException:
         text = f"{type(error).__name__}, status {status}" if isinstance(status, int) else type(error).__name__
         if isinstance(error, TimeoutError):
             text = f"the store did not answer in time ({type(error).__name__})"
-        return _make("Io", "Io", f"{name}: {text}")
+        return _error("Io", f"{name}: {text}")
     made.code = "Io"
     return made  # type: ignore[no-any-return]

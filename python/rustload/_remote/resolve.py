@@ -14,7 +14,7 @@ from rustload._remote.urls import (
     is_url,
     name_of,
 )
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -48,7 +48,7 @@ def remote_source(
     if isinstance(given, (list, tuple)) and any(is_url(one) or hasattr(one, "read_ranges") for one in given):
         return _shards(given, check_options(storage_options), remote, commits)
     if storage_options is not None:
-        raise _make("Value", "Value", "storage_options= is for URLs")
+        raise _error("Value", "storage_options= is for URLs")
     fs: Any = getattr(given, "fs", None)
     path = getattr(given, "path", None)
     if not (isinstance(path, str) and hasattr(fs, "cat_file") and hasattr(fs, "unstrip_protocol")):
@@ -87,7 +87,7 @@ def _shards(
     others = [one for one in given if not (is_url(one) or hasattr(one, "read_ranges"))]
     if others:
         text = f"a list of shards has URLs and a {type(others[0]).__name__}"
-        raise _make("Value", "RemoteScheme", text, "give all as URLs, or all as paths")
+        raise _error("RemoteScheme", text, "give all as URLs, or all as paths")
     # The first alone, so that the commit of a revision is known for the others.
     urls = [one for one in given if is_url(one)]
     found = {url: _at_url(url, options, remote, commits) for url in urls[:1]}
@@ -99,8 +99,8 @@ def _shards(
     for url, source in zip(given, sources, strict=True):
         if isinstance(source, str):
             text = f"{name_of(url)} is read from the local cache (HF_HUB_OFFLINE), and other shards are not"
-            raise _make("Value", "RemoteScheme", text, "give all as URLs of the Hub, or all as paths")
+            raise _error("RemoteScheme", text, "give all as URLs of the Hub, or all as paths")
         if isinstance(source, ObjectFolder):
             text = f"{name_of(url)} is a folder or an index, which a list of shards cannot have"
-            raise _make("Unsupported", "RemoteFolder", text)
+            raise _error("RemoteFolder", text)
     return ObjectList(sources)

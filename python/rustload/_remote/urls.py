@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rustload.errors import _make, _printable
+from rustload.errors import _error, _printable
 
 __all__ = [
     "DEFAULT_SCHEMES",
@@ -64,7 +64,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
     scheme = found[1].lower() if found else ""
     if "::" in url:
         note = "open it with fsspec.open(...), and pass what that returns"
-        raise _make("Value", "RemoteScheme", f"{name_of(url)}: chained URLs are not taken", note)
+        raise _error("RemoteScheme", f"{name_of(url)}: chained URLs are not taken", note)
     if scheme in remote:
         return scheme
     if scheme == "file":
@@ -73,7 +73,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
         note = f"pass remote=({scheme!r},) to allow it"
     else:
         note = f"known are {', '.join(sorted(PACKAGES))}; for others pass rustload.remote.fsspec(url)"
-    raise _make("Value", "RemoteScheme", f"{name_of(url)}: the scheme {scheme!r} is not allowed", note)
+    raise _error("RemoteScheme", f"{name_of(url)}: the scheme {scheme!r} is not allowed", note)
 
 
 def allowed_schemes(remote: Collection[str]) -> Collection[str]:
@@ -83,7 +83,7 @@ def allowed_schemes(remote: Collection[str]) -> Collection[str]:
         TypeError: It is no collection of schemes.
     """
     if isinstance(remote, (str, Mapping)) or not isinstance(remote, Collection):
-        raise _make("Type", "Type", f"remote= is a collection of schemes, such as ('https',), not {remote!r}")
+        raise _error("Type", f"remote= is a collection of schemes, such as ('https',), not {remote!r}")
     limited = os.environ.get(ENVIRONMENT)
     if remote is DEFAULT_SCHEMES and limited is not None:
         return {scheme.strip().lower() for scheme in limited.split(",")} - {""}
@@ -116,9 +116,7 @@ def unavailable(scheme: str) -> BaseException:
     package = PACKAGES.get(scheme)
     note = f"pip install {package!r}" if package and "[" in package else f"pip install {package or 'fsspec'}"
     what = f"{scheme}:// needs {package}" if package else f"fsspec has no file system for {scheme}://"
-    return _make(
-        "Unsupported", "RemoteUnavailable", f"{what}, which is not installed" if package else what, note
-    )
+    return _error("RemoteUnavailable", f"{what}, which is not installed" if package else what, note)
 
 
 def check_options(given: Any) -> dict[str, Any]:
@@ -130,5 +128,5 @@ def check_options(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise _make("Type", "Type", f"storage_options= is a mapping, not a {type(given).__name__}")
+        raise _error("Type", f"storage_options= is a mapping, not a {type(given).__name__}")
     return dict(given)

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -85,7 +85,7 @@ async def answered(
                 yield answer
                 return
             target = _redirected(first, answer.url, location, name)
-    raise _make("Io", "Io", f"{name}: the server redirects more than {REDIRECTS_MAX} times")
+    raise _error("Io", f"{name}: the server redirects more than {REDIRECTS_MAX} times")
 
 
 def _own_options(fs: Any, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _timeout_seconds() -> float:
     except ValueError:
         seconds = 0
     if not 0 < seconds < 1e9:
-        raise _make("Value", "Value", f"{TIMEOUT} is a number of seconds, not {text!r}")
+        raise _error("Value", f"{TIMEOUT} is a number of seconds, not {text!r}")
     return seconds
 
 
@@ -139,11 +139,11 @@ def _redirected(first: Any, source: Any, location: str, name: str) -> Any:
 
     target = source.join(URL(location))
     if target.scheme not in ("http", "https") or not target.host:
-        raise _make("Value", "RemoteScheme", f"{name}: the server redirects to what is no URL of the web")
+        raise _error("RemoteScheme", f"{name}: the server redirects to what is no URL of the web")
     if (source.scheme, target.scheme) == ("https", "http"):
         text = f"{name}: the server redirects to a URL whose scheme, 'http', has no encryption"
         note = "open that URL with remote=('http',) if you trust the network"
-        raise _make("Value", "RemoteScheme", text, note)
+        raise _error("RemoteScheme", text, note)
     if _origin(target) == _origin(first) and first.user and not target.user:
         target = target.with_user(first.user).with_password(first.password)
     return target

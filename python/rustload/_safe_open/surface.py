@@ -23,7 +23,7 @@ from rustload.errors import (
     LimitError,
     TensorNotFoundError,
     UnsupportedError,
-    _make,
+    _error,
     _safetensor_error,
 )
 
@@ -394,8 +394,7 @@ def _check_names(checkpoint: Checkpoint) -> None:
     files = list(zip(core.files, core.file_formats, strict=True)) or [(core.source_name or "", core.format)]
     for name, found in files:
         if name.lower().endswith(".safetensors") and found != "safetensors":
-            error = _make(
-                "Format",
+            error = _error(
                 "UnknownFormat",
                 f"{name}: the name is that of a safetensors file, and the format is {found}",
                 "rustload.open reads a file by its content, whatever its name",

@@ -14,7 +14,7 @@ from rustload import _rustload
 from rustload._common.request import Request
 from rustload._rustload import dtype_name
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _make
+from rustload.errors import _error
 
 __all__ = ["Deferred", "Values", "is_tensor", "unsupported", "values_of"]
 
@@ -67,7 +67,7 @@ def values_of(name: str, value: Any) -> Values:
     except TypeError:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         note = "tensors, arrays, and objects with __dlpack__ or the buffer protocol are written; leave others out"
-        raise _make("Type", "Type", f"{name!r} is a {kind}, not a tensor", note) from None
+        raise _error("Type", f"{name!r} is a {kind}, not a tensor", note) from None
     try:
         numpy = _numpy(name)
     except ImportError:
@@ -89,9 +89,7 @@ def is_tensor(value: Any) -> bool:
 
 def unsupported(name: str, what: str, note: str) -> BaseException:
     """The error for a tensor that has no form in a safetensors file."""
-    return _make(
-        "Unsupported", "NotSafetensors", f"{name!r} is {what}, which has no form in a safetensors file", note
-    )
+    return _error("NotSafetensors", f"{name!r} is {what}, which has no form in a safetensors file", note)
 
 
 def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
@@ -163,7 +161,7 @@ def _of_dlpack(name: str, value: Any) -> Deferred:
     if int(value.__dlpack_device__()[0]) != _HOST:
         cupy = sys.modules.get("cupy")
         if cupy is None or not isinstance(value, cupy.ndarray):
-            raise _make("Type", "Type", f"{name!r} is on a device: copy it to the host first")
+            raise _error("Type", f"{name!r} is on a device: copy it to the host first")
 
         def make() -> Any:
             return _of_numpy(name, value.get(), numpy)[3]()

@@ -32,7 +32,7 @@ from rustload._save.sources import find_checkpoints
 from rustload._save.target import Target, check_objects_path
 from rustload._save.ties import TieRule, Ties, says_tied
 from rustload._save.watch import watching
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -144,7 +144,7 @@ def convert(
     rule = TieRule.checked(ties, keep, discard)
     given_fingerprint: Any = fingerprint
     if given_fingerprint not in (None, "structure", "data"):
-        raise _make("Value", "Value", f"fingerprint= is 'structure', 'data' or None, not {fingerprint!r}")
+        raise _error("Value", f"fingerprint= is 'structure', 'data' or None, not {fingerprint!r}")
     given = find_checkpoints(src)
     target = Target.of(given, dst, name, max_shard_size)
     if copy_others:

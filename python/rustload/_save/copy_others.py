@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rustload import _rustload
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._save.part import Part
@@ -51,7 +51,7 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
             if not any(os.path.commonpath([real, one]) == one for one in allowed):
                 text = f"copy_others= would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
                 note = "replace the link by the file, or copy the other files yourself"
-                raise _make("Value", "Value", text, note)
+                raise _error("Value", text, note)
             if not _is_pickle(path):
                 found.append((os.path.relpath(path, root), path))
     return found

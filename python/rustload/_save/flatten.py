@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload._checkpoint.names import unflatten as split_names
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,7 @@ def flatten(values: Any) -> dict[str, tuple[Path, Any]]:
         if dotted[name] > 1:
             name = _bracketed(path)
         if name in named:
-            raise _make(
-                "Value", "DuplicateName", f"two values would both be named {name!r}", "rename one of them"
-            )
+            raise _error("DuplicateName", f"two values would both be named {name!r}", "rename one of them")
         named[name] = (path, value)
     return named
 
@@ -64,7 +62,7 @@ def _walk(root: Any) -> Iterator[tuple[Path, Any]]:
             yield path, value
             continue
         if id(value) in outer:
-            raise _make("Value", "Value", f"the container at {_bracketed(path) or 'the root'!s} holds itself")
+            raise _error("Value", f"the container at {_bracketed(path) or 'the root'!s} holds itself")
         inner = outer | {id(value)}
         stack.extend(((*path, key), item, inner) for key, item in reversed(items))
 
@@ -104,7 +102,7 @@ def _key(key: Any) -> Any:
     if key is None or isinstance(key, (str, int, float, bool)):
         return key
     kind = type(key).__name__
-    raise _make("Type", "Type", f"a nesting with a {kind} as a key cannot be kept", "use str or int keys")
+    raise _error("Type", f"a nesting with a {kind} as a key cannot be kept", "use str or int keys")
 
 
 def unflatten(values: Mapping[str, Any]) -> Any:
@@ -132,7 +130,7 @@ def unflatten(values: Mapping[str, Any]) -> Any:
         return _restore(json.loads(text), values)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         note = "the metadata were made by another program, or tensors were renamed"
-        raise _make("Value", "Value", "the nesting in the metadata does not fit the names", note) from error
+        raise _error("Value", "the nesting in the metadata does not fit the names", note) from error
 
 
 def _restore(node: Any, values: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from rustload._common.sizes import parse_bytes
 from rustload._save.arrays import unsupported, values_of
 from rustload._save.flatten import flatten
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ def flattened(tensors: Any) -> tuple[dict[str, Any], dict[str, Values]]:
     """
     if not isinstance(tensors, (Mapping, list, tuple)):
         kind = type(tensors).__name__
-        raise _make("Type", "Type", f"tensors= is a mapping from names to tensors, not a {kind}")
+        raise _error("Type", f"tensors= is a mapping from names to tensors, not a {kind}")
     items = {name: value for name, (_, value) in flatten(tensors).items()}
     return items, {name: values_of(name, value) for name, value in items.items()}
 
@@ -176,7 +176,7 @@ def header_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
     given: Mapping[Any, Any] = metadata
     for key, value in given.items():
         if not (isinstance(key, str) and isinstance(value, str)):
-            raise _make("Type", "Type", f"metadata= is texts by texts, not {value!r} at {key!r}")
+            raise _error("Type", f"metadata= is texts by texts, not {value!r} at {key!r}")
     return dict(metadata)
 
 
@@ -223,7 +223,7 @@ def check_name(name: str) -> str:
     """
     stem = name.removesuffix(".safetensors")
     if not stem or "/" in stem or "\0" in stem:
-        raise _make("Value", "Value", f"name={name!r} is no name of a file")
+        raise _error("Value", f"name={name!r} is no name of a file")
     return stem
 
 
@@ -236,4 +236,4 @@ def refuse_pickle_name(where: str) -> None:
     stem, dot, suffix = where.rpartition(".")
     if dot + suffix.lower() in _PICKLE_SUFFIXES:
         note = f"write {stem + '.safetensors'!r}"
-        raise _make("Value", "Value", f"rustload writes no pickles, and {where!r} is the name of one", note)
+        raise _error("Value", f"rustload writes no pickles, and {where!r} is the name of one", note)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._tensor.inert import Global, Opaque, Sparse
-from rustload.errors import RustloadError, _make
+from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
@@ -140,8 +140,7 @@ class _Encoder:
         if id(value) in self._seen:
             return {"$same": self._seen[id(value)]}
         if depth == _DEPTH_MAX:
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f"the values are nested more deeply than {_DEPTH_MAX} containers",
                 "leave out objects=",

@@ -27,7 +27,7 @@ from rustload._save.job import (
 from rustload._save.report import SaveReport
 from rustload._save.ties import TieRule, Ties, dropped_names
 from rustload._save.watch import watching
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -224,4 +224,4 @@ def save_with(
 def _no_shards(max_shard_size: Any, where: str) -> None:
     if max_shard_size is not None:
         note = f"give a folder: {where.removesuffix('.safetensors')!r}"
-        raise _make("Value", "Value", "max_shard_size= divides tensors among the files of a folder", note)
+        raise _error("Value", "max_shard_size= divides tensors among the files of a folder", note)

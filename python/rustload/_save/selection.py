@@ -12,7 +12,7 @@ from rustload._common.patterns import (
     warn_user,
 )
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ class Selection:
         self._patterns: list[str] | None = None if given is None else list(given)
         for pattern in self._patterns or ():
             if not isinstance(pattern, str):
-                raise _make("Type", "Type", f"select= is a name or pattern, or several, not {pattern!r}")
+                raise _error("Type", f"select= is a name or pattern, or several, not {pattern!r}")
         self.literal = frozenset(filter(is_literal, self._patterns or ()))
         self._unmatched = dict.fromkeys(self._patterns or ())
 
@@ -68,13 +68,11 @@ class Selection:
         for pattern in self._unmatched:
             if is_literal(pattern):
                 text = f"select= names {pattern!r}, and no tensor has that name"
-                raise _make("NotFound", "NotFound", text, did_you_mean(similar(pattern, every)) or _LIST)
+                raise _error("NotFound", text, did_you_mean(similar(pattern, every)) or _LIST)
         if self._patterns is not None and len(self._unmatched) == len(set(self._patterns)):
             patterns = ", ".join(map(repr, self._patterns[:4])) or "nothing"
             near = similar_parts(self._patterns[0], every) if self._patterns else ""
-            raise _make(
-                "NotFound", "NotFound", f"select= has {patterns}, which matches no name", near or _LIST
-            )
+            raise _error("NotFound", f"select= has {patterns}, which matches no name", near or _LIST)
         for pattern in self._unmatched:
             warn_user(f"select= has the pattern {pattern!r}, which matches no name", pattern, every)
 
@@ -96,7 +94,7 @@ class _Names:
         return name in self._set
 
     def tensor(self, name: str) -> Any:
-        raise _make("NotFound", "NotFound", name, did_you_mean(similar(name, self._names)) or _LIST)
+        raise _error("NotFound", name, did_you_mean(similar(name, self._names)) or _LIST)
 
 
 def warn_of_unused_rules(tensors: list[Mapping[str, Any]], **rules: Any) -> None:

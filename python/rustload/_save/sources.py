@@ -16,7 +16,7 @@ from rustload._common.paths import file_bytes, path_list
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
-from rustload.errors import _make
+from rustload.errors import _error
 
 __all__ = [
     "Checkpoints",
@@ -205,7 +205,7 @@ def _chosen(folder: str, group: list[str]) -> list[str]:
     numbers = {int(found["number"]) for found in matched.values()}
     if len(counts) > 1 or numbers != set(range(1, max(counts) + 1)):
         text = f"{folder} has {len(numbers)} of the {max(counts)} shards that the names imply: {', '.join(sorted(matched)[:4])}"
-        raise _make("Format", "ShardMissing", text)
+        raise _error("ShardMissing", text)
     return sorted(matched)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._save.job import check_name, refuse_pickle_name
 from rustload._save.sources import file_name_for
-from rustload.errors import _from_core, _make
+from rustload.errors import _error, _from_core
 
 if TYPE_CHECKING:
     from rustload._save.sources import Checkpoints
@@ -38,7 +38,7 @@ class Target(NamedTuple):
         """
         if dst is None:
             if given.folder is None:
-                raise _make("Value", "Value", "dst= is needed for a checkpoint that is not in a file")
+                raise _error("Value", "dst= is needed for a checkpoint that is not in a file")
             if not given.is_file:
                 target = cls(given.folder or ".", is_file=False, joins=True)
             else:
@@ -55,16 +55,16 @@ class Target(NamedTuple):
         if target.is_file and several:
             folders = ", ".join(f"{source.folder}{source.stem}" for source in given.found[:4])
             text = f"the folder has {len(given.found)} checkpoints ({folders}), which are not written to one file"
-            raise _make("Value", "Value", text, "give a folder as dst=, or one of the checkpoints as src=")
+            raise _error("Value", text, "give a folder as dst=, or one of the checkpoints as src=")
         if target.is_file and (max_shard_size is not None or name is not None):
             argument = "name= names" if max_shard_size is None else "max_shard_size= divides tensors among"
             note = f"give a folder as dst=, such as {target.path.removesuffix('.safetensors')!r}"
-            raise _make("Value", "Value", f"{argument} the files of a folder", note)
+            raise _error("Value", f"{argument} the files of a folder", note)
         if name is not None:
             check_name(name)
             if several:
                 text = f"the folder has {len(given.found)} checkpoints, which name= would give one name"
-                raise _make("Value", "Value", text, "convert them one by one")
+                raise _error("Value", text, "convert them one by one")
         return target
 
     def check_copies(self, given: Checkpoints) -> None:
@@ -75,7 +75,7 @@ class Target(NamedTuple):
         """
         if self.is_file or given.is_file or given.folder is None:
             text = "copy_others= copies the files beside a checkpoint from folder to folder, both on disk"
-            raise _make("Value", "Value", text, "give the folder as src=, and another as dst=")
+            raise _error("Value", text, "give the folder as src=, and another as dst=")
 
 
 def _is_same(path: str, folder: str | None) -> bool:

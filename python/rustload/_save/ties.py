@@ -11,7 +11,7 @@ from rustload import _rustload
 from rustload._common.patterns import matches
 from rustload._common.request import Request
 from rustload._save.sources import read_small
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,10 +51,10 @@ class TieRule(NamedTuple):
             ValueError: `ties` is none of the possible values, or does not go with the others.
         """
         if ties not in ("auto", "copy", "drop", "error"):
-            raise _make("Value", "Value", f"ties= is 'auto', 'copy', 'drop' or 'error', not {ties!r}")
+            raise _error("Value", f"ties= is 'auto', 'copy', 'drop' or 'error', not {ties!r}")
         lists = [[given] if isinstance(given, str) else list(given) for given in (keep, discard)]
         if any(lists) and ties in ("copy", "error"):
-            raise _make("Value", "Value", f"keep= and discard= go with ties='drop', not with {ties!r}")
+            raise _error("Value", f"keep= and discard= go with ties='drop', not with {ties!r}")
         if any(lists):
             ties = "drop"
         return cls(ties, *lists)
@@ -95,7 +95,7 @@ def dropped_names(
     if rule.ties == "error" and tied:
         listed = "; ".join(" = ".join(map(repr, names[:4])) for names in tied[:4])
         more = f" and {len(tied) - 4} more" if len(tied) > 4 else ""
-        raise _make("Value", "TiedTensors", f"these names have one tensor: {listed}{more}")
+        raise _error("TiedTensors", f"these names have one tensor: {listed}{more}")
     dropped: dict[str, str] = {}
     for names in tied:
         if rule.ties == "auto":

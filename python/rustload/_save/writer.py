@@ -10,7 +10,7 @@ from rustload._common.request import Request
 from rustload._rustload import dtype_name
 from rustload._save.arrays import values_of
 from rustload._save.job import header_texts, write_options
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,8 +89,7 @@ class Writer:
         request = Request(copy=True, allow_lossy=allow_lossy)
         start = None if at is None else [int(index) for index in at]
         if start is not None and any(index < 0 for index in start):
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f"at= is the index of the first element, without negative numbers, not {at!r}",
             )

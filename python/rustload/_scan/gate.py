@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
 from rustload._scan.verdict import ORDER
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._rustload import Limits
@@ -83,9 +83,7 @@ def _baseline(path: str | os.PathLike[str]) -> dict[Key, int]:
                 known[_gap_key(one, gap)] = ORDER["unknown"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise _make(
-            "Value", "Value", f"{os.fspath(path)}: not a report of rustload scan --json ({why})"
-        ) from None
+        raise _error("Value", f"{os.fspath(path)}: not a report of rustload scan --json ({why})") from None
     return known
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from rustload import _rustload
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from typing import Self
@@ -55,11 +55,11 @@ class Policy:
             given: Any = getattr(self, field)
             if isinstance(given, str):
                 text = f"{field} is a tuple of names, not a string: {field}=({given!r},)"
-                raise _make("Type", "Type", text)
+                raise _error("Type", text)
             object.__setattr__(self, field, tuple(given))
         if self.fail_on not in get_args(FailOn):
             values = " or ".join(map(repr, get_args(FailOn)))
-            raise _make("Value", "Value", f"fail_on is {values}, not {self.fail_on!r}")
+            raise _error("Value", f"fail_on is {values}, not {self.fail_on!r}")
         for pattern in self.allow:
             _rustload.check_allowance(pattern)
 
@@ -84,7 +84,7 @@ class Policy:
         try:
             read = tomllib.loads(content.decode())
         except ValueError as error:
-            raise _make("Value", "Value", f"{os.fspath(path)}: not a TOML file: {error}") from None
+            raise _error("Value", f"{os.fspath(path)}: not a TOML file: {error}") from None
         return cls(**_fields(read, os.fspath(path)), baseline=baseline)
 
 
@@ -92,11 +92,9 @@ def _fields(read: dict[str, Any], path: str) -> dict[str, Any]:
     """Checks the types of a policy file's values."""
     for key in read:
         if key not in KEYS:
-            raise _make(
-                "Value", "Value", f"{path}: a policy has no key {key!r}; there are: {', '.join(KEYS)}"
-            )
+            raise _error("Value", f"{path}: a policy has no key {key!r}; there are: {', '.join(KEYS)}")
     lists = {key: read.get(key, []) for key in ("allow", "exclude")}
     for key, names in lists.items():
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise _make("Value", "Value", f"{path}: {key} is a list of strings")
+            raise _error("Value", f"{path}: {key} is a list of strings")
     return {**read, **{key: tuple(names) for key, names in lists.items()}}

@@ -16,7 +16,7 @@ from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload._scan.gate import Gate
 from rustload._scan.report import ScanReport
 from rustload._scan.verdict import ORDER
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._rustload import Limits
@@ -100,9 +100,7 @@ def report_on(source: Any, gate: Gate) -> dict[str, Any]:
     if is_file_object(source):
         return _open_file(source, options)
     if not isinstance(source, (str, os.PathLike)):
-        raise _make(
-            "Type", "Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}"
-        )
+        raise _error("Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}")
     return _report(path_list(source), options)
 
 
@@ -130,7 +128,7 @@ def _open_file(file: Any, options: _rustload.ScanOptions) -> dict[str, Any]:
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Merges several reports into one."""
     if not parts:
-        raise _make("Value", "Value", "there is nothing to scan")
+        raise _error("Value", "there is nothing to scan")
     if len(parts) == 1:
         return parts[0]
     files = [file for part in parts for file in part["files"]]

@@ -18,7 +18,7 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.operators import Operators
 from rustload._tensor.part import Part
-from rustload.errors import _clipped, _make
+from rustload.errors import _clipped, _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -245,8 +245,7 @@ class LazyTensor(Operators, _rustload.Handle):
         """
         ndim = self.ndim
         if ndim < 2:
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f".mT needs two dimensions, and the shape is {list(self.shape)}",
                 ".T reverses all",
@@ -298,7 +297,7 @@ class LazyTensor(Operators, _rustload.Handle):
         """
         if self.numel() != 1:
             note = "index it down to one element, or materialize it"
-            raise _make("Value", "Value", f"item() of a tensor with {self.numel():,} elements", note)
+            raise _error("Value", f"item() of a tensor with {self.numel():,} elements", note)
         return self._number()
 
     def _number(self) -> bool | int | float | complex:
@@ -484,20 +483,15 @@ class LazyTensor(Operators, _rustload.Handle):
 
     def _materialize_out(self, out: Any, device: Any, request: Request, *, cast: Cast, sync: bool) -> Any:
         if device is not None:
-            raise _make(
-                "Value", "Value", "out= and device= cannot be combined: the result is on the device of out="
-            )
+            raise _error("Value", "out= and device= cannot be combined: the result is on the device of out=")
         if request.copy is False:
-            raise _make(
-                "Buffer", "Buffer", "out= and copy=False cannot be combined: writing into out= is a copy"
-            )
+            raise _error("Buffer", "out= and copy=False cannot be combined: writing into out= is a copy")
         module = type(out).__module__.partition(".")[0]
         name = {"numpy": "numpy", "rustload": "dlpack", "jaxlib": "jax", "jax": "jax", "cupy": "cupy"}.get(
             module, "torch"
         )
         if not adapters.load_adapter(name).write_into(self._core, out, request, cast=cast, sync=sync):
-            raise _make(
-                "Type",
+            raise _error(
                 "Type",
                 f"out= is a {type(out).__name__}, not an array or tensor that can be written to",
             )

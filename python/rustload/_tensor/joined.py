@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rustload import _rustload
 from rustload._common.sizes import format_bytes
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._frameworks.adapters import HandleContext
@@ -189,12 +189,12 @@ def stack(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
 def _cores(tensors: Any) -> tuple[list[_rustload.Tensor], HandleContext]:
     given = list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, LazyTensor) else None
     if given is None:
-        raise _make("Type", "Type", "concat and stack take a list of lazy tensors")
+        raise _error("Type", "concat and stack take a list of lazy tensors")
     for one in given:
         if not isinstance(one, LazyTensor) or isinstance(one, JoinedTensor):
             joined = isinstance(one, JoinedTensor)
             note = "join all tensors at once: a joined one is no part of another" if joined else None
-            raise _make("Type", "Type", f"the list holds a {type(one).__name__}, not a lazy tensor", note)
+            raise _error("Type", f"the list holds a {type(one).__name__}, not a lazy tensor", note)
     if not given:
-        raise _make("Value", "Value", "there is nothing to join: the list of tensors is empty")
+        raise _error("Value", "there is nothing to join: the list of tensors is empty")
     return [one._core for one in given], given[0]._context

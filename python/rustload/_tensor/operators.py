@@ -38,7 +38,7 @@ _ORDER = {"lt": ("<", "gt"), "le": ("<=", "ge"), "gt": (">", "lt"), "ge": (">=",
 _UNARY = {"neg": "-", "pos": "+", "invert": "~", "abs": "abs()", "round": "round()"}
 
 
-def _error(message: str) -> TypeError:
+def _type_error(message: str) -> TypeError:
     error = TypeError(message)
     error.add_note(_NOTE)
     return error
@@ -77,14 +77,14 @@ def _reflected(text: str) -> Callable[..., Any]:
 
 
 def _unsupported(text: str, left: Any, right: Any) -> TypeError:
-    return _error(
+    return _type_error(
         f"unsupported operand types for {text}: {type(left).__name__!r} and {type(right).__name__!r}"
     )
 
 
 def _unary(text: str) -> Callable[..., Any]:
     def method(self: Operators, *_: Any) -> Any:
-        raise _error(f"unsupported operand type for {text}: {type(self).__name__!r}")
+        raise _type_error(f"unsupported operand type for {text}: {type(self).__name__!r}")
 
     return method
 

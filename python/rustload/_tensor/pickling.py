@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from rustload import _rustload
 from rustload._frameworks.adapters import HandleContext
-from rustload.errors import _from_core, _make
+from rustload.errors import _error, _from_core
 
 __all__ = ["Origin", "open_again", "opened_core", "origin_of"]
 
@@ -72,7 +72,7 @@ def _unpicklable(core: _rustload.Checkpoint) -> BaseException:
         what = f"a descriptor of this process ({core.files[0]})"
     text = f"it cannot be pickled, because it was opened from {what}, which another process cannot open"
     note = "open a path, or open the checkpoint in the process that uses it, or materialize what that process needs"
-    return _make("Type", "Type", text, note)
+    return _error("Type", text, note)
 
 
 def open_again(

@@ -21,7 +21,7 @@ from rustload._scan.scan import scan as scan_source
 from rustload._view.document import BINS, document
 from rustload._view.page import GENERATOR, page
 from rustload._view.svg import SVG_GENERATOR, svg_image
-from rustload.errors import RustloadError, _clipped, _from_core, _make
+from rustload.errors import RustloadError, _clipped, _error, _from_core
 
 if TYPE_CHECKING:
     from rustload._common.paths import StrPath
@@ -74,7 +74,7 @@ def view(
         OSError: A file cannot be read or written.
     """
     if stats not in (None, "sample", "full"):
-        raise _make("Value", "Value", f"stats= is None, 'sample' or 'full', not {stats!r}")
+        raise _error("Value", f"stats= is None, 'sample' or 'full', not {stats!r}")
     opened = source if isinstance(source, Checkpoint) else None
     with contextlib.nullcontext(opened) if opened is not None else open_checkpoint(source) as checkpoint:
         path = _path_of(source, checkpoint)
@@ -123,7 +123,7 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
     """
     if any(_is_same(target, file) for file in files):
         text = f"the output {str(target)!r} is a file of the checkpoint"
-        raise _make("Value", "Value", text, "name another output")
+        raise _error("Value", text, "name another output")
     if not target.exists():
         return False
     if not target.is_file():

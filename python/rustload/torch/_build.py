@@ -13,7 +13,7 @@ import torch
 
 from rustload._frameworks.torch import torch_dtype
 from rustload._tensor.inert import Opaque
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch import _allowed, _load_errors
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Builder:
                 return _sparse_coo(*parts, shape, check_invariants=False, is_coalesced=is_coalesced)
             return _sparse_compressed(*parts, shape, layout=getattr(torch, layout), check_invariants=False)
         except RuntimeError as error:
-            raise _make("Format", "SparseInvariant", str(error)) from None
+            raise _error("SparseInvariant", str(error)) from None
 
     def parameter(self, made: torch.Tensor) -> torch.nn.Parameter:
         """A parameter, for a tensor that the file marks as one only by its class."""

@@ -10,7 +10,7 @@ import torch
 
 from rustload._tensor.deep_copy import deep_copy
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +108,7 @@ class _Visits:
         self._left -= 1
         if self._left < 0:
             text = f"the object tree has more than {self._most} paths"
-            raise _make("Limit", "Limit", text, "pass limits=rustload.Limits(export_nodes=...)")
+            raise _error("Limit", text, "pass limits=rustload.Limits(export_nodes=...)")
 
 
 def _is_traversed(value: list[Any], visits: _Visits) -> bool:

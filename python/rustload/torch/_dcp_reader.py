@@ -25,7 +25,7 @@ from rustload._checkpoint.open import opened
 from rustload._common.rules import Rules
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import Limits
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._dcp_contents import Contents, contents_of, is_plain, with_tensors
 from rustload.torch._fill import check_numbers, is_direct
 from rustload.torch._load import load
@@ -203,7 +203,7 @@ class Reader(StorageReader):
                 f"{req.storage_index.fqn!r} is not plain data, and {type(planner).__name__} would unpickle it"
             )
             note = "pass planner=rustload.torch.distributed.Planner()"
-            raise _make("Unsupported", "OpaqueValue", text, note)
+            raise _error("OpaqueValue", text, note)
         data = io.BytesIO()
         torch.save(value, data)
         data.seek(0)

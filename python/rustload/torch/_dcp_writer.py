@@ -24,7 +24,7 @@ from torch.futures import Future
 from rustload import _rustload
 from rustload._common.sizes import parse_bytes
 from rustload._save.job import check_name, header_texts
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._shard_files import Location, TensorSpec, is_of_checkpoint, plan_folder
 
 if TYPE_CHECKING:
@@ -138,9 +138,7 @@ class Writer(StorageWriter):
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
                 text = f"{item.index.fqn!r} is no tensor, and safetensors files have only tensors"
-                raise _make(
-                    "Type", "Type", text, "save the model's state dict, or the values by another writer"
-                )
+                raise _error("Type", text, "save the model's state dict, or the values by another writer")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -218,7 +216,7 @@ class Writer(StorageWriter):
                 for item in group:
                     tensor = planner.resolve_data(item)
                     if not isinstance(tensor, torch.Tensor):
-                        raise _make("Type", "Type", f"{item.index.fqn!r} is no tensor")
+                        raise _error("Type", f"{item.index.fqn!r} is no tensor")
                     size = _write_chunk(descriptor, target.tensors[item.index.fqn], item, tensor)
                     results.append(WriteResult(item.index, size, None))
                 if self._fsync:
@@ -238,8 +236,8 @@ class Writer(StorageWriter):
         """
         layout, stage = self._layout, self._stage
         if layout is None or stage is None:
-            raise _make(
-                "Value", "Value", "nothing was planned: finish is called by torch.distributed.checkpoint.save"
+            raise _error(
+                "Value", "nothing was planned: finish is called by torch.distributed.checkpoint.save"
             )
         try:
             _check_complete(layout, results)
@@ -273,12 +271,12 @@ def _check_complete(layout: FolderLayout, results: list[list[WriteResult]]) -> N
     for name, location in layout.tensors.items():
         if written.get(name, 0) != location.nbytes:
             text = f"{written.get(name, 0)} of {location.nbytes} bytes of {name!r} were written"
-            raise _make("Value", "WriterIncomplete", text)
+            raise _error("WriterIncomplete", text)
 
 
 def _data(item: WriteItem) -> Any:
     if item.tensor_data is None:
-        raise _make("Type", "Type", f"{item.index.fqn!r} is no tensor")
+        raise _error("Type", f"{item.index.fqn!r} is no tensor")
     return item.tensor_data
 
 
@@ -291,7 +289,7 @@ def _write_chunk(descriptor: int, location: Location, item: WriteItem, tensor: t
         text = (
             f"{item.index.fqn!r} has shape {list(local.shape)} on this rank, and the plan says {list(shape)}"
         )
-        raise _make("Value", "Value", text)
+        raise _error("Value", text)
     if not local.numel():
         return 0
     content = local.reshape(-1).view(torch.uint8).numpy().data

@@ -14,7 +14,7 @@ from rustload._frameworks import torch as adapter
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch import torch_dtype
 from rustload._tensor.joined import JoinedTensor
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._fill import fill, is_direct, is_on_gpu
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._shards import is_dtensor, local_tensor
@@ -197,9 +197,7 @@ def _check_tied_values(step: Step, options: LoadOptions) -> None:
         if not _is_equal(local_tensor(step.slot.tensor), other, options, dequantize=step.dequantize):
             both = f"{step.lazy.name!r} and {other.name!r}"
             note = "untie them in the model, or leave one out with rename={...: None}"
-            raise _make(
-                "Value", "ModelMismatch", f"{both} differ in the file and are tied in the model", note
-            )
+            raise _error("ModelMismatch", f"{both} differ in the file and are tied in the model", note)
 
 
 def _fill(target: torch.Tensor, step: Step, options: LoadOptions, sample_memory: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustload._frameworks import torch as adapter
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ def check_numbers(lazy: LazyTensor) -> None:
     if lazy.quantization is not None:
         text = f"{lazy.name!r} is quantized: its integers are numbers only together with their scale"
         note = ".dequantize() gives the numbers, .int_repr() the integers; of lazy tensors materialize(dequantize=True)"
-        raise _make("Unsupported", "DtypeUnsupported", text, note)
+        raise _error("DtypeUnsupported", text, note)
 
 
 def is_direct(target: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from rustload._frameworks.torch import torch_dtype
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._handle import TorchHandle
 
 if TYPE_CHECKING:
@@ -271,9 +271,7 @@ def check_scaled(tensors: Mapping[str, LazyTensor | ComputedTensor]) -> None:
     for name, one in tensors.items():
         if isinstance(one, ComputedTensor) and one.dtype.startswith("float8"):
             text = f"the model's own loading code computes {name!r} of fp8 numbers without their scales"
-            raise _make(
-                "Unsupported", "DtypeUnsupported", text, "convert the file with dequantize=True first"
-            )
+            raise _error("DtypeUnsupported", text, "convert the file with dequantize=True first")
 
 
 def run_post_hooks(model: torch.nn.Module, missing: list[str], unexpected: list[str]) -> bool:
@@ -288,8 +286,7 @@ def run_post_hooks(model: torch.nn.Module, missing: list[str], unexpected: list[
         for hook in module._load_state_dict_post_hooks.values():
             found = True
             if hook(module, keys) is not None:
-                raise _make(
-                    "Type",
+                raise _error(
                     "Type",
                     f"a hook of {type(module).__qualname__} that runs after loading gave a value, not None",
                 )

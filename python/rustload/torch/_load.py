@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open.surface import safe_open
-from rustload.errors import UnsupportedError, _make
+from rustload.errors import UnsupportedError, _error
 from rustload.torch import _allowed, _files, _load_errors
 from rustload.torch._build import Builder
 from rustload.torch._locations import storages
@@ -89,7 +89,7 @@ def load(
         OSError: The file cannot be read.
     """
     if unknown not in ("keep", "error"):
-        raise _make("Value", "Value", f"unknown= is 'keep' or 'error', not {unknown!r}")
+        raise _error("Value", f"unknown= is 'keep' or 'error', not {unknown!r}")
     f = remote_source(f)
     name = f.name if hasattr(f, "read_ranges") else os.fspath(f) if _files.is_path(f) else ""  # type: ignore[arg-type,union-attr]
     is_safetensors = str(name).endswith(".safetensors")
@@ -142,8 +142,7 @@ def _check_weights_only(*, weights_only: bool | None, pickle_module: Any, unpick
         )
     elif weights_only is None:
         advice = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD in the environment stands for it: unset it, or pass weights_only=True"
-    raise _make(
-        "Value",
+    raise _error(
         "Value",
         f"{what} would run code that the file names, which rustload never does",
         f"{advice}; what torch refuses is then kept as inert data (unknown='keep', the default)",

@@ -6,7 +6,7 @@ import pickle
 import pickletools
 from typing import IO, NoReturn
 
-from rustload.errors import _make
+from rustload.errors import _error
 
 __all__ = [
     "is_distributed",
@@ -93,7 +93,7 @@ def refuse_class(class_name: str) -> NoReturn:
 def _refuse(
     module: str, name: str, text: str, advice: str = _KEEP, code: str = "DisallowedGlobal"
 ) -> NoReturn:
-    error = _make("Disallowed", code, f"Weights only load failed. {text}", advice)
+    error = _error(code, f"Weights only load failed. {text}", advice)
     error.module, error.name = module, name  # type: ignore[attr-defined]  # DisallowedError has both
     raise error
 

@@ -21,7 +21,7 @@ from rustload._common.request import checked_cast
 from rustload._common.rules import Rules, kept_text
 from rustload._common.sizes import parse_bytes
 from rustload._tensor.quantized import without_companions
-from rustload.errors import RustloadWarning, _make, _printable
+from rustload.errors import RustloadWarning, _error, _printable
 from rustload.torch._execute import execute_steps
 from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
@@ -127,7 +127,7 @@ def load_into(
     with agreed(shared=shared):
         # Ranks differ in their arguments, such as the device.
         if assign not in ("auto", True, False):
-            raise _make("Value", "Value", f"assign={assign!r} is not 'auto', True or False")
+            raise _error("Value", f"assign={assign!r} is not 'auto', True or False")
         checked_progress(progress)
         options = LoadOptions(
             rules=Rules(dtype=dtype, transpose=transpose),
@@ -140,7 +140,7 @@ def load_into(
             cast=checked_cast(cast),
         )
         if not isinstance(model, torch.nn.Module):
-            raise _make("Type", "Type", _not_a_module(model))
+            raise _error("Type", _not_a_module(model))
         checkpoint, chosen = opened(path, "torch", limits)
         warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
         context = private_context()  # the model owns its parameters: no other view shares this mapping

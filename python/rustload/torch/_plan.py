@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from rustload._frameworks.torch import torch_dtype
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._report import PART_OF, Mismatch
 from rustload.torch._shards import is_dtensor, local_of, local_runs, local_tensor, runs_shape
@@ -189,9 +189,7 @@ def check_casts(plan: Plan, tensors: Mapping[str, LazyTensor]) -> None:
         if step.whole.name in scaled or (scale is not None and scale.name not in loaded):
             codes = f"the codes of a quantized weight ({step.whole.dtype})"
             text = f"{step.slot.names[0]!r} would get {codes} as {step.dtype} numbers"
-            raise _make(
-                "Unsupported", "QuantUnknown", text, "dequantize=True multiplies them by their scales"
-            )
+            raise _error("QuantUnknown", text, "dequantize=True multiplies them by their scales")
 
 
 def _step(
@@ -226,8 +224,7 @@ def _step(
     )
     if is_new and options.assign is False:
         existing = f"{current} on {slot.tensor.device}"
-        raise _make(
-            "Value",
+        raise _error(
             "Value",
             f"assign=False writes into what is there, but {slot.names[0]!r} is {existing}, not {dtype} on {device}",
         )
@@ -235,8 +232,7 @@ def _step(
     if is_new and type(held).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         kind = type(held).__name__
         note = "load before the model is sharded or quantized, or write in place"
-        raise _make(
-            "Unsupported",
+        raise _error(
             "DtypeUnsupported",
             f"{slot.names[0]!r} is a {kind}, whose storage is not plain",
             note,

@@ -73,9 +73,9 @@ def save_model(
     """
     given: Any = model
     if not isinstance(given, torch.nn.Module):
-        from rustload.errors import _make
+        from rustload.errors import _error
 
-        raise _make("Type", "Type", f"model= is a torch.nn.Module, not a {type(given).__name__}")
+        raise _error("Type", f"model= is a torch.nn.Module, not a {type(given).__name__}")
     state = model.state_dict()
     # State dicts may have values of `get_extra_state`, which are no tensors.
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from rustload import _rustload
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,11 +100,9 @@ def plan_folder(
     for name, (dtype, shape) in tensors.items():
         itemsize, code = known.get(dtype, (0, None))
         if code is None or (code == "F4" and not shape):
-            raise _make(
-                "Unsupported", "NotSafetensors", f"{dtype} has no form in a safetensors file: {name!r}"
-            )
+            raise _error("NotSafetensors", f"{dtype} has no form in a safetensors file: {name!r}")
         if name == "__metadata__":
-            raise _make("Value", "DuplicateName", "'__metadata__' is the key of the header's metadata")
+            raise _error("DuplicateName", "'__metadata__' is the key of the header's metadata")
         count = 1
         for size in shape:
             count *= size
@@ -166,9 +164,7 @@ def _head(header: Mapping[str, object]) -> bytes:
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _HEADER_MAX:
-        raise _make(
-            "Value", "HeaderTooLarge", f"the header would have {len(text)} bytes, of {_HEADER_MAX} at most"
-        )
+        raise _error("HeaderTooLarge", f"the header would have {len(text)} bytes, of {_HEADER_MAX} at most")
     return len(text).to_bytes(8, "little") + text
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload._tensor.handle import LazyTensor
 from rustload._tensor.joined import concat
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def local_runs(tensor: Any, name: str) -> LocalRuns | None:
     if runs_shape(runs) != held:
         shapes = f"{list(runs_shape(runs))} on this rank, and its local tensor has {list(held)}"
         text = f"{name!r} with placements {tensor.placements} should have shape {shapes}"
-        raise _make("Unsupported", "DTensorPlacement", text)
+        raise _error("DTensorPlacement", text)
     return runs
 
 
@@ -113,8 +113,7 @@ def cut(
             placement, "split_factor", None
         )  # only `_StridedShard`, in some versions no subclass of `Shard`
         if factor is None and not isinstance(placement, Shard):
-            raise _make(
-                "Unsupported",
+            raise _error(
                 "DTensorPlacement",
                 f"{name!r} has placement {placement}, which says nothing of elements",
             )
@@ -181,7 +180,7 @@ def local_of(lazy: Any, runs: LocalRuns, name: str) -> Any:
     several = [dim for dim, run in enumerate(runs) if len(run) > 1]
     if len(several) > 1:
         text = f"{name!r} is cut into several runs in dimensions {several}"
-        raise _make("Unsupported", "DTensorPlacement", text)
+        raise _error("DTensorPlacement", text)
     whole = [slice(*run[0]) if run else slice(0, 0) for run in runs]
     if not several:
         return lazy[tuple(whole)]

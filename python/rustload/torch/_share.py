@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rustload import _rustload
 from rustload._common.request import Request
 from rustload._common.sizes import format_bytes
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._shards import is_dtensor, local_runs
 
@@ -53,7 +53,7 @@ def is_shared(share: Share) -> bool:
         ValueError: `share` has another value.
     """
     if share not in (None, "node"):
-        raise _make("Value", "Value", f"share={share!r} is not 'node' or None")
+        raise _error("Value", f"share={share!r} is not 'node' or None")
     return share == "node" and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

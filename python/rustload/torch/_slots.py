@@ -10,7 +10,7 @@ import torch
 
 from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._shards import is_dtensor, like
 
 if TYPE_CHECKING:
@@ -110,19 +110,16 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
         target = check_device(device) or torch.device("cpu")
         return lambda _: target
     if device is not None:
-        raise _make("Value", "Value", "device= and device_map= are both given")
+        raise _error("Value", "device= and device_map= are both given")
     if not isinstance(device_map, Mapping):
         note = (
             "accelerate.infer_auto_device_map(model) makes one; {'': 'cuda:0'} is the whole model on one GPU"
         )
-        raise _make(
-            "Value", "Value", f"device_map={device_map!r} is not a mapping from modules to devices", note
-        )
+        raise _error("Value", f"device_map={device_map!r} is not a mapping from modules to devices", note)
     devices: dict[str, torch.device] = {}
     for name, target in device_map.items():
         if str(target) == "disk":
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f"device_map puts {name!r} on disk, and load_into fills memory",
                 "for layers that are read when they run, give accelerate the state dict: "
@@ -136,8 +133,7 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
         while name and name not in devices:
             name = name.rpartition(".")[0]
         if name not in devices:
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f"device_map says nothing of {slot.names[0]!r}",
                 "'' stands for the whole model",
@@ -160,8 +156,7 @@ def check_device_map(model: torch.nn.Module, device_map: Any) -> None:
     for name in device_map:
         if name not in known:
             near = did_you_mean(similar(str(name), known))
-            raise _make(
-                "Value",
+            raise _error(
                 "Value",
                 f"device_map names {name!r}, which the model does not have",
                 near or "its names are those of model.named_modules()",

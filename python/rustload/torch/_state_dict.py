@@ -12,7 +12,7 @@ from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.rules import Rules
 from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
-from rustload.errors import _make
+from rustload.errors import _error
 from rustload.torch._handle import TorchHandle
 from rustload.torch._private_views import PrivateViews
 
@@ -42,7 +42,7 @@ class StateDict(dict[str, TorchHandle]):
             TensorNotFoundError: Always; it is a KeyError.
         """
         note = did_you_mean(similar(str(name), self))
-        raise _make("NotFound", "NotFound", f"no tensor is named {str(name)!r}", note)
+        raise _error("NotFound", f"no tensor is named {str(name)!r}", note)
 
     def __repr__(self) -> str:
         """The number of handles and their size; reads nothing."""

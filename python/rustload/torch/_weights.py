@@ -13,7 +13,7 @@ from rustload._common.memory import trim
 from rustload._common.progress import Progress, reporting
 from rustload._common.similar import did_you_mean, similar
 from rustload._common.sizes import parse_bytes
-from rustload.errors import _make
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,14 +57,14 @@ class WeightOptions(NamedTuple):
         for name in given:
             if name not in cls._fields:
                 note = did_you_mean(similar(str(name), cls._fields)) or f"known: {', '.join(cls._fields)}"
-                raise _make("Value", "Value", f"{where} has an unknown key {name!r}", note)
+                raise _error("Value", f"{where} has an unknown key {name!r}", note)
         made = cls(**given)
         parse_bytes(made.memory, "memory")
         is_count = isinstance(made.threads, int) and not isinstance(made.threads, bool) and made.threads > 0
         if made.threads is not None and not is_count:
-            raise _make("Value", "Value", f"{where}: threads is a positive integer, not {made.threads!r}")
+            raise _error("Value", f"{where}: threads is a positive integer, not {made.threads!r}")
         if made.mmap not in (None, True, False):
-            raise _make("Value", "Value", f"{where}: mmap is true, false or null, not {made.mmap!r}")
+            raise _error("Value", f"{where}: mmap is true, false or null, not {made.mmap!r}")
         return made
 
 
