@@ -213,6 +213,8 @@ def seeds() -> dict[str, dict[str, bytes]]:
         found["open"][name] = found["zip"][name] = file.getvalue()
     found["open"]["fortran.npy"] = found["npy"]["fortran"]
     found["exported"] = exported()
+    found["graph"] = graphs()
+    found["yaml"] = configurations()
     found["open"]["program.pt2"] = found["zip"]["program"] = program()
     found["distributed"] = distributed()
     found["tar"] = tars()
@@ -239,6 +241,44 @@ def exported() -> dict[str, bytes]:
         },
     }
     return {name: e_exported.config(payloads) for name, payloads in tensors.items()}
+
+
+def graphs() -> dict[str, bytes]:
+    """Graphs of exported programs: torch's own, and one with a text that torch evaluates."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, scale: float = 0.5) -> dict[str, torch.Tensor]:
+            return {"y": torch.nn.functional.interpolate(x.mean(1)[None], scale_factor=2.0) * scale}
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.pt2"
+        sizes = {"x": {0: torch.export.Dim("n", min=2)}, "scale": None}
+        torch.export.save(
+            torch.export.export(Model(), (torch.ones(3, 4, 5),), {"scale": 0.5}, dynamic_shapes=sizes), path
+        )
+        with zipfile.ZipFile(path) as opened:
+            name = next(name for name in opened.namelist() if name.endswith("models/model.json"))
+            written = json.loads(opened.read(name))
+    # Stack traces have this machine's paths.
+    for node in written["graph_module"]["graph"]["nodes"]:
+        node["metadata"] = {}
+    says = e_exported.says("Max(Integer(2), Symbol('s0', positive=True))")
+    return {
+        "torch": json.dumps(written).encode(),
+        "says": json.dumps(says).encode(),
+        "empty": json.dumps(e_exported.GRAPH).encode(),
+    }
+
+
+def configurations() -> dict[str, bytes]:
+    """YAML as NeMo writes it, and in other styles."""
+    return {
+        "block": b"sample_rate: 16000\nlabels:\n- a\n- 'b'\nmodel:\n  dim: 4\n  hidden: ${model.dim}\n",
+        "flow": b'{a: [1, 2.5, null], "b": {c: true}, ? d : e}\n',
+        "texts": b"a: |\n  one\n  two\nb: >-\n  three\nc: &x 1\nd: *x\n---\n- !!str 1\n",
+        "target": b"model:\n  _target_: nemo.Model\n  lr: ${oc.env:LR}\n",
+        "tag": b"%TAG !p! tag:yaml.org,2002:python/\n---\na: !p!name:os.system ''\n",
+    }
 
 
 def program() -> bytes:

@@ -295,6 +295,68 @@ pub(crate) fn exported(data: &[u8], random: &mut Random) -> Vec<u8> {
     literal(data, CONFIG_TOKENS, random)
 }
 
+const GRAPH_TOKENS: &[&str] = &[
+    "{\"as_int\":2}",
+    "{\"as_float\":\"NaN\"}",
+    "{\"as_tensor\":{\"name\":\"x\"}}",
+    "{\"as_string\":\"mean\"}",
+    "{\"as_expr\":{\"expr_str\":\"Integer(2)\"}}",
+    "{\"as_operator\":\"torch.ops.aten.add.Tensor\"}",
+    "\"expr_str\"",
+    "\"guards_code\"",
+    "\"in_spec\"",
+    "\"target\"",
+    "\"metadata\"",
+    "\"stack_trace\"",
+    "\"nodes\"",
+    "\"__class__\"",
+    "\"\\u005f\\u005fclass__\"",
+    "\"__import__('os')\"",
+    "[]",
+    "{}",
+    "null",
+    "1.5",
+    "-0",
+    "1e400",
+];
+
+/// Mutates the graph of an exported program.
+pub(crate) fn graph(data: &[u8], random: &mut Random) -> Vec<u8> {
+    literal(data, GRAPH_TOKENS, random)
+}
+
+const YAML_TOKENS: &[&str] = &[
+    " _target_",
+    " target",
+    " ? a",
+    " |\n  text\n",
+    " >-\n  text\n",
+    " &a b",
+    " *a",
+    " !!python/name:os.system ''",
+    " !!str a",
+    " !a b",
+    "\n- ",
+    "\n---\n",
+    "\n...\n",
+    "\n%TAG ! tag:a\n",
+    " ${a.b}",
+    " ${oc.env:HOME}",
+    " '_target_'",
+    " \"\\x5ftarget_\"",
+    " # a",
+    "\t",
+    "\u{feff}",
+    "\u{85}",
+    "\u{2028}",
+    "<<",
+];
+
+/// Mutates YAML.
+pub(crate) fn yaml(data: &[u8], random: &mut Random) -> Vec<u8> {
+    literal(data, YAML_TOKENS, random)
+}
+
 /// Mutates an input of any format, which is detected by its first bytes.
 pub(crate) fn any(data: &[u8], random: &mut Random) -> Vec<u8> {
     match data {

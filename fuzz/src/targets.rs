@@ -39,6 +39,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "npy", run: npy, mutate: mutate::npy },
     Target { name: "tar", run: tar_archive, mutate: mutate::tar },
     Target { name: "exported", run: exported, mutate: mutate::exported },
+    Target { name: "graph", run: graph, mutate: mutate::graph },
+    Target { name: "yaml", run: yaml, mutate: mutate::yaml },
     Target { name: "distributed", run: distributed, mutate: mutate::distributed },
     Target { name: "open", run: open, mutate: mutate::any },
     Target { name: "scan", run: scan, mutate: mutate::any },
@@ -222,17 +224,25 @@ fn tar_archive(data: &[u8]) {
     open(data);
 }
 
+/// An exported program without tensors, to which the rest is added.
+fn program(graph: &[u8]) -> writer::Archive {
+    writer::Archive::bare()
+        .with_path("m/data/constants/model_constants_config.json", NO_TENSORS)
+        .with_path("m/models/model.json", graph)
+        .with_path("m/archive_format", b"pt2")
+        .with_path("m/.data/version", b"6\n")
+}
+
+/// The configuration of no tensors.
+const NO_TENSORS: &[u8] = b"{\"config\": {}}";
+
 /// The configuration of an exported program: names are unique, path names are plain, and an archive with it opens only if it is accepted.
 fn exported(data: &[u8]) {
     let config = PayloadConfig::parse(data, &limits());
-    let archive = writer::Archive::bare()
+    let archive = program(b"{}")
         .with_path("m/data/weights/weight_0", &[1; 96])
         .with_path("m/data/weights/weight_1", b"")
         .with_path("m/data/weights/model_weights_config.json", data)
-        .with_path("m/data/constants/model_constants_config.json", b"{\"config\": {}}")
-        .with_path("m/models/model.json", b"{}")
-        .with_path("m/archive_format", b"pt2")
-        .with_path("m/.data/version", b"6\n")
         .bytes();
     let opened = Checkpoint::from_bytes(Arc::new(archive.clone()), Options::new().limits(limits()));
     open(&archive);
@@ -275,20 +285,93 @@ fn open(data: &[u8]) {
     }
 }
 
-/// The scanner: its report is consistent, and agrees with the loader about the globals of a file and about unknown calls.
-fn scan(data: &[u8]) {
+/// The graph of an exported program: what the schema accepts is an object for another reader of JSON, without names of Python's own, and is
+/// accepted as that one writes it.
+fn graph(data: &[u8]) {
+    let accepts = |graph: &[u8]| {
+        let report = reported(
+            &program(graph).with_path("m/data/weights/model_weights_config.json", NO_TENSORS).bytes(),
+        );
+        (report.is_complete(), report.verdict())
+    };
+    let (is_complete, verdict) = accepts(data);
+    if !is_complete {
+        return;
+    }
+    let found: serde_json::Value =
+        serde_json::from_slice(data).expect("the reference accepts what we accept");
+    assert!(found.is_object(), "a graph that is no object");
+    assert!(!has_own_name(&found), "a key is a name of Python's own");
+    let (is_complete, again) = accepts(found.to_string().as_bytes());
+    // Of equal keys, the other reader keeps one.
+    assert!(is_complete && again <= verdict, "the same graph, written by another writer, is {again:?}");
+}
+
+/// Whether any key in a JSON value has two underscores in a row.
+fn has_own_name(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::Array(items) => items.iter().any(has_own_name),
+        serde_json::Value::Object(fields) => {
+            fields.iter().any(|(key, value)| key.contains("__") || has_own_name(value))
+        }
+        _ => false,
+    }
+}
+
+/// The YAML of a `.nemo`: it is not inert where the bytes have the key that hydra calls or are no text, and a comment before it changes
+/// nothing.
+fn yaml(data: &[u8]) {
+    let judged = |text: &[u8]| {
+        let report = reported(&tar_of("model_config.yaml", text));
+        (report.is_complete(), report.verdict())
+    };
+    let found = judged(data);
+    if found == (true, Verdict::Inert) {
+        let text = std::str::from_utf8(data).expect("a text");
+        assert!(!text.contains("_target_"), "the key that hydra calls is not seen");
+        // A byte order mark is one only at the start.
+        if !text.starts_with('\u{feff}') {
+            let commented = ["# a comment\n", text].concat();
+            assert_eq!(judged(commented.as_bytes()), found, "a comment changes what is read");
+        }
+    }
+}
+
+/// A tar archive of one member.
+fn tar_of(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut header = vec![0; 512];
+    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    put(0, name);
+    put(100, "0000644");
+    put(124, &format!("{:011o}", content.len()));
+    put(148, "        ");
+    put(156, "0");
+    put(257, "ustar\x0000");
+    let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let padding = content.len().next_multiple_of(512) - content.len() + 1024;
+    [&header[..], content, &vec![0; padding]].concat()
+}
+
+/// The report on some bytes, which is consistent in itself.
+fn reported(data: &[u8]) -> scan::Report {
     let options = scan::Options::new().limits(limits().scan_bytes(1 << 20));
-    let bytes = Arc::new(data.to_vec());
-    let report = scan::scan_bytes(bytes.clone(), &options).expect("bytes can be read");
+    let report = scan::scan_bytes(Arc::new(data.to_vec()), &options).expect("bytes can be read");
     let _ = report.to_json();
     let file = report.files.first().expect("a report of the one file");
-    let verdict = report.verdict();
-    for found in
-        file.findings.iter().map(|found| found.verdict).chain(file.trace.iter().map(|step| step.verdict))
-    {
-        assert!(found <= verdict, "a finding is worse than the verdict");
+    let findings = file.findings.iter().map(|found| found.verdict);
+    for found in findings.chain(file.trace.iter().map(|step| step.verdict)) {
+        assert!(found <= report.verdict(), "a finding is worse than the verdict");
     }
-    assert!(report.is_complete() || verdict != Verdict::Inert, "inert, but the scan is incomplete");
+    assert!(report.is_complete() || report.verdict() != Verdict::Inert, "inert, but the scan is incomplete");
+    report
+}
+
+/// The scanner: its report is consistent, and agrees with the loader about the globals of a file and about unknown calls.
+fn scan(data: &[u8]) {
+    let report = reported(data);
+    let (bytes, verdict) = (Arc::new(data.to_vec()), report.verdict());
+    let file = report.files.first().expect("a report of the one file");
     let open = |unknown| Options::new().limits(limits()).unknown(unknown);
     // Opening a program reads neither its graph nor its sample inputs, which the scan judges too.
     let reads_all = |checkpoint: &Checkpoint| checkpoint.format() != Format::TorchExport;

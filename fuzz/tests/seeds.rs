@@ -86,6 +86,16 @@ fn exported_invariants_hold() {
 }
 
 #[test]
+fn graph_invariants_hold() {
+    check_invariants("graph");
+}
+
+#[test]
+fn yaml_invariants_hold() {
+    check_invariants("yaml");
+}
+
+#[test]
 fn npy_invariants_hold() {
     check_invariants("npy");
 }
