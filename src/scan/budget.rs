@@ -14,8 +14,8 @@ const OVERLAP_FACTOR: u64 = 4;
 /// long.
 const MAX_FOLLOWING_PICKLES: u64 = 10_000;
 /// Bytes of opcodes that may be executed for any file, and for each of its bytes. A file of joblib is executed up to each of its arrays.
-const EXECUTED_BYTES: u64 = 8 << 20;
-const EXECUTED_FACTOR: u64 = 96;
+const EXECUTED_BYTES: u64 = 7 << 20;
+const EXECUTED_FACTOR: u64 = 64;
 /// Bytes that may be inflated or decoded for any file; each of its bytes adds the limit `inflate_ratio`.
 const INFLATED_BYTES: u64 = 12 << 20;
 /// Sources that may be shown to the doors for any file, and the bytes of it that allow for one more: fewer than a member of an
@@ -23,7 +23,7 @@ const INFLATED_BYTES: u64 = 12 << 20;
 const VISITS: u64 = 1000;
 const VISIT_BYTES: u64 = 64;
 /// What the start of a run costs, in bytes of opcodes.
-const RUN_BYTES: u64 = 512;
+const RUN_BYTES: u64 = 448;
 /// What a call in a pickle costs to be judged, in bytes of opcodes.
 const CALL_BYTES: u64 = 48;
 
@@ -48,14 +48,15 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn new(limits: &Limits, file_len: u64) -> Budget {
         let inflated = file_len.saturating_mul(limits.inflate_ratio).saturating_add(INFLATED_BYTES);
+        let executed_bytes = file_len.saturating_mul(EXECUTED_FACTOR).saturating_add(EXECUTED_BYTES);
         Budget {
             main_pickle_bytes: limits.pickle_bytes.min(inflated),
             decoded_bytes: limits.scan_bytes.min(inflated),
             overlapping_bytes: file_len.saturating_mul(OVERLAP_FACTOR),
             following_pickles: MAX_FOLLOWING_PICKLES,
-            executed_bytes: file_len.saturating_mul(EXECUTED_FACTOR).saturating_add(EXECUTED_BYTES),
+            executed_bytes,
             visits: (file_len / VISIT_BYTES).saturating_add(VISITS),
-            strict_pickle_bytes: limits.pickle_bytes.min(inflated),
+            strict_pickle_bytes: limits.pickle_bytes.min(executed_bytes),
         }
     }
 

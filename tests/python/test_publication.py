@@ -80,7 +80,7 @@ def test_doctor_moves_the_files_back_for_those_of_others(
     (target / FILES[-1]).write_text("theirs")
     main(["doctor", "--no-measure", str(target)])
     assert "not all of its files are in their folder" in capsys.readouterr().out
-    assert clean(target, capsys) == {".model.part": ("publication", True), ".model.lock": ("lock", True)}
+    assert clean(target, capsys) == {".model.part": ("publication", True)}
     assert names(target) == {"config.json", FILES[-1]}
     assert (target / FILES[-1]).read_text() == "theirs"
     assert names(target.parent) == {"model"}
