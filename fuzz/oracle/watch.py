@@ -28,7 +28,11 @@ try:
 except ImportError:
     np = None  # in an interpreter without libraries
 
-PASSES_ON = {("torch._tensor", "_rebuild_from_type"), ("torch._tensor", "_rebuild_from_type_v2")}
+PASSES_ON = {
+    (module, name)
+    for module in ("torch._tensor", "torch.tensor")
+    for name in ("_rebuild_from_type", "_rebuild_from_type_v2")
+}
 """The functions that call one of their arguments."""
 
 CODE_RUNNERS = {
