@@ -14,7 +14,7 @@ const OVERLAP_FACTOR: u64 = 4;
 /// long.
 const MAX_FOLLOWING_PICKLES: u64 = 10_000;
 /// Bytes of opcodes that may be executed for any file, and for each of its bytes. A file of joblib is executed up to each of its arrays.
-const EXECUTED_BYTES: u64 = 7 << 20;
+const EXECUTED_BYTES: u64 = 8 << 20;
 const EXECUTED_FACTOR: u64 = 64;
 /// Bytes that may be inflated or decoded for any file; each of its bytes adds the limit `inflate_ratio`.
 const INFLATED_BYTES: u64 = 12 << 20;

@@ -91,8 +91,8 @@ class Adapter(Protocol):
         """Materializes a tensor into `out`; returns False if `out` is not an object of this framework."""
 
 
-_LOADED: dict[str, Adapter] = {}
-"""The adapters that were imported, by every name that was asked for."""
+_MODULES: dict[str, str] = {}
+"""The modules of the adapters that were imported, by every name that was asked for."""
 
 
 def check_copy(core: Core, buffer: Buffer | None = None) -> None:
@@ -147,13 +147,14 @@ def load_adapter(name: str) -> Adapter:
         ValueError: The framework is not supported.
         ImportError: It is not installed; the message has the pip command.
     """
-    if name in _LOADED:
-        return _LOADED[name]
-    found = framework_name(name)
-    if found != "dlpack":
-        import_framework(found)
-    adapter: Adapter = importlib.import_module(f"rustload._frameworks.{found}")
-    return _LOADED.setdefault(name, adapter)
+    adapter: Any = sys.modules.get(_MODULES.get(name, ""))
+    if adapter is None:
+        found = framework_name(name)
+        if found != "dlpack":
+            import_framework(found)
+        _MODULES[name] = f"rustload._frameworks.{found}"
+        adapter = importlib.import_module(_MODULES[name])
+    return adapter  # type: ignore[no-any-return]
 
 
 def import_framework(name: str) -> Any:
