@@ -255,10 +255,16 @@ impl Scanner<'_> {
         });
     }
 
-    /// What the strict reader makes of a source, which it reads only once, whoever asks.
-    pub(super) fn read_once<'e>(&self, source: &Source, entered: &'e mut Entered) -> &'e Result<Contents> {
+    /// The contents of a source as the strict reader reads it, once for all callers; `None` if it refuses the file.
+    ///
+    /// Fails if the source cannot be read, has changed, or the scan was cancelled.
+    pub(super) fn read_once<'e>(
+        &self,
+        source: &Source,
+        entered: &'e mut Entered,
+    ) -> Result<Option<&'e Contents>> {
         let executed = entered.executed.take();
-        entered.read.get_or_insert_with(|| {
+        let read = entered.read.take().unwrap_or_else(|| {
             let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
             cancel.check()?;
             let options = index::Options { limits, cancel, ..index::Options::default() };
@@ -266,7 +272,13 @@ impl Scanner<'_> {
                 Some(pickle) => index::read_pickle(source, pickle, &options),
                 None => index::read(source, &options),
             }
-        })
+        });
+        match read {
+            Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
+                Err(error)
+            }
+            read => Ok(entered.read.insert(read).as_ref().ok()),
+        }
     }
 
     /// Opens the checkpoint as `rustload.open` does. Its error is a finding, unless the report has one with the same code.
@@ -275,14 +287,13 @@ impl Scanner<'_> {
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
         }
-        self.read_once(visit.source, entered);
+        self.read_once(visit.source, entered)?;
         let error = match entered.read.take() {
             Some(Err(error)) => error,
             read => return Ok(read.transpose()?.map(|read| read.index)),
         };
         let label = visit.label;
         match error.code() {
-            Code::Io | Code::FileChanged | Code::Cancelled => return Err(error),
             code if self.report.has(code.as_str()) => {}
             // The elements of arrays of objects were scanned.
             Code::UnknownFormat | Code::NpyDtype | Code::NpyObjects => {

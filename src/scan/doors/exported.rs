@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use self::expression::{Kind, Texts};
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
-use super::zip::{VisibleMember, propagate_if_not_file_fault};
+use super::zip::VisibleMember;
 use super::{Entered, Role};
 use crate::bytes::Source;
 use crate::container::payload_config::PayloadConfig;
@@ -100,10 +100,8 @@ impl Scanner<'_> {
         if members.iter().any(|member| member_use(&member.name) == Use::Run) {
             return Ok(HashSet::new());
         }
-        match self.read_once(source, entered) {
-            Ok(read) => Ok(read.index.storages.iter().filter_map(index::Storage::member_name).collect()),
-            Err(error) => propagate_if_not_file_fault(error).map(|()| HashSet::new()),
-        }
+        let storages = self.read_once(source, entered)?.map_or(&[][..], |read| &read.index.storages);
+        Ok(storages.iter().filter_map(index::Storage::member_name).collect())
     }
 
     /// Adds findings for compiled code.

@@ -12,7 +12,7 @@ use super::texts::{self, Meaning};
 use super::{Entered, Role, Visit};
 use crate::bytes::{Region, Source};
 use crate::container::tar::{self, BLOCK_BYTES, python_number};
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::index::ChunkItem;
 
 /// Bytes of a long name or of an extended header that are read.
@@ -156,13 +156,7 @@ impl Scanner<'_> {
     /// The ranges of the source in which a distributed checkpoint inside the archive has its chunks and values, if the strict reader
     /// accepts it.
     fn items_of_archive(&self, source: &Source, entered: &mut Entered) -> Result<Vec<Region>> {
-        let read = match self.read_once(source, entered) {
-            Ok(read) => read,
-            Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
-                return Err(Error::new(error.code(), error.message()));
-            }
-            Err(_) => return Ok(Vec::new()),
-        };
+        let Some(read) = self.read_once(source, entered)? else { return Ok(Vec::new()) };
         let place = |item: ChunkItem<'_>| match item {
             ChunkItem::Window(file, region) => {
                 let start = file.start_in(source)?.saturating_add(region.start());
