@@ -28,12 +28,20 @@ START = """
         \"\"\"The threads of uploads.\"\"\"
         return {task.name for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "rustload-upload\\n"}
 
+    def settle():
+        \"\"\"Waits until all threads wait for work: a thread that still ends its last upload is not there for the next one.\"\"\"
+        for _ in range(3):
+            while any((Path("/proc/self/task") / task / "stat").read_text().rpartition(")")[2].split()[0] != "S" for task in threads()):
+                time.sleep(0.001)
+            time.sleep(0.002)
+
     def load(wanted=Request(), device=0, threads=3):
         upload = _rustload.upload(device, window=1 << 28, threads=threads)
         ticket, into = fakecuda.submit(upload, tensors, wanted)
         upload.wait(ticket, stream=None, sync=True)
         assert [fakecuda.read(buffer) for buffer in into] == [fakecuda.expected(tensor, wanted) for tensor in tensors]
         upload.close()
+        settle()
 
     def grow(count, *args, **options):
         \"\"\"Loads until there are so many threads. A load that is delayed may do with fewer, and none may have more.\"\"\"
