@@ -13,7 +13,7 @@ from attacks import pickles as asm
 from attacks import splices as two_files
 from attacks.n_numpy import npy, plain
 from attacks.streams import legacy
-from attacks.x_doors import joblib, joblib_objects
+from attacks.x_detectors import joblib, joblib_objects
 from attacks.zips import torch_zip
 
 from fuzz.differential import mutate_pickle, opcodes

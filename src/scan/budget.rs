@@ -1,8 +1,8 @@
-//! Bounds the work of scanning one file: one budget, for every door and every nesting level.
+//! Bounds the work of scanning one file: one budget, for every detector and every nesting level.
 //!
 //! A byte of the file is scanned once at each nesting level, as every format that it may have there, and the limit `scan_depth`
 //! bounds the levels. Whatever a crafted file could repeat beyond that takes from the budget, which is a multiple of the file's size
-//! and a constant: opcodes that are executed, bytes that are inflated, sources that are shown to the doors. Where it is spent, the rest
+//! and a constant: opcodes that are executed, bytes that are inflated, sources that are given to the detectors. Where it is spent, the rest
 //! is unscanned. So the time of a scan is linear in the size of the file.
 
 use crate::error::{Code, Error, Result};
@@ -18,7 +18,7 @@ const EXECUTED_BYTES: u64 = 8 << 20;
 const EXECUTED_FACTOR: u64 = 64;
 /// Bytes that may be inflated or decoded for any file; each of its bytes adds the limit `inflate_ratio`.
 const INFLATED_BYTES: u64 = 12 << 20;
-/// Sources that may be shown to the doors for any file, and the bytes of it that allow for one more: fewer than a member of an
+/// Sources that may be given to the detectors for any file, and the bytes of it that allow for one more: fewer than a member of an
 /// archive takes.
 const VISITS: u64 = 1000;
 const VISIT_BYTES: u64 = 64;
@@ -39,7 +39,7 @@ pub(super) struct Budget {
     pub(super) following_pickles: u64,
     /// Bytes of opcodes that may still be executed.
     executed_bytes: u64,
-    /// Sources that may still be shown to the doors.
+    /// Sources that may still be given to the detectors.
     visits: u64,
     /// As the limit `pickle_bytes`, for each time that the strict reader reads a source.
     strict_pickle_bytes: u64,
@@ -80,8 +80,8 @@ impl Budget {
         limits.clone().pickle_bytes(self.strict_pickle_bytes)
     }
 
-    /// Takes one source that is shown to the doors. Fails where none is left, which ends the scan of the file.
-    pub(super) fn visit(&mut self) -> Result<()> {
+    /// Takes one source that is given to the detectors. Fails where none is left, which ends the scan of the file.
+    pub(super) fn input(&mut self) -> Result<()> {
         if take(&mut self.visits, 1) { Ok(()) } else { Err(spent("contents lie in each other")) }
     }
 }

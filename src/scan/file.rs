@@ -1,7 +1,7 @@
-//! Scans one file: shows its bytes to every door, and asks the strict reader.
+//! Scans one file: gives its bytes to every detector, and asks the strict reader.
 //!
 //! Readers detect a format by the first bytes, by the last bytes or by the file's name, so no format rules out another one. The
-//! [doors](super::doors) find what readers would run; this keeps the state of the scan, and adds as findings what the strict reader
+//! [detectors](super::detectors) find what readers would run; this keeps the state of the scan, and adds as findings what the strict reader
 //! refuses.
 
 use std::collections::HashSet;
@@ -9,14 +9,14 @@ use std::path::Path;
 
 use super::Options;
 use super::budget::Budget;
-use super::doors::{DOORS, Entered, Role, Visit, safetensors};
+use super::detectors::{DETECTORS, Detected, Input, Origin, safetensors};
 use super::report::{FileReport, Finding, Status, Verdict, short};
 use crate::bytes::{Region, Source};
 use crate::container::{Format, LFS_POINTER, is_container, sniff, zip};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Contents, Index};
 
-/// The first bytes of a source, by which most doors open.
+/// The first bytes of a source, by which most detectors decide.
 const HEAD_BYTES: u64 = 1024;
 
 /// Scans the file at a path or URL; `named` is false where it was found in a directory. A file of a distributed checkpoint has
@@ -97,7 +97,7 @@ pub(super) struct Scanner<'a> {
 
 impl Scanner<'_> {
     fn top(&mut self, source: &Source) -> Result<()> {
-        let format = self.source(source, None, 0, Role::File)?.format;
+        let format = self.source(source, None, 0, Origin::File)?.format;
         self.report.format = format.map(Format::name).or(self.report.format);
         self.extension(source, format);
         if self.report.scanned.is_empty() && self.report.unscanned.is_empty() && format.is_none() {
@@ -111,7 +111,7 @@ impl Scanner<'_> {
         self.items(source, None, items, 1)
     }
 
-    /// Shows every item of a file of a distributed checkpoint to every door. Bytes outside the items were not scanned. `label` names
+    /// Gives every item of a file of a distributed checkpoint to every detector. Bytes outside the items were not scanned. `label` names
     /// the file where it is a member of an archive.
     pub(super) fn items(
         &mut self,
@@ -126,8 +126,8 @@ impl Scanner<'_> {
             end = end.max(item.end());
             let window = source.window(item.start(), item.len())?;
             let inner = inside(label, &format!("item at {}", item.start()));
-            let entered = self.source(&window, Some(&inner), depth, Role::Loaded)?;
-            if !entered.any() {
+            let detected = self.source(&window, Some(&inner), depth, Origin::Loaded)?;
+            if !detected.any() {
                 self.report.unscanned(Some(&inner), "an item in an unknown format", 0, window.len());
             }
         }
@@ -142,24 +142,24 @@ impl Scanner<'_> {
         }
     }
 
-    /// Shows a source to every door, and adds what the strict reader refuses. `label` names it in findings; `None` is the file
+    /// Gives a source to every detector, and adds what the strict reader refuses. `label` names it in findings; `None` is the file
     /// itself.
     pub(super) fn source(
         &mut self,
         source: &Source,
         label: Option<&str>,
         depth: u64,
-        role: Role,
-    ) -> Result<Entered> {
+        origin: Origin,
+    ) -> Result<Detected> {
         self.options.cancel.check()?;
-        self.budget.visit()?;
+        self.budget.input()?;
         let head = source.read_vec(0, source.len().min(HEAD_BYTES))?;
         let sniffed = match sniff(source) {
             Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => return Err(error),
             sniffed => sniffed,
         };
         let format = sniffed.as_ref().ok().copied();
-        if role == Role::Member && is_container(&head) {
+        if origin == Origin::Member && is_container(&head) {
             self.report.add(Finding {
                 message: "a nested archive or array, which a reader may open".to_owned(),
                 member: label.map(str::to_owned),
@@ -167,29 +167,30 @@ impl Scanner<'_> {
                 ..Finding::new("NestedArchive")
             });
         }
-        let visit = Visit { source, label, depth, role, head, format };
-        let mut entered = Entered::default();
-        for door in DOORS {
-            door(self, &visit, &mut entered)?;
+        let input = Input { source, label, depth, origin, head, format };
+        let mut detected = Detected::default();
+        for detector in DETECTORS {
+            detector(self, &input, &mut detected)?;
         }
-        entered.format = if entered.exported { Some(Format::TorchExport) } else { format };
+        detected.format = if detected.exported { Some(Format::TorchExport) } else { format };
         match sniffed {
-            Ok(format) => self.open_strictly(&visit, format, &mut entered)?,
-            Err(error) => self.add_unrecognized(&visit, &error, &mut entered),
+            Ok(format) => self.open_strictly(&input, format, &mut detected)?,
+            Err(error) => self.add_unrecognized(&input, &error, &mut detected),
         }
-        Ok(entered)
+        Ok(detected)
     }
 
     /// Adds what the strict reader refuses in a format that it detects.
-    fn open_strictly(&mut self, visit: &Visit<'_>, format: Format, entered: &mut Entered) -> Result<()> {
-        let label = visit.label;
+    fn open_strictly(&mut self, input: &Input<'_>, format: Format, detected: &mut Detected) -> Result<()> {
+        let label = input.label;
         // A member that is a pickle refers to the archive. The reader of an archive reads the headers of its arrays, also where only
         // the start was inflated.
-        if (format == Format::Pickle && visit.role.is_member()) || (format == Format::Npy && label.is_some())
+        if (format == Format::Pickle && input.origin.is_member())
+            || (format == Format::Npy && label.is_some())
         {
             return Ok(());
         }
-        let index = self.strict(visit, entered)?;
+        let index = self.strict(input, detected)?;
         self.add_oversized_views(index.as_ref(), label);
         if let Some(index) = index.filter(|_| format == Format::Safetensors) {
             safetensors::add_odd_names(self, &index, label);
@@ -204,7 +205,7 @@ impl Scanner<'_> {
         let end = self.report.findings.iter().find(is_end).and_then(|finding| finding.offset);
         let Some(end) = end.filter(|&end| end > 0) else { return Ok(()) };
         let before = self.report.scanned.len();
-        self.remainder(visit, end)?;
+        self.remainder(input, end)?;
         if self.report.scanned.len() > before && format == Format::Safetensors {
             self.add_polyglot(label, "readers of other formats read what follows the tensors", &[]);
         }
@@ -212,35 +213,35 @@ impl Scanner<'_> {
     }
 
     /// Adds the error for a source that the strict reader does not detect as a checkpoint.
-    fn add_unrecognized(&mut self, visit: &Visit<'_>, error: &Error, entered: &mut Entered) {
-        let is_pickle = entered.pickle && !entered.zip;
+    fn add_unrecognized(&mut self, input: &Input<'_>, error: &Error, detected: &mut Detected) {
+        let is_pickle = detected.pickle && !detected.zip;
         if is_pickle {
-            entered.format = Some(Format::Pickle);
+            detected.format = Some(Format::Pickle);
         }
-        let is_bare_member = visit.role.is_member() && !(entered.zip || entered.unpacked.is_some());
-        if (visit.label.is_some() && !entered.any()) || is_bare_member {
+        let is_bare_member = input.origin.is_member() && !(detected.zip || detected.unpacked.is_some());
+        if (input.label.is_some() && !detected.any()) || is_bare_member {
             return;
         }
-        if entered.zip && self.report.has(error.code().as_str()) {
+        if detected.zip && self.report.has(error.code().as_str()) {
             return;
         }
         // A working copy without LFS must not pass for one whose files were scanned.
-        if visit.label.is_none() && visit.head.starts_with(LFS_POINTER) {
+        if input.label.is_none() && input.head.starts_with(LFS_POINTER) {
             self.report.unscanned(
                 None,
                 "a Git LFS pointer: the file itself is elsewhere",
                 0,
-                visit.source.len(),
+                input.source.len(),
             );
         }
         // That an archive is not a checkpoint does not raise the verdict, once readers of it were followed.
         let verdict = match error.code() {
-            Code::UnknownFormat if entered.zip || entered.tar || entered.joblib => Verdict::Inert,
-            Code::ZipStructure if visit.head == zip::EMPTY => Verdict::Inert,
-            Code::UnsupportedContainer if entered.unpacked == Some(true) => Verdict::Inert,
+            Code::UnknownFormat if detected.zip || detected.tar || detected.joblib => Verdict::Inert,
+            Code::ZipStructure if input.head == zip::EMPTY => Verdict::Inert,
+            Code::UnsupportedContainer if detected.unpacked == Some(true) => Verdict::Inert,
             _ => Verdict::Unknown,
         };
-        self.add_refusal(error, visit.label, verdict);
+        self.add_refusal(error, input.label, verdict);
     }
 
     /// Adds an error of the strict reader as a finding.
@@ -261,10 +262,10 @@ impl Scanner<'_> {
     pub(super) fn read_once<'e>(
         &self,
         source: &Source,
-        entered: &'e mut Entered,
+        detected: &'e mut Detected,
     ) -> Result<Option<&'e Contents>> {
-        let executed = entered.executed.take();
-        let read = entered.read.take().unwrap_or_else(|| {
+        let executed = detected.executed.take();
+        let read = detected.read.take().unwrap_or_else(|| {
             let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
             cancel.check()?;
             let options = index::Options { limits, cancel, ..index::Options::default() };
@@ -277,22 +278,22 @@ impl Scanner<'_> {
             Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
                 Err(error)
             }
-            read => Ok(entered.read.insert(read).as_ref().ok()),
+            read => Ok(detected.read.insert(read).as_ref().ok()),
         }
     }
 
     /// Opens the checkpoint as `rustload.open` does. Its error is a finding, unless the report has one with the same code.
-    fn strict(&mut self, visit: &Visit<'_>, entered: &mut Entered) -> Result<Option<Index>> {
+    fn strict(&mut self, input: &Input<'_>, detected: &mut Detected) -> Result<Option<Index>> {
         // The same limit ends the strict reader too; no other error of it gives a worse verdict.
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
         }
-        self.read_once(visit.source, entered)?;
-        let error = match entered.read.take() {
+        self.read_once(input.source, detected)?;
+        let error = match detected.read.take() {
             Some(Err(error)) => error,
             read => return Ok(read.transpose()?.map(|read| read.index)),
         };
-        let label = visit.label;
+        let label = input.label;
         match error.code() {
             code if self.report.has(code.as_str()) => {}
             // The elements of arrays of objects were scanned.
@@ -300,7 +301,7 @@ impl Scanner<'_> {
                 self.add_refusal(&error, label, Verdict::Inert);
             }
             // It is a pickle for joblib only.
-            _ if entered.joblib => self.add_refusal(&error, label, Verdict::Inert),
+            _ if detected.joblib => self.add_refusal(&error, label, Verdict::Inert),
             _ => self.report.add_error(&error, label),
         }
         Ok(None)

@@ -13,8 +13,8 @@
 )]
 
 mod budget;
+mod detectors;
 mod distributed;
-mod doors;
 mod encoded;
 mod file;
 mod gadgets;

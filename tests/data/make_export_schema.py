@@ -1,4 +1,4 @@
-"""Writes src/scan/doors/exported/schema.txt: what the reader of torch.export takes from a graph, by torch's own dataclasses.
+"""Writes src/scan/detectors/exported/schema.txt: what the reader of torch.export takes from a graph, by torch's own dataclasses.
 
 Run with the newest torch: `python tests/data/make_export_schema.py`. `test_pt2.py` compares the table with the installed torch.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
 
-TARGET = Path(__file__).parents[2] / "src/scan/doors/exported/schema.txt"
+TARGET = Path(__file__).parents[2] / "src/scan/detectors/exported/schema.txt"
 HEAD = """\
 # What torch._export.serde reads of a graph, by its dataclasses. Written by tests/data/make_export_schema.py.
 # A record has some of its fields, a union exactly one. Texts: name (of a variable), path (of an attribute), word (an

@@ -1,4 +1,4 @@
-"""A scan of a small file takes little time, whatever lies in it: one budget for all doors."""
+"""A scan of a small file takes little time, whatever lies in it: one budget for all detectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from attacks.e_exported import nested_bombs
 from attacks.pickles import BUILD, integer, listed, many, named, pickle
 from attacks.streams import TAR_END, legacy, tar_member
-from attacks.x_doors import loads
+from attacks.x_detectors import loads
 from attacks.x_grammars import CLASS, STATE
 from attacks.zips import GOOD, torch_zip
 

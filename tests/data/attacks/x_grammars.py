@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attacks.pickles import BUILD, SYSTEM, call, integer, listed, many, name, named, numpy_dtype, pickle, text
 from attacks.registry import Opens, Refused, family
 from attacks.streams import TAR_END, tar_member
-from attacks.x_doors import DTYPE, OBJECT, joblib, wrapped
+from attacks.x_detectors import DTYPE, OBJECT, joblib, wrapped
 from attacks.zips import GOOD, Zip, torch_zip
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks.pickles import NONE, pickle
 from attacks.registry import family
 from attacks.streams import TAR_END, tar_header
-from attacks.x_doors import everywhere, odd_tars
+from attacks.x_detectors import everywhere, odd_tars
 
 everywhere("X120", "a class named in lines that end with the file, which `pickle.py` reads without the last byte", {
     "name": lambda: b"cevil\nrunX", "module": lambda: b"cevilX", "inst": lambda: b"ievil\nrunX",

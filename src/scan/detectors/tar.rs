@@ -1,4 +1,4 @@
-//! The door of tar readers: every member, as Python's `tarfile` finds it.
+//! The detector of tar readers: every member, as Python's `tarfile` finds it.
 //!
 //! Stands for `tarfile.open` of CPython 3.8 to 3.15, with which torch reads what torch 0.1 wrote. The checksum of the first header
 //! decides, not the word `ustar`. A member of an unknown type is a regular file. Long names (GNU) and extended headers (pax) precede
@@ -9,7 +9,7 @@
 
 use super::super::file::{Scanner, inside};
 use super::texts::{self, Meaning};
-use super::{Entered, Role, Visit};
+use super::{Detected, Input, Origin};
 use crate::bytes::{Region, Source};
 use crate::container::tar::{self, BLOCK_BYTES, python_number};
 use crate::error::Result;
@@ -40,12 +40,12 @@ struct Described {
 }
 
 /// Walks the members.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut Entered) -> Result<()> {
-    let Visit { source, label, depth, ref head, .. } = *visit;
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {
+    let Input { source, label, depth, ref head, .. } = *input;
     if head.get(..512).and_then(header).is_none() {
         return Ok(());
     }
-    entered.tar = true;
+    detected.tar = true;
     scanner.report.format.get_or_insert("tar");
     let end = source.len();
     if depth > scanner.options.limits.scan_depth {
@@ -108,10 +108,10 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
             scanner.report.unscanned(Some(&inner), "a truncated member", 0, size.saturating_sub(len));
         }
         if name.ends_with(METADATA) {
-            entered.items = scanner.items_of_archive(source, entered)?;
+            detected.items = scanner.items_of_archive(source, detected)?;
         }
         let window = source.window(at, len)?;
-        scanner.tar_member(&window, &name, &inner, visit, entered)?;
+        scanner.tar_member(&window, &name, &inner, input, detected)?;
         at = next;
     }
     scanner.report.scanned(label, "tar", 0, end);
@@ -124,39 +124,40 @@ impl Scanner<'_> {
         window: &Source,
         name: &str,
         inner: &str,
-        visit: &Visit<'_>,
-        entered: &mut Entered,
+        input: &Input<'_>,
+        detected: &mut Detected,
     ) -> Result<()> {
         if window.is_empty() {
             return Ok(());
         }
-        let depth = visit.depth.saturating_add(1);
+        let depth = input.depth.saturating_add(1);
         // torch reads these members of a file of torch 0.1.
-        let role = match name.trim_start_matches("./") {
-            "sys_info" => Role::PickleMember,
-            "pickle" => Role::Keyed,
-            "storages" => Role::Storages,
-            "tensors" => Role::Tensors,
-            _ => Role::Member,
+        let origin = match name.trim_start_matches("./") {
+            "sys_info" => Origin::PickleMember,
+            "pickle" => Origin::Keyed,
+            "storages" => Origin::Storages,
+            "tensors" => Origin::Tensors,
+            _ => Origin::Member,
         };
-        let start = window.start_in(visit.source).unwrap_or_default();
-        let items = entered.items_in(start, window.len());
+        let start = window.start_in(input.source).unwrap_or_default();
+        let items = detected.items_in(start, window.len());
         if items.is_empty() {
-            entered.members.extend(Region::new(start, window.len()));
-            let found = self.source(window, Some(inner), depth, role)?;
-            let meaning = if role == Role::Member { texts::meaning(name, false) } else { Meaning::Judged };
+            detected.members.extend(Region::new(start, window.len()));
+            let found = self.source(window, Some(inner), depth, origin)?;
+            let meaning =
+                if origin == Origin::Member { texts::meaning(name, false) } else { Meaning::Judged };
             return self.interpreted(window, meaning, inner, &found);
         }
         let shift = |item: &Region| Region::new(item.start().saturating_sub(start), item.len());
         let within: Vec<Region> = items.iter().filter_map(shift).collect();
-        entered.members.extend(items);
+        detected.members.extend(items);
         self.items(window, Some(inner), &within, depth)
     }
 
     /// The ranges of the source in which a distributed checkpoint inside the archive has its chunks and values, if the strict reader
     /// accepts it.
-    fn items_of_archive(&self, source: &Source, entered: &mut Entered) -> Result<Vec<Region>> {
-        let Some(read) = self.read_once(source, entered)? else { return Ok(Vec::new()) };
+    fn items_of_archive(&self, source: &Source, detected: &mut Detected) -> Result<Vec<Region>> {
+        let Some(read) = self.read_once(source, detected)? else { return Ok(Vec::new()) };
         let place = |item: ChunkItem<'_>| match item {
             ChunkItem::Window(file, region) => {
                 let start = file.start_in(source)?.saturating_add(region.start());

@@ -1,19 +1,19 @@
-//! The door of joblib: a pickle with the bytes of arrays between its opcodes.
+//! The detector of joblib: a pickle with the bytes of arrays between its opcodes.
 //!
 //! Stands for `joblib.load`, joblib 0.10 to 1.6 (`numpy_pickle.py: NumpyUnpickler.load_build`): where BUILD gives a `NumpyArrayWrapper` its
 //! state, the array follows the opcode. From 1.2 on it follows a byte with the length of a padding and the padding; as versions
 //! before read no padding, a file with padding is walked in both ways. Arrays are skipped. Where an array's length is not plain
-//! from its state, the door ends and the rest is unscanned. An array of objects is a pickle of its own.
+//! from its state, the detector ends and the rest is unscanned. An array of objects is a pickle of its own.
 //!
 //! What is a wrapper is decided by what an object is, however it was made: an object of the class can only come from a call that gets
-//! the class, so the door ends wherever the class is anything but the callee of a NEWOBJ without arguments.
+//! the class, so the detector ends wherever the class is anything but the callee of a NEWOBJ without arguments.
 
 use std::sync::Arc;
 
 use super::super::file::{Scanner, inside};
 use super::super::pickles;
 use super::pickle::At;
-use super::{Entered, Visit};
+use super::{Detected, Input};
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -59,32 +59,32 @@ pub(super) fn first_array(recovered: &RecoveredPickle) -> Option<u64> {
 }
 
 /// Walks the pickle around its arrays.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut Entered) -> Result<()> {
-    entered.joblib = true;
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {
+    detected.joblib = true;
     scanner.report.format.get_or_insert("joblib");
-    let parts = scanner.without_arrays(visit, true, true)?;
+    let parts = scanner.without_arrays(input, true, true)?;
     let (end, first_padded) = (parts.end, parts.first_padded);
-    scanner.report_parts(visit, parts, "pickle without its arrays", None)?;
+    scanner.report_parts(input, parts, "pickle without its arrays", None)?;
     if first_padded.is_some() {
-        let parts = scanner.without_arrays(visit, false, false)?;
+        let parts = scanner.without_arrays(input, false, false)?;
         scanner.report_parts(
-            visit,
+            input,
             parts,
             "pickle without its arrays, in joblib before 1.2",
             first_padded,
         )?;
     }
-    if let Some(end) = end.filter(|&end| end < visit.source.len()) {
-        scanner.trailing(visit.label, end, "bytes follow the pickle's end");
-        scanner.remainder(visit, end)?;
+    if let Some(end) = end.filter(|&end| end < input.source.len()) {
+        scanner.trailing(input.label, end, "bytes follow the pickle's end");
+        scanner.remainder(input, end)?;
     }
     Ok(())
 }
 
 impl Scanner<'_> {
     /// The pickle of a file without its arrays. Pickles of arrays of objects are reported, if `reports`.
-    fn without_arrays(&mut self, visit: &Visit<'_>, skips_padding: bool, reports: bool) -> Result<Parts> {
-        let (source, limits) = (visit.source, &self.options.limits);
+    fn without_arrays(&mut self, input: &Input<'_>, skips_padding: bool, reports: bool) -> Result<Parts> {
+        let (source, limits) = (input.source, &self.options.limits);
         let (mut parts, mut at, mut read) = (Parts::default(), 0_u64, READ_BYTES);
         loop {
             self.options.cancel.check()?;
@@ -136,8 +136,8 @@ impl Scanner<'_> {
                     let end = at.saturating_add(to_u64(run.recovered.end));
                     let stopped = run.stopped();
                     if reports || pickles::acts(&run.recovered, 0) {
-                        let inner = inside(visit.label, "objects");
-                        self.report_pickle(run, &place, Some(&inner), visit.depth, false)?;
+                        let inner = inside(input.label, "objects");
+                        self.report_pickle(run, &place, Some(&inner), input.depth, false)?;
                     }
                     if !stopped {
                         return Ok(parts);
@@ -159,13 +159,13 @@ impl Scanner<'_> {
     /// Reports a pickle without its arrays; with `shared`, only if it acts from that offset on.
     fn report_parts(
         &mut self,
-        visit: &Visit<'_>,
+        input: &Input<'_>,
         parts: Parts,
         name: &str,
         shared: Option<u64>,
     ) -> Result<()> {
         if let Some((at, why)) = parts.gap {
-            self.report.unscanned(visit.label, why, at, visit.source.len().saturating_sub(at));
+            self.report.unscanned(input.label, why, at, input.source.len().saturating_sub(at));
         }
         let is_cut = parts.gap.is_some();
         let source = Source::memory(Arc::new(parts.bytes));
@@ -178,8 +178,8 @@ impl Scanner<'_> {
         if shared.is_some_and(|shared| !pickles::acts(&run.recovered, shared)) {
             return Ok(());
         }
-        let inner = inside(visit.label, name);
-        self.report_pickle(run, &place, Some(&inner), visit.depth, false).map(|_| ())
+        let inner = inside(input.label, name);
+        self.report_pickle(run, &place, Some(&inner), input.depth, false).map(|_| ())
     }
 }
 

@@ -97,8 +97,8 @@ fn acts(text: &str, mut act: impl FnMut(Act)) -> bool {
             act(Act { verdict: Verdict::WouldExecute, message, offset, name: None });
         }
         // What the node is to the collection around it.
-        let role = open.last().copied();
-        match (role, scalar) {
+        let origin = open.last().copied();
+        match (origin, scalar) {
             // A key that is a collection or another node's.
             (Some(Open::Key), None) => return false,
             (Some(Open::Key), Some(key)) => {

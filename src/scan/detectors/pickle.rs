@@ -1,8 +1,8 @@
-//! The door of unpicklers: a pickle from byte 0, and pickles one behind another.
+//! The detector of unpicklers: a pickle from byte 0, and pickles one behind another.
 //!
 //! Stands for `pickle.load` and `pickle._load` of CPython 3.8 to 3.15, called once or repeatedly, and for what calls them: torch's
 //! legacy reader, `numpy.load` of what is no array, `joblib.load`. Any bytes may be a pickle, as protocols 0 and 1 have no PROTO. Where
-//! no name says that they are one, the door opens if they name a global or make a call, or if they are plain data up to their end.
+//! no name says that they are one, it is detected if they name a global or make a call, or if they are plain data up to their end.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::super::file::{Scanner, inside};
 use super::super::pickles::{self, Nested, PickleContext};
 use super::super::report::Finding;
 use super::super::report::Verdict;
-use super::{Entered, Role, Visit, joblib, legacy, torch_tar};
+use super::{Detected, Input, Origin, joblib, legacy, torch_tar};
 use crate::bytes::Source;
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
@@ -62,37 +62,37 @@ pub(super) struct Reported {
 }
 
 /// Walks the pickles from byte 0.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut Entered) -> Result<()> {
-    if visit.format == Some(Format::LegacyTorch) {
-        return match legacy::walk(scanner, visit, entered)? {
-            Some(end) => scanner.pickles(visit, end, false, entered),
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {
+    if input.format == Some(Format::LegacyTorch) {
+        return match legacy::walk(scanner, input, detected)? {
+            Some(end) => scanner.pickles(input, end, false, detected),
             None => Ok(()),
         };
     }
-    if matches!(visit.role, Role::Storages | Role::Tensors) {
-        let end = torch_tar::walk(scanner, visit, entered)?;
-        return if end < visit.source.len() { scanner.pickles(visit, end, false, entered) } else { Ok(()) };
+    if matches!(input.origin, Origin::Storages | Origin::Tensors) {
+        let end = torch_tar::walk(scanner, input, detected)?;
+        return if end < input.source.len() { scanner.pickles(input, end, false, detected) } else { Ok(()) };
     }
-    let is_detected = visit.format == Some(Format::Pickle) && !visit.role.is_member();
-    let known = visit.role.is_pickle() || is_detected;
-    scanner.pickles(visit, 0, known, entered)
+    let is_detected = input.format == Some(Format::Pickle) && !input.origin.is_member();
+    let known = input.origin.is_pickle() || is_detected;
+    scanner.pickles(input, 0, known, detected)
 }
 
 impl Scanner<'_> {
     /// Walks the pickles one behind another from `start` on. `known` is whether some reader unpickles the first one, whatever it is.
     pub(super) fn pickles(
         &mut self,
-        visit: &Visit<'_>,
+        input: &Input<'_>,
         start: u64,
         known: bool,
-        entered: &mut Entered,
+        detected: &mut Detected,
     ) -> Result<()> {
-        let Visit { source, label, .. } = *visit;
+        let Input { source, label, .. } = *input;
         // What a member of an archive loads is one level below the archive.
-        let depth = visit.depth.saturating_sub(visit.role.is_member().into());
+        let depth = input.depth.saturating_sub(input.origin.is_member().into());
         let (mut at, mut count, mut is_entered) = (start, 0_u64, false);
-        let ids = match visit.role {
-            Role::Keyed => PersistentIdForm::Keyed,
+        let ids = match input.origin {
+            Origin::Keyed => PersistentIdForm::Keyed,
             _ => PersistentIdForm::Archive,
         };
         // Pickles of plain data. They count as pickles once another one acts, or if the source ends with them.
@@ -113,7 +113,7 @@ impl Scanner<'_> {
             let run = self.run_pickle(&place)?;
             let array = if at == 0 { joblib::first_array(&run.recovered) } else { None };
             if array.is_some() {
-                joblib::walk(self, visit, entered)?;
+                joblib::walk(self, input, detected)?;
             }
             // Up to the first array of a joblib file, what runs was reported.
             let acts = pickles::acts(&run.recovered, array.unwrap_or_default())
@@ -140,11 +140,11 @@ impl Scanner<'_> {
             if follows {
                 self.trailing(label, at, "another pickle follows the first");
             }
-            (is_entered, entered.pickle) = (true, true);
+            (is_entered, detected.pickle) = (true, true);
             let reported =
-                self.report_pickle(run, &place, label, depth, visit.role == Role::Main && at == 0)?;
+                self.report_pickle(run, &place, label, depth, input.origin == Origin::Main && at == 0)?;
             if at == 0 {
-                entered.executed = reported.executed;
+                detected.executed = reported.executed;
             }
             at = reported.end;
             if !reported.stopped {
@@ -158,9 +158,9 @@ impl Scanner<'_> {
             if is_entered {
                 self.trailing(label, at, "bytes follow the pickle's end");
             }
-            return self.remainder(visit, at);
+            return self.remainder(input, at);
         }
-        entered.pickle |= !plain.is_empty();
+        detected.pickle |= !plain.is_empty();
         for (start, end) in plain {
             self.report.scanned(label, "pickle", start, end.saturating_sub(start));
         }
@@ -237,19 +237,19 @@ impl Scanner<'_> {
         });
     }
 
-    /// Shows what follows the end of one reader to all doors.
-    pub(in crate::scan) fn remainder(&mut self, visit: &Visit<'_>, at: u64) -> Result<()> {
-        let len = visit.source.len().saturating_sub(at);
+    /// Gives what follows the end of one reader to all detectors.
+    pub(in crate::scan) fn remainder(&mut self, input: &Input<'_>, at: u64) -> Result<()> {
+        let len = input.source.len().saturating_sub(at);
         if len == 0 {
             return Ok(());
         }
-        if visit.depth >= self.options.limits.scan_depth {
-            self.report.unscanned(visit.label, "nested too deep", at, len);
+        if input.depth >= self.options.limits.scan_depth {
+            self.report.unscanned(input.label, "nested too deep", at, len);
             return Ok(());
         }
-        let window = visit.source.window(at, len)?;
-        let inner = inside(visit.label, &format!("byte {at}"));
-        self.source(&window, Some(&inner), visit.depth.saturating_add(1), Role::Remainder).map(|_| ())
+        let window = input.source.window(at, len)?;
+        let inner = inside(input.label, &format!("byte {at}"));
+        self.source(&window, Some(&inner), input.depth.saturating_add(1), Origin::Remainder).map(|_| ())
     }
 
     /// Scans the bytes that a pickle passes to a loader.
@@ -281,8 +281,8 @@ impl Scanner<'_> {
                 self.report.unscanned(Some(&inner), "nested too deep", 0, window.len());
                 continue;
             }
-            let entered = self.source(&window, Some(&inner), depth.saturating_add(1), Role::Loaded)?;
-            if !entered.any() && entered.format.is_none() {
+            let detected = self.source(&window, Some(&inner), depth.saturating_add(1), Origin::Loaded)?;
+            if !detected.any() && detected.format.is_none() {
                 let why = "bytes passed to a loader, in an unknown format";
                 self.report.unscanned(Some(&inner), why, 0, window.len());
             }

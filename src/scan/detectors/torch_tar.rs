@@ -1,4 +1,4 @@
-//! The door of torch's reader of `storages` and `tensors` in a tar archive of torch 0.1: pickles between numbers and elements.
+//! The detector of torch's reader of `storages` and `tensors` in a tar archive of torch 0.1: pickles between numbers and elements.
 //!
 //! Stands for `torch/serialization.py: legacy_load`, torch 0.1 to 2.13, which unpickles a count, and then one pickle in front of each
 //! storage or tensor; `storages` ends with the pickle of a list. It stops at a count that is no number, a class that it cannot read
@@ -7,16 +7,16 @@
 use super::super::budget::take;
 use super::super::file::Scanner;
 use super::pickle::At;
-use super::{Entered, Role, Visit};
+use super::{Detected, Input, Origin};
 use crate::error::Result;
 use crate::index::{PersistentIdForm, storage_itemsize};
 use crate::num::to_u64;
 use crate::pickle::{Handle, Value, Values};
 
 /// Walks the pickles; returns the offset at which the reader ends.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut Entered) -> Result<u64> {
-    entered.pickle = true;
-    let mut walk = Walk { scanner, visit, at: 0 };
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<u64> {
+    detected.pickle = true;
+    let mut walk = Walk { scanner, input, at: 0 };
     let count = match walk.pickle()? {
         Some(Read::Count(count)) => count,
         Some(_) => return Ok(walk.leave("the count of storages or tensors is no number")),
@@ -25,8 +25,8 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
     for _ in 0..count {
         walk.scanner.options.cancel.check()?;
         let Some(read) = walk.pickle()? else { return Ok(walk.at) };
-        let is_behind = match visit.role {
-            Role::Storages => match read {
+        let is_behind = match input.origin {
+            Origin::Storages => match read {
                 Read::Elements(itemsize) => walk.elements(itemsize)?,
                 _ => return Ok(walk.leave("elements of an unknown class")),
             },
@@ -36,7 +36,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
             return Ok(walk.at);
         }
     }
-    if visit.role == Role::Storages {
+    if input.origin == Origin::Storages {
         walk.pickle()?;
     }
     Ok(walk.at)
@@ -52,14 +52,14 @@ enum Read {
 
 struct Walk<'a, 'b, 'c> {
     scanner: &'a mut Scanner<'b>,
-    visit: &'a Visit<'c>,
+    input: &'a Input<'c>,
     at: u64,
 }
 
 impl Walk<'_, '_, '_> {
     /// Scans the next pickle; `None` where every reader ends in it.
     fn pickle(&mut self) -> Result<Option<Read>> {
-        let Visit { source, label, depth, .. } = *self.visit;
+        let Input { source, label, depth, .. } = *self.input;
         let left = source.len().saturating_sub(self.at);
         if left == 0 {
             return Ok(None);
@@ -80,7 +80,7 @@ impl Walk<'_, '_, '_> {
 
     /// Leaves what follows unscanned; returns where the reader would go on.
     fn leave(&mut self, why: &str) -> u64 {
-        let Visit { source, label, .. } = *self.visit;
+        let Input { source, label, .. } = *self.input;
         self.scanner.report.unscanned(label, why, self.at, source.len().saturating_sub(self.at));
         self.at
     }
@@ -104,12 +104,12 @@ impl Walk<'_, '_, '_> {
         if !self.skip(to_u64(N)) {
             return Ok(None);
         }
-        self.visit.source.read_at(start, &mut number)?;
+        self.input.source.read_at(start, &mut number)?;
         Ok(Some(number))
     }
 
     fn skip(&mut self, nbytes: u64) -> bool {
-        let end = self.at.checked_add(nbytes).filter(|&end| end <= self.visit.source.len());
+        let end = self.at.checked_add(nbytes).filter(|&end| end <= self.input.source.len());
         self.at = end.unwrap_or(self.at);
         end.is_some()
     }

@@ -1,22 +1,22 @@
-//! The door of safetensors: a header, which no reader unpickles, and elements.
+//! The detector of safetensors: a header, which no reader unpickles, and elements.
 //!
 //! Stands for the `safetensors` package, 0.3 to 0.8. Its readers run nothing, so this only notes the header as scanned, and names
 //! that look like paths. The same bytes may be a pickle from byte 0, as the length of the header is: see [`pickle`](super::pickle).
 
 use super::super::file::Scanner;
 use super::super::report::Finding;
-use super::{Entered, Visit};
+use super::{Detected, Input};
 use crate::container::Format;
 use crate::error::Result;
 use crate::index::Index;
 use crate::num::to_u64;
 
 /// Notes the header as scanned.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, _: &mut Entered) -> Result<()> {
-    if visit.format == Some(Format::Safetensors) {
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, _: &mut Detected) -> Result<()> {
+    if input.format == Some(Format::Safetensors) {
         let stated =
-            visit.head.first_chunk().map_or(0, |length| u64::from_le_bytes(*length).saturating_add(8));
-        scanner.report.scanned(visit.label, "safetensors header", 0, visit.source.len().min(stated));
+            input.head.first_chunk().map_or(0, |length| u64::from_le_bytes(*length).saturating_add(8));
+        scanner.report.scanned(input.label, "safetensors header", 0, input.source.len().min(stated));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The door of zip readers: every member that any of them sees, except tensor storages.
+//! The detector of zip readers: every member that any of them sees, except tensor storages.
 //!
 //! Stands for `zipfile` of CPython 3.8 to 3.15, torch's miniz, NumPy, and readers that follow local headers. It opens at a signature
 //! at the start, and at a central directory that an end record near the end points to. An archive that the strict parser accepts is
@@ -20,13 +20,13 @@ use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
 use super::exported::{self, Use};
 use super::texts::{self, Meaning};
-use super::{Entered, Role, Visit, npy};
+use super::{Detected, Input, Origin, npy};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::container::zip::{self, Archive, SalvagedArchive, Trailing, fold_case};
 use crate::error::{Code, Error, Result};
 
-/// The first bytes of a member, by which doors open.
+/// The first bytes of a member, by which detectors decide.
 const TEXT_BYTES: u64 = 1024;
 
 /// A member, as at least one reader sees it.
@@ -46,18 +46,18 @@ pub(super) struct VisibleMember {
 }
 
 /// Walks the members.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut Entered) -> Result<()> {
-    let Visit { source, label, depth, ref head, .. } = *visit;
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {
+    let Input { source, label, depth, ref head, .. } = *input;
     let starts = [&b"PK\x03\x04"[..], b"PK\x05\x06", b"PK\x07\x08", b"PK\x30\x30PK\x03\x04"];
     let starts_as_zip = starts.iter().any(|start| head.starts_with(start));
     if !starts_as_zip && !has_directory(source)? {
         return Ok(());
     }
     // The tail of a tar archive has the end of its last members, which were walked as archives of their own.
-    if !starts_as_zip && !entered.members.is_empty() && zip::has_directories_of(source, &entered.members)? {
+    if !starts_as_zip && !detected.members.is_empty() && zip::has_directories_of(source, &detected.members)? {
         return Ok(());
     }
-    entered.zip = true;
+    detected.zip = true;
     if *head == zip::EMPTY {
         scanner.report.format.get_or_insert("zip");
         scanner.report.scanned(label, "a zip archive without members", 0, source.len());
@@ -67,7 +67,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
         scanner.report.unscanned(label, "nested too deep", 0, source.len());
         return Ok(());
     }
-    match visit.format {
+    match input.format {
         Some(Format::Zip | Format::Npz) => {}
         Some(_) => {
             let text = "readers that detect a format by the last bytes open it as a zip archive";
@@ -77,7 +77,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
             scanner.report.format.get_or_insert("zip");
         }
     }
-    scanner.archive(source, label, depth, entered)
+    scanner.archive(source, label, depth, detected)
 }
 
 /// Whether an end record near the end points to a central directory.
@@ -92,7 +92,7 @@ impl Scanner<'_> {
         source: &Source,
         label: Option<&str>,
         depth: u64,
-        entered: &mut Entered,
+        detected: &mut Detected,
     ) -> Result<()> {
         let members = match Archive::open(source, &self.options.limits, Trailing::Error) {
             Ok(archive) => self.sound_members(&archive, label)?,
@@ -112,12 +112,12 @@ impl Scanner<'_> {
                 visible_members(salvaged)
             }
         };
-        entered.exported = exported::is_export(&members);
-        self.names(&members, label, entered.exported);
-        if entered.exported {
+        detected.exported = exported::is_export(&members);
+        self.names(&members, label, detected.exported);
+        if detected.exported {
             self.compiled_code(&members, label);
         }
-        self.members(source, &members, label, depth, entered)
+        self.members(source, &members, label, depth, detected)
     }
 
     /// Adds findings for names that differ in case only, and for TorchScript code.
@@ -166,15 +166,15 @@ impl Scanner<'_> {
         members: &[VisibleMember],
         label: Option<&str>,
         depth: u64,
-        entered: &mut Entered,
+        detected: &mut Detected,
     ) -> Result<()> {
-        let is_export = entered.exported;
+        let is_export = detected.exported;
         let mut storages =
-            if is_export { self.export_storages(source, members, entered)? } else { HashSet::new() };
+            if is_export { self.export_storages(source, members, detected)? } else { HashSet::new() };
         for member in members {
             let Some(folder) = folder_of_main(&member.name) else { continue };
             let outer = std::mem::take(&mut self.keys);
-            self.member(source, member, label, depth, Role::Main, Meaning::Content)?;
+            self.member(source, member, label, depth, Origin::Main, Meaning::Content)?;
             let keys = std::mem::replace(&mut self.keys, outer);
             storages.extend(keys.into_iter().map(|key| format!("{folder}data/{key}")));
         }
@@ -191,7 +191,7 @@ impl Scanner<'_> {
             let name = fold_case(&member.name);
             let extension = name.rsplit('.').next().unwrap_or_default();
             let is_pickle = matches!(extension, "pkl" | "pickle" | "debug_pkl");
-            let role = if is_pickle { Role::PickleMember } else { Role::Member };
+            let origin = if is_pickle { Origin::PickleMember } else { Origin::Member };
             let member_use = if is_export { exported::member_use(&member.name) } else { Use::Other };
             let meaning = match member_use {
                 Use::Graph | Use::Config => {
@@ -202,7 +202,7 @@ impl Scanner<'_> {
                 Use::Run => Meaning::Judged,
                 _ => texts::meaning(&member.name, is_export),
             };
-            self.member(source, member, label, depth, member_use.role().unwrap_or(role), meaning)?;
+            self.member(source, member, label, depth, member_use.origin().unwrap_or(origin), meaning)?;
         }
         if as_elements > 0 {
             let what = "storages: as elements of tensors, and as arrays of NumPy";
@@ -211,14 +211,14 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Shows one member to all doors.
+    /// Gives one member to all detectors.
     fn member(
         &mut self,
         source: &Source,
         member: &VisibleMember,
         label: Option<&str>,
         depth: u64,
-        role: Role,
+        origin: Origin,
         meaning: Meaning,
     ) -> Result<()> {
         let inner = inside(label, &member.name);
@@ -239,14 +239,14 @@ impl Scanner<'_> {
             self.report.unscanned(Some(&inner), "too many members overlap", 0, len);
             return Ok(());
         }
-        let Some(window) = self.open(source, member, &inner, role)? else { return Ok(()) };
-        let entered = self.source(&window, Some(&inner), depth.saturating_add(1), role)?;
-        self.interpreted(&window, meaning, &inner, &entered)?;
-        let is_usual = matches!(role, Role::Main | Role::Loaded)
+        let Some(window) = self.open(source, member, &inner, origin)? else { return Ok(()) };
+        let detected = self.source(&window, Some(&inner), depth.saturating_add(1), origin)?;
+        self.interpreted(&window, meaning, &inner, &detected)?;
+        let is_usual = matches!(origin, Origin::Main | Origin::Loaded)
             || name.ends_with("constants.pkl")
             || name.ends_with(".debug_pkl")
             || name.contains("/opaque_obj_");
-        if entered.pickle && !is_usual {
+        if detected.pickle && !is_usual {
             self.report.add(Finding {
                 message: "the checkpoint does not refer to this pickle; it was scanned".to_owned(),
                 member: Some(inner),
@@ -266,12 +266,12 @@ impl Scanner<'_> {
         depth: u64,
     ) -> Result<()> {
         let inner = inside(label, &member.name);
-        let Some(window) = self.open(source, member, &inner, Role::Member)? else { return Ok(()) };
+        let Some(window) = self.open(source, member, &inner, Origin::Member)? else { return Ok(()) };
         let head = window.read_vec(0, window.len().min(TEXT_BYTES))?;
         let depth = depth.saturating_add(1);
-        let visit =
-            Visit { source: &window, label: Some(&inner), depth, role: Role::Member, head, format: None };
-        npy::walk(self, &visit, &mut Entered::default())
+        let input =
+            Input { source: &window, label: Some(&inner), depth, origin: Origin::Member, head, format: None };
+        npy::walk(self, &input, &mut Detected::default())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::super::budget::take;
 use super::super::super::file::Scanner;
-use super::super::Role;
+use super::super::Origin;
 use super::{TEXT_BYTES, VisibleMember};
 use crate::bytes::Source;
 use crate::container::is_container;
@@ -25,14 +25,14 @@ impl Scanner<'_> {
         source: &Source,
         member: &VisibleMember,
         inner: &str,
-        role: Role,
+        origin: Origin,
     ) -> Result<Option<Source>> {
         if member.method == 0 {
             return source.window(member.region.start(), member.region.len()).map(Some);
         }
         // `data.pkl` members share the limit of loading, all other members share a budget of the scan.
-        let (name, budget) = match role {
-            Role::Main => ("pickle_bytes", &mut self.budget.main_pickle_bytes),
+        let (name, budget) = match origin {
+            Origin::Main => ("pickle_bytes", &mut self.budget.main_pickle_bytes),
             _ => ("scan_bytes", &mut self.budget.decoded_bytes),
         };
         let (allowed, ratio) = (*budget, self.options.limits.inflate_ratio);
@@ -73,7 +73,7 @@ impl Scanner<'_> {
         if let Some(error) = cut {
             self.report.add_error(&error, Some(inner));
             self.report.unscanned(Some(inner), "too large once inflated", inflated, 0);
-            // Of so few bytes, doors would only say that they are cut short.
+            // Of so few bytes, detectors would only say that they are cut short.
             if inflated < TEXT_BYTES {
                 return Ok(None);
             }

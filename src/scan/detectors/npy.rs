@@ -1,4 +1,4 @@
-//! The door of NumPy: an array, whose elements may be a pickle.
+//! The detector of NumPy: an array, whose elements may be a pickle.
 //!
 //! Stands for `numpy.load(allow_pickle=True)`, NumPy 1.13 to 2.4 (`numpy/lib/_format_impl.py: read_array`), of a file and of any member of
 //! a zip archive. NumPy evaluates the header and unpickles the elements if it finds objects in their dtype. So elements are
@@ -6,15 +6,15 @@
 //! walked as a pickle.
 
 use super::super::file::{Scanner, inside};
-use super::{Entered, Role, Visit};
+use super::{Detected, Input, Origin};
 use crate::container::npy::{Elements, Header, MAGIC};
 use crate::error::Result;
 
 /// Walks an array.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut Entered) -> Result<()> {
-    let Visit { source, label, ref head, .. } = *visit;
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {
+    let Input { source, label, ref head, .. } = *input;
     let Some(start) = elements_start(head) else { return Ok(()) };
-    entered.npy = true;
+    detected.npy = true;
     scanner.report.scanned(label, "npy header", 0, start.min(source.len()));
     let header = Header::read(|len| source.read_vec(0, source.len().min(len)));
     if let Ok(header) = &header
@@ -22,7 +22,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
     {
         // A reader may go on behind the array.
         return match header.end() {
-            Some(end) if end < source.len() => scanner.remainder(visit, end),
+            Some(end) if end < source.len() => scanner.remainder(input, end),
             Some(_) => Ok(()),
             None => {
                 let why = "an array whose length is not plain";
@@ -37,16 +37,16 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
     let is_objects = header.is_ok_and(|header| header.elements == Elements::Objects);
     let window = source.window(start, source.len().saturating_sub(start))?;
     let inner = inside(label, "objects");
-    let role = if is_objects { Role::PickleMember } else { Role::Member };
-    let visit = Visit {
+    let origin = if is_objects { Origin::PickleMember } else { Origin::Member };
+    let input = Input {
         source: &window,
         label: Some(&inner),
-        depth: visit.depth,
-        role,
+        depth: input.depth,
+        origin,
         head: Vec::new(),
         format: None,
     };
-    scanner.pickles(&visit, 0, is_objects, &mut Entered::default())
+    scanner.pickles(&input, 0, is_objects, &mut Detected::default())
 }
 
 /// The offset of the elements by the preamble; `None` where NumPy reads no array.

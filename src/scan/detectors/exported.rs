@@ -1,4 +1,4 @@
-//! The members of an exported program (`.pt2`), by what its readers do with them. Part of the door of zip readers.
+//! The members of an exported program (`.pt2`), by what its readers do with them. Part of the detector of zip readers.
 //!
 //! Stands for `torch.export.load` and `torch.export.pt2_archive.load_pt2`, torch 2.1 to 2.13. They call `torch.load` without a restriction on
 //! the sample inputs, on pickled tensors and on the weights of older archives, `pickle.loads` on constants that are Python objects, and
@@ -17,7 +17,7 @@ use self::expression::{Kind, Texts};
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
 use super::zip::VisibleMember;
-use super::{Entered, Role};
+use super::{Detected, Origin};
 use crate::bytes::Source;
 use crate::container::payload_config::PayloadConfig;
 use crate::container::zip::{self, fold_case};
@@ -52,11 +52,11 @@ pub(super) enum Use {
 }
 
 impl Use {
-    /// The role of the member, where readers of exported programs decide it.
-    pub(super) fn role(self) -> Option<Role> {
+    /// The origin of the member, where readers of exported programs decide it.
+    pub(super) fn origin(self) -> Option<Origin> {
         match self {
-            Use::Load => Some(Role::Loaded),
-            Use::Unpickle => Some(Role::PickleMember),
+            Use::Load => Some(Origin::Loaded),
+            Use::Unpickle => Some(Origin::PickleMember),
             Use::Graph | Use::Config | Use::Run | Use::Other => None,
         }
     }
@@ -95,12 +95,12 @@ impl Scanner<'_> {
         &mut self,
         source: &Source,
         members: &[VisibleMember],
-        entered: &mut Entered,
+        detected: &mut Detected,
     ) -> Result<HashSet<String>> {
         if members.iter().any(|member| member_use(&member.name) == Use::Run) {
             return Ok(HashSet::new());
         }
-        let storages = self.read_once(source, entered)?.map_or(&[][..], |read| &read.index.storages);
+        let storages = self.read_once(source, detected)?.map_or(&[][..], |read| &read.index.storages);
         Ok(storages.iter().filter_map(index::Storage::member_name).collect())
     }
 

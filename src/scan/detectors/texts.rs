@@ -1,11 +1,11 @@
 //! What the members of an archive mean to its readers by their names.
 //!
-//! A scan is a statement about every member: a reader acts on it in a way that a door follows, or a grammar here has all of its text. A
+//! A scan is a statement about every member: a reader acts on it in a way that a detector follows, or a grammar here has all of its text. A
 //! member that has neither is unscanned, whatever it contains: a reader that is not known here may act on it.
 
 use super::super::file::Scanner;
 use super::super::report::Finding;
-use super::Entered;
+use super::Detected;
 use crate::bytes::Source;
 use crate::container::zip::fold_case;
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub(super) const GRAMMAR_MAX_BYTES: u64 = 64;
 /// What a name means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// Nothing: the doors decide by the content.
+    /// Nothing: the detectors decide by the content.
     Content,
     /// A short text of torch's archives, which a grammar has.
     Text(Grammar),
@@ -26,7 +26,7 @@ pub(super) enum Meaning {
     Yaml,
     /// Elements, or what another part of the scan judges as a whole.
     Judged,
-    /// What a reader takes for code, or acts on in a way that no door follows; says so.
+    /// What a reader takes for code, or acts on in a way that no detector follows; says so.
     Acted(&'static str),
 }
 
@@ -82,18 +82,18 @@ pub(super) fn meaning(name: &str, is_export: bool) -> Meaning {
 }
 
 impl Scanner<'_> {
-    /// Notes a member as unscanned unless a grammar or a door has all of it.
+    /// Notes a member as unscanned unless a grammar or a detector has all of it.
     pub(super) fn interpreted(
         &mut self,
         window: &Source,
         meaning: Meaning,
         inner: &str,
-        entered: &Entered,
+        detected: &Detected,
     ) -> Result<()> {
         let why = match meaning {
             Meaning::Code | Meaning::Judged => return Ok(()),
             Meaning::Yaml => return self.yaml(window, inner),
-            Meaning::Content if entered.any() => return Ok(()),
+            Meaning::Content if detected.any() => return Ok(()),
             Meaning::Content => "a member that no known reader acts on",
             Meaning::Acted(why) => why,
             Meaning::Text(grammar) => {

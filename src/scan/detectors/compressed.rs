@@ -1,4 +1,4 @@
-//! The door of decompressors: a stream, whose content is bytes like any other.
+//! The detector of decompressors: a stream, whose content is bytes like any other.
 //!
 //! Stands for `gzip`, `zlib`, `bz2` and `lzma` of CPython 3.8 to 3.15, `lz4.frame`, and joblib's readers of them. gzip, zlib and joblib's
 //! variant of zlib are inflated within the budget; of a damaged stream, as much as readers get. The others are named and
@@ -9,15 +9,15 @@ use std::sync::Arc;
 use super::super::budget::take;
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
-use super::{Entered, Role, Visit};
+use super::{Detected, Input, Origin};
 use crate::bytes::Source;
 use crate::container::compressed::{self, Compressed};
 use crate::error::Result;
 use crate::num::to_u64;
 
-/// Inflates a stream and shows its content to all doors.
-pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut Entered) -> Result<()> {
-    let Visit { source, label, ref head, .. } = *visit;
+/// Inflates a stream and gives its content to all detectors.
+pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {
+    let Input { source, label, ref head, .. } = *input;
     let Some(found) = Compressed::begin(head) else { return Ok(()) };
     let Compressed::Deflate(stream) = found else {
         let name = found.name();
@@ -30,7 +30,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
         });
         scanner.report.unscanned(label, "a packed archive", 0, source.len());
         scanner.report.format.get_or_insert("archive");
-        entered.unpacked = Some(false);
+        detected.unpacked = Some(false);
         return Ok(());
     };
     let allowed = scanner.budget.decoded_bytes;
@@ -43,9 +43,9 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
         return Ok(());
     }
     let inner = inside(label, "inflated");
-    if visit.depth > scanner.options.limits.scan_depth {
+    if input.depth > scanner.options.limits.scan_depth {
         scanner.report.unscanned(Some(&inner), "nested too deep", 0, len);
-        entered.unpacked = Some(false);
+        detected.unpacked = Some(false);
         return Ok(());
     }
     if let Some(error) = inflated.cut {
@@ -53,15 +53,15 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
         scanner.report.unscanned(Some(&inner), "too large once inflated", len, 0);
     }
     let content = Source::memory(Arc::new(inflated.bytes));
-    let found = scanner.source(&content, Some(&inner), visit.depth.saturating_add(1), Role::Inflated)?;
+    let found = scanner.source(&content, Some(&inner), input.depth.saturating_add(1), Origin::Inflated)?;
     // Numbers may begin like a stream; they neither end like one nor have contents.
     if inflated.is_whole || is_cut || found.any() {
-        entered.unpacked = Some(!is_cut);
+        detected.unpacked = Some(!is_cut);
         scanner.report.scanned(label, stream.name(), 0, inflated.end);
         scanner.report.format.get_or_insert("archive");
     }
     if inflated.is_whole && inflated.end < source.len() {
-        scanner.remainder(visit, inflated.end)?;
+        scanner.remainder(input, inflated.end)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! The doors: the ways by which readers get into bytes.
+//! The detectors: each follows one family of readers through any bytes.
 //!
 //! *Inert* is a statement about readers. So every byte string that a scan meets (a file, a member of an archive, bytes passed to a
-//! loader) is shown to every door, and none is skipped because another one opened. A door stands for readers in a range of
+//! loader) is given to every detector, and none is skipped because another one detected its format. A detector stands for readers in a range of
 //! versions. It goes as far as they go, ends where all of them stop, and what would have run until then is judged. What they would
 //! read and the scan did not is in the coverage. docs/reference/scan.md has the table.
 
@@ -25,22 +25,22 @@ use crate::error::Result;
 use crate::index::Contents;
 use crate::pickle::Pickle;
 
-/// A door: walks what its readers would read of some bytes, and records whether they get in.
-type Door = fn(&mut Scanner<'_>, &Visit<'_>, &mut Entered) -> Result<()>;
+/// A detector: walks what its readers would read of some bytes, and records whether they accept them.
+type Detector = fn(&mut Scanner<'_>, &Input<'_>, &mut Detected) -> Result<()>;
 
-/// Every door. The legacy stream and joblib's files are pickles with other bytes between them, so their doors open from that of
+/// Every detector. The legacy stream and joblib's files are pickles with other bytes between them, so their detectors start from that of
 /// pickles.
-pub(super) const DOORS: [Door; 6] =
+pub(super) const DETECTORS: [Detector; 6] =
     [pickle::walk, npy::walk, tar::walk, compressed::walk, safetensors::walk, zip::walk];
 
 /// Bytes that readers may open.
-pub(super) struct Visit<'a> {
+pub(super) struct Input<'a> {
     pub(super) source: &'a Source,
     /// The name in findings; `None` is the file itself.
     pub(super) label: Option<&'a str>,
     /// The number of containers and pickles around it.
     pub(super) depth: u64,
-    pub(super) role: Role,
+    pub(super) origin: Origin,
     /// The first bytes.
     pub(super) head: Vec<u8>,
     /// The format that the strict reader detects.
@@ -49,7 +49,7 @@ pub(super) struct Visit<'a> {
 
 /// Who refers to some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum Origin {
     /// The caller of the scan.
     File,
     /// A call that loads them.
@@ -72,27 +72,30 @@ pub(super) enum Role {
     Inflated,
 }
 
-impl Role {
+impl Origin {
     /// Whether some reader unpickles the bytes, whatever they are.
     pub(super) fn is_pickle(self) -> bool {
-        matches!(self, Role::PickleMember | Role::Main | Role::Keyed | Role::Storages | Role::Tensors)
+        matches!(
+            self,
+            Origin::PickleMember | Origin::Main | Origin::Keyed | Origin::Storages | Origin::Tensors
+        )
     }
 
     /// Whether they are a member of an archive, which `rustload.open` does not open by itself.
     pub(super) fn is_member(self) -> bool {
-        self == Role::Member || self.is_pickle()
+        self == Origin::Member || self.is_pickle()
     }
 }
 
-/// The doors that readers get in by.
+/// What the detectors found.
 #[derive(Debug, Default)]
-pub(super) struct Entered {
+pub(super) struct Detected {
     pub(super) pickle: bool,
     pub(super) joblib: bool,
     pub(super) npy: bool,
     pub(super) tar: bool,
     pub(super) zip: bool,
-    /// The ranges of a tar archive that were shown to every door.
+    /// The ranges of a tar archive that were given to every detector.
     pub(super) members: Vec<Region>,
     /// The ranges of a tar archive in which a distributed checkpoint has its items, in order.
     items: Vec<Region>,
@@ -108,7 +111,7 @@ pub(super) struct Entered {
     pub(super) format: Option<Format>,
 }
 
-impl Entered {
+impl Detected {
     /// The items in a range.
     fn items_in(&self, start: u64, len: u64) -> Vec<Region> {
         let from = self.items.partition_point(|item| item.start() < start);
@@ -116,7 +119,7 @@ impl Entered {
         items.take_while(|item| item.end() <= start.saturating_add(len)).copied().collect()
     }
 
-    /// Whether any door opened.
+    /// Whether any detector found its format.
     pub(super) fn any(&self) -> bool {
         self.pickle || self.joblib || self.npy || self.tar || self.zip || self.unpacked.is_some()
     }
