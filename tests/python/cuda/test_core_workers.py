@@ -31,7 +31,7 @@ START = """
     def settle():
         \"\"\"Waits until all threads wait for work: a thread that still ends its last upload is not there for the next one.\"\"\"
         for _ in range(3):
-            while any((Path("/proc/self/task") / task / "stat").read_text().rpartition(")")[2].split()[0] != "S" for task in threads()):
+            while any(f") S " not in Path(f"/proc/self/task/{task}/stat").read_text() for task in threads()):
                 time.sleep(0.001)
             time.sleep(0.002)
 
