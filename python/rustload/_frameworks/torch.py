@@ -108,14 +108,11 @@ def fast_view(core: Core, context: HandleContext) -> torch.Tensor | None:
     found = core.lone_view(context.mappings)
     if found is None:
         return None
-    key = (*found[0], "view")
-    if key in context.storages:
-        return None
     # torch.utils.dlpack.from_dlpack calls this, after looking for attributes that a capsule does not have.
     made = torch._C._from_dlpack(found[1])
     storage = made.untyped_storage()
-    # setdefault: if two threads get here at once, one registers its storage, and the other one calls `make`.
-    return made if context.storages.setdefault(key, storage) is storage else None
+    # Where another view of the storage lives, `make` takes its storage: two threads may get here at once.
+    return made if context.storages.setdefault((*found[0], "view"), storage) is storage else None
 
 
 def wrap(buffer: _rustload.Buffer, device: torch.device | None) -> torch.Tensor:
