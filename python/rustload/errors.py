@@ -91,7 +91,7 @@ class TensorNotFoundError(RustloadError, KeyError):
 
 
 class SafetensorError(RustloadError):
-    """Raised by `rustload.safe_open` where the safetensors package raises its error of that name, with the same message.
+    """Raised by `rustload.safe_open` where the safetensors package raises its error of that name.
 
     If the file is at fault, the error is also an instance of rustload's own class: `FormatError`, `UnsupportedError` or
     `LimitError`.

@@ -1,6 +1,7 @@
 """`safe_open`: the API of `safetensors.safe_open`, for every format that rustload reads.
 
-Names, results and error messages are those of safetensors 0.8 (the reference), with `get_tensor_meta` and `prefetch` as in 0.9.
+Names, results and the errors of wrong arguments are those of safetensors 0.8 (the reference), with `get_tensor_meta` and
+`prefetch` as in 0.9. An error of the file has the reference's class and rustload's message.
 `docs/reference/safe_open.md` lists the differences and their reasons.
 """
 
@@ -17,7 +18,6 @@ from rustload._frameworks import adapters
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open import index
-from rustload._safe_open.header_errors import reference_message
 from rustload.errors import (
     FormatError,
     LimitError,
@@ -364,24 +364,15 @@ class safe_open:  # noqa: N801 - the reference's name for it
 
 
 def _open(path: Any, framework: str, limits: Limits | None) -> Checkpoint:
-    """Opens the checkpoint at a path or in an open file; raises the reference's error."""
+    """Opens the checkpoint at a path or in an open file; its errors have the reference's classes."""
     try:
         checkpoint = open_checkpoint(path, framework=framework, compat=True, limits=limits)  # type: ignore[arg-type]  # one of its names
         _check_names(checkpoint)
         return checkpoint
-    except (FileNotFoundError, NotADirectoryError) as cause:
-        if getattr(cause, "filename", path) not in (None, path):
-            raise  # another file than the one asked for
-        missing = _missing(path)
-        for note in getattr(cause, "__notes__", ()):
-            missing.add_note(note)
-        raise missing from None
+    except NotADirectoryError as cause:
+        raise _missing(cause.filename or path) from None
     except (FormatError, UnsupportedError, LimitError) as cause:
-        text = reference_message(path, cause) if isinstance(path, str) else None
-        error = _safetensor_error(text or str(cause), cause)
-        if text:
-            error.__notes__.insert(0, str(cause))
-        raise error from None
+        raise _safetensor_error(str(cause), cause) from None
 
 
 def _check_names(checkpoint: Checkpoint) -> None:
@@ -421,22 +412,10 @@ def _path(filename: Any) -> str:
 
 
 def _missing(path: str) -> FileNotFoundError:
-    """The error for a path that does not exist, with the reference's class name and message, and also errno and filename."""
-    return _FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-
-
-class _FileNotFoundError(FileNotFoundError):
-    code = "Io"
-
-    def __str__(self) -> str:
-        return f"{self.strerror}: {self.filename}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FileNotFoundError, (self.errno, self.strerror, self.filename)
-
-
-_FileNotFoundError.__name__ = _FileNotFoundError.__qualname__ = "FileNotFoundError"
-_FileNotFoundError.__module__ = "builtins"
+    """The error for a path that does not exist, also below a file or with a NUL in it."""
+    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    error.code = "Io"  # type: ignore[attr-defined]
+    return error
 
 
 def _not_a_str(argument: str, value: object) -> TypeError:
