@@ -8,7 +8,6 @@ mod cuda;
 mod layers;
 mod materialize;
 mod pickle;
-mod pickle_attacks;
 mod sources;
 mod stream;
 mod support;

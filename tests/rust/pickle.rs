@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use rustload::Limits;
 use rustload::internals::pickle::{CallKind, Disasm, Handle, Opcode, Pickle, Value, run};
+use rustload::{Code, Limits};
 
 const PICKLES: &str = include_str!("../data/pickles.txt");
 const SMALL: &[u8] = include_bytes!("../data/small_data.pkl");
@@ -158,7 +158,7 @@ const OPCODES: &[(&[u8], &str)] = &[
     (b"NQ.", "p<N>"),
 ];
 
-/// Opcodes that a file may not use; `pickle_attacks.rs` has their errors.
+/// Opcodes that a file may not use.
 const REFUSED: [Opcode; 6] =
     [Opcode::PersId, Opcode::Ext1, Opcode::Ext2, Opcode::Ext4, Opcode::NextBuffer, Opcode::ReadonlyBuffer];
 
@@ -240,6 +240,19 @@ fn a_pickle_may_begin_anywhere_and_ends_at_stop() {
     assert_eq!((pickle.end, pickle.protocol), (9, 2));
     assert_eq!(pickle.values.get(pickle.root), Value::Int(5));
     assert!(run(b"N.".to_vec(), 99, &Limits::default()).is_err());
+}
+
+#[test]
+fn errors_carry_the_offset_of_their_opcode() {
+    for (data, code, offset) in [
+        (&b"\x80\x02]NNs."[..], Code::PickleType, 5),
+        (b"NX\xff\0\0\0.", Code::Truncated, 1),
+        (b"N]h\x07.", Code::PickleMemo, 2),
+        (b"N\xff.", Code::PickleOpcode, 1),
+    ] {
+        let error = run(data.to_vec(), 0, &Limits::default()).expect_err("a bad pickle");
+        assert_eq!((error.code(), error.offset()), (code, Some(offset)));
+    }
 }
 
 #[test]

@@ -103,6 +103,7 @@ family(
 )
 family("C10", "arguments that are not a tuple", {
     "list": beside(name("posix.system") + listed(text(CANARY)) + REDUCE), "none": beside(name("posix.system") + NONE + REDUCE),
+    "newobj": beside(name("m.n") + b"]\x81"), "keywords": beside(name("m.n") + b")]\x92"), "newobj_ex": beside(name("m.n") + b"]}\x92"),
 }, Refused("PickleType"))  # fmt: skip
 calls(
     "C11",

@@ -74,6 +74,9 @@ family(
     {"none": raw(proto(2) + NONE), "empty": raw(b""), "proto": raw(proto(2))},
     stack,
 )
+family("P01", "", {
+    "in_an_int": raw(b"J\0\0"), "in_a_name": raw(b"cm\nn"), "in_a_text": raw(b"S'a'"),
+}, truncated)  # fmt: skip
 family(
     "P02", "STOP on an empty stack", {"": raw(proto(2) + b"."), "over_a_mark": raw(proto(2) + b"(.")}, stack
 )
@@ -131,6 +134,7 @@ family("P11", "a memo index that is unset", bodies(bin=get(7), long=get(1 << 20)
 family("P12", "a memo index that is not canonical decimal", bodies(
     minus=b"]p0\ng-1\n0", spaces=b"]p0\ng 0 \n0", underscore=b"]p10\ng1_0\n0", zeros=b"]p1\ng01\n0", word=b"]p0\ngx\n0",
     plus=b"]p1\ng+1\n0", empty=b"]p0\ng\n0", put=b"]p00\n",
+    put_word=b"Npx\n", put_empty=b"Np\n", put_minus_zero=b"Np-0\n", put_plus=b"Np+1\n", put_underscore=b"Np1_0\n",
 ), memo)  # fmt: skip
 agrees(
     "P13",
@@ -139,10 +143,16 @@ agrees(
     memoize=b"]" + put(0xFFFFFFFF) + b"\x94" + get(1) + b"\x86",
 )
 agrees("P13", "", 4, sparse=b"]" + put(0xFFFFFFFF) + get(0xFFFFFFFF) + b"\x86")
+agrees("P13", "", text=b"Np4294967295\n")
 family(
     "P14",
     "a memo index of 2^64 and more",
-    bodies(p64=b"]p18446744073709551616\n", long=b"]p" + b"9" * 100 + b"\n"),
+    bodies(
+        p64=b"]p18446744073709551616\n",
+        long=b"]p" + b"9" * 100 + b"\n",
+        p32=b"Np4294967296\n",
+        g32=b"g4294967296\n",
+    ),
     memo,
 )
 agrees(
@@ -158,6 +168,7 @@ agrees("P15", "", 4, gap=b"]" + put(5) + text("x") + b"\x94" + get(1) + b"\x87")
 ambiguous = Refused("AmbiguousNumber")
 family("P16", "an INT that readers parse differently", bodies(
     hex=b"I0x10\n", octal=b"I010\n", underscore=b"I1_000\n", space=b"I 5\n", empty=b"I\n", word=b"Ix\n", plus=b"I+5\n",
+    space_after=b"I5 \n", minus_zero=b"I-0\n", minus=b"I-\n", zeros=b"I000\n", long=b"I5L\n",
 ), ambiguous)  # fmt: skip
 agrees("P16", "", booleans=b"](I00\nI01\nI5\nI-5\nI0\ne")
 family("P17", "a FLOAT that readers parse differently", bodies(
@@ -177,12 +188,13 @@ family(
 family(
     "P18",
     "a LONG in decimal text",
-    bodies(digits=b"L" + b"9" * 1_000_000 + b"L\n"),
+    bodies(digits=b"L" + b"9" * 1_000_000 + b"L\n", int_4301=b"I" + b"9" * 4301 + b"\n"),
     Refused("Limit", "int_digits"),
 )
 family("P18", "", bodies(digits_4090=b"L" + b"9" * 4090 + b"L\n", hex=b"L0x1L\n", underscore=b"L1_0L\n"),
        {"digits_4090": Opens(), "hex": ambiguous, "underscore": ambiguous})  # fmt: skip
-family("P18", "", bodies(without_l=b"L5\n"), ambiguous)
+family("P18", "", bodies(without_l=b"L5\n", empty=b"L\n", only_l=b"LL\n"), ambiguous)
+agrees("P18", "", minus_4300=b"L-" + b"9" * 4300 + b"L\n")
 agrees("P19", "LONG1 of no bytes", empty=b"\x8a\0")
 family("P20", "LONG4 of a negative or huge length", bodies(
     negative=b"\x8b\xff\xff\xff\xff", most=b"\x8b\xff\xff\xff\x7f",
@@ -207,7 +219,8 @@ agrees("P25", "text with surrogates", bin=b"X\3\0\0\0\xed\xa0\x80", unicode=b"V\
 family("P26", "a name with a NUL", bodies(global_=b"cos\0x\nsystem\n)R", stack=short("os\0x") + short("system") + b"\x93)R"),
        Kept("os\0x.system"))  # fmt: skip
 agrees("P27", "STRING with escapes", escapes=b"S'a\\x41\\n\\\\'\n", quotes=b'S"it\'s"\n')
-family("P27", "", bodies(unterminated=b"S'abc\n", bare=b"Sabc\n", escape=b"S'\\x4'\n"), Refused("PickleText"))
+family("P27", "", bodies(unterminated=b"S'abc\n", bare=b"Sabc\n", escape=b"S'\\x4'\n", quote=b"S'\\'\n", code=b"V\\u00\n",
+    large=b"V\\U00110000\n", surrogate=b"\x8c\3\xed\xa0\x80" + short("n") + b"\x93"), Refused("PickleText"))  # fmt: skip
 family("P28", "a name in UNICODE escapes", bodies(4, subprocess=b"V\\u0073ubprocess\nVPopen\n\x93" + many(text(CANARY)) + b"R"),
        Kept("subprocess.Popen"), runs=("subprocess.Popen",))  # fmt: skip
 family(
@@ -227,10 +240,25 @@ family("P30", "GLOBAL of an odd name", bodies(
 family(
     "P31",
     "TUPLE without MARK",
-    bodies(tuple=b"Nt", list=b"Nl", dict=b"Nd", appends=b"]e", reduce=b"o"),
+    bodies(
+        tuple=b"Nt",
+        list=b"Nl",
+        dict=b"Nd",
+        appends=b"]e",
+        reduce=b"o",
+        setitems=b"}u",
+        add=b"\x8f\x90",
+        inst=b"im\nn\n",
+        obj=b"No",
+    ),
     stack,
 )
+family("P31", "", {f"below_a_mark_{number}": raw(body) for number, body in enumerate((
+    b"N(\x85", b"N(2", b"N(q\0", b"](Na", b"(]Ne", b"N(R", b"N(Q", b"}N(Ns", b"(e.", b"(N\x86", b"(o.",
+    b"]((e1.", b"]((Ne1.", b"}((u1.", b"}((NNu1.",  # the container to fill is missing, whatever is below the first mark
+))}, stack)  # fmt: skip
 agrees("P32", "POP that removes a MARK", pops=b"N(0")
+family("P32", "", bodies(nothing=b"0"), stack)
 family("P33", "POP_MARK without MARK", bodies(pops=b"N1"), stack)
 family("P34", "ten million MARKs", lambda: around(b"(" * 10_000_000), Refused("Limit", "marks"))
 family(
@@ -243,20 +271,27 @@ family(
 # Items of containers.
 
 family("P36", "SETITEMS of an odd number of values", bodies(items=b"}(NNNu", dict=b"(NNNd"), wrong_type)
+family("P36", "", {f"unhashable_{kind}_{into}": raw(before + key + after + b".") for kind, key in {
+    "list": b"]", "dict": b"}", "set": b"\x8f", "bytearray": b"\x96" + bytes(8), "in_a_tuple": b"]\x85", "deeper": b"]\x85\x85",
+}.items() for into, before, after in (
+    ("item", b"}", b"Ns"), ("items", b"}(", b"Nu"), ("dict", b"(", b"Nd"), ("set", b"\x8f(", b"\x90"), ("frozenset", b"(", b"\x91"),
+)}, wrong_type)  # fmt: skip
 STR = text("s")
 family("P37", "SETITEM on a value that is not a dict", bodies(
     list=b"]K\0NsN0", text=STR + b"K\0Ns", tuple=b")K\0Ns", number=b"K\5K\0Ns", tensor=tensor() + b"K\0Ns", storage=storage() + b"K\0Ns",
-    tensor_items=tensor() + b"(K\0Nu",
+    tensor_items=tensor() + b"(K\0Nu", bytes=b"U\0NNs", id=b"NQNNs", id_items=b"NQ(NNu", global_=name("m.n") + b"NNs",
+    state_of_a_list=b"]Nb", state_of_none=b"NNb", state_of_a_class=name("m.n") + b"}b",
 ), wrong_type)  # fmt: skip
 family("P37", "", bodies(opaque=made("mine.Dict") + b"K\0Ns"), Kept("mine.Dict"))
 family("P38", "APPEND on a value that is not a list", bodies(
     dict=b"}Na", tensor=tensor() + b"Na", tuple=b")Na", text=STR + b"Na", storage=storage() + b"(Ne", appends=b"}(Ne",
+    no_items=b"}(e", id=b"NQNa", set=b"\x8fNa", items_of_a_list=b"](u",
 ), wrong_type)  # fmt: skip
 family("P38", "", bodies(opaque=made("mine.List") + b"Na"), Kept("mine.List"))
 family(
     "P39",
     "ADDITEMS on a value that is not a set",
-    bodies(4, list=b"](N\x90", dict=b"}(N\x90", tensor=tensor() + b"(N\x90"),
+    bodies(4, list=b"](N\x90", dict=b"}(N\x90", tensor=tensor() + b"(N\x90", frozenset=b"(N\x91(N\x90"),
     wrong_type,
 )
 family(
@@ -290,9 +325,11 @@ def padded_straddle() -> bytes:
 
 family("P43", "a frame that ends inside a text of 128 KiB", padded_straddle, frames, "FrameDivergence")
 agrees("P44", "a frame under protocol 2", framed=frame(2) + b"N")
-family(
-    "P45", "a frame that reaches past the end", raw(proto(4) + frame(100) + b"N."), frames, "FrameDivergence"
-)
+family("P45", "a frame that reaches past the end", {
+    "": raw(proto(4) + frame(100) + b"N."), "most": raw(proto(4) + frame((1 << 64) - 1) + b"N."), "by_one": raw(frame(3) + b"N."),
+    "past_stop": raw(proto(4) + frame(4) + b"N.xx"),
+}, frames, "FrameDivergence")  # fmt: skip
+agrees("P44", "", 4, ends_with_it=frame(2) + b"K\1")
 
 # Names from the stack.
 
@@ -300,7 +337,14 @@ POSIX, NAMED_SYSTEM, ARGS = short("posix"), short("system"), many(text(CANARY)) 
 family(
     "P46",
     "STACK_GLOBAL on numbers",
-    bodies(4, ints=b"K\1K\2\x93", list=b"]]\x93", bytes=binary(b"os") + binary(b"system") + b"\x93"),
+    bodies(
+        4,
+        ints=b"K\1K\2\x93",
+        list=b"]]\x93",
+        bytes=binary(b"os") + binary(b"system") + b"\x93",
+        none=b"NN\x93",
+        one=text("m") + b"K\2\x93",
+    ),
     wrong_type,
 )
 found = Kept("posix.system")
