@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from rustload._cli.schema import schema_of
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -80,7 +82,6 @@ def check_sarif(log: dict[str, Any], *, schema: bool = True, rules_too: bool = T
 def validator_of(name: str) -> Any:
     """The validator of rustload's schema of a command; skips the test if `jsonschema` is not installed."""
     jsonschema = pytest.importorskip("jsonschema")
-    path = ROOT / f"python/rustload/_schemas/{name}.json"
-    schema = json.loads(path.read_text(encoding="utf-8"))
+    schema = schema_of(name)
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._checkpoint.distributed import merged_trees, object_tree
 from rustload._checkpoint.tensors import TensorMapping
+from rustload._common.json_values import Positive
 from rustload._common.patterns import unknown_name
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
@@ -42,7 +43,7 @@ class OpaqueClass(NamedTuple):
     """
 
     class_name: str
-    count: int  # type: ignore[assignment]  # hides tuple.count
+    count: Positive  # type: ignore[assignment]  # hides tuple.count
     at: list[str]
 
 

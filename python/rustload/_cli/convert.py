@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import rustload
 from rustload._cli.arguments import REPEATED, add_json, pair, rename
 from rustload._cli.as_options import as_options
 from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
-from rustload._cli.report import report_error, report_warnings
+from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
 from rustload._common.rules import DEFAULT_CAST_DTYPES
-from rustload._common.terminal import Page, print_json
+from rustload._common.terminal import Page
 from rustload.errors import RustloadError
 
 __all__ = ["add_arguments", "run"]
-
-# Version of the JSON document; removing a key or changing its meaning increments it.
-SCHEMA = 1
 
 EPILOG = """\
 Without DST, a file is written beside SRC with its name, and the files of a
@@ -32,6 +29,18 @@ exit codes:
        for --resume
   4    what was read back is not what was written (--verify)
 """
+
+
+class Document(TypedDict):
+    """What was written: `report`, or `error` if it failed.
+
+    Attributes:
+        report: What was written.
+        error: Why nothing was.
+    """
+
+    report: NotRequired[rustload.SaveReport]
+    error: NotRequired[Error]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         "objects": args.objects,
         "overwrite": args.overwrite,
     }
-    document: dict[str, Any] = {"schema": SCHEMA, "rustload": rustload.__version__}
+    document: Document = {}
     code = 0
     with report_warnings(as_options):
         try:
@@ -141,8 +150,8 @@ def run(args: argparse.Namespace) -> int:
             document["error"] = report_error(error, as_options)
     if args.json:
         if not code:
-            document["report"] = report._asdict()
-        print_json(document)
+            document["report"] = report
+        print_document(document)
     elif not (code or args.quiet):
         page = Page(sys.stdout, "never")
         page.line(str(report))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import rustload
 from rustload._cli.arguments import REPEATED, add_color, add_json, rename
 from rustload._cli.as_options import as_options
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
-from rustload._cli.report import report_error, report_warnings
-from rustload._common.terminal import Page, print_json
+from rustload._cli.report import Error, print_document, report_error, report_warnings
+from rustload._common.terminal import Page
+from rustload._diff.report import DiffReport, show
 from rustload.errors import RustloadError
 
 __all__ = ["add_arguments", "run"]
-
-# Version of the JSON document; removing a key or changing its meaning increments it.
-SCHEMA = 1
 
 EPILOG = """\
 exit codes:
@@ -26,6 +24,28 @@ exit codes:
   2    wrong usage
   3    something could not be read, or the output could not be written
 """
+
+
+class Same(TypedDict):
+    """What the JSON of a report has beside its fields.
+
+    Attributes:
+        same: Whether both have the same names, and no tensor differs.
+    """
+
+    same: bool
+
+
+class Document(TypedDict):
+    """What differs between two checkpoints: `report`, or `error` if one could not be read.
+
+    Attributes:
+        report: What differs.
+        error: Why one could not be read.
+    """
+
+    report: NotRequired[Annotated[DiffReport, Same]]
+    error: NotRequired[Error]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compares the checkpoints and returns the exit code."""
-    document: dict[str, Any] = {"schema": SCHEMA, "rustload": rustload.__version__}
+    document: dict[str, Any] = {}
     code = READ_FAILED
     try:
         with report_warnings(as_options):
@@ -85,10 +105,8 @@ def run(args: argparse.Namespace) -> int:
         code = 0 if report.same else GATE_FAILED
         document["report"] = report.to_dict()
     if args.json:
-        print_json(document)
+        print_document(document)
     elif code != READ_FAILED:
-        from rustload._diff.report import show
-
         page = Page(sys.stdout, args.color)
         show(page, report)
         page.flush()

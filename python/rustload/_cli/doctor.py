@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import rustload
 from rustload import _rustload
 from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths
 from rustload._cli.exit_codes import READ_FAILED
-from rustload._cli.report import report_error
-from rustload._common.leftovers import leftovers
+from rustload._cli.report import Failed, print_document, report_error
+from rustload._common.json_values import Format, Positive
+from rustload._common.leftovers import Leftover, leftovers
+from rustload._common.memory import Memory, memory
 from rustload._common.sizes import format_bytes
-from rustload._common.terminal import Page, print_json
+from rustload._common.terminal import Page
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
     import argparse
-
-    from rustload._common.leftovers import Leftover
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,6 +31,86 @@ _UNUSED = {
 
 PROBED_FILES_MAX = 4
 """The most files of a checkpoint whose read rate is measured."""
+
+
+class Machine(TypedDict):
+    """This machine.
+
+    Attributes:
+        isa: The instruction set of the kernels that are used.
+        isa_available: The instruction sets of the kernels that the processor can run.
+        threads: The most threads that a call uses by default.
+        huge_pages: When the kernel gives transparent huge pages; None if that is unknown.
+        memory: The memory of the machine, of its cgroup, and of this process.
+    """
+
+    isa: str
+    isa_available: list[str]
+    threads: Positive
+    huge_pages: Literal["always", "madvise", "never"] | None
+    memory: Memory
+
+
+class ProbedFile(TypedDict):
+    """How a file would be read, and why.
+
+    Attributes:
+        path: The file.
+        size: Its bytes.
+        file_system: The name of the file system.
+        kind: Where its data lie.
+        cached: The share in the page cache; None if that is unknown.
+        io: How it would be read.
+        reason: Why.
+        in_flight: How many ranges are read at once; None if one read at a time pays.
+        block: Bytes of such a range.
+        views: Whether tensors that need no conversion are views by default.
+        direct: Whether O_DIRECT works there.
+        buffered_rate: Bytes per second through the page cache; None if not measured.
+        direct_rate: Bytes per second with O_DIRECT; None if not measured.
+    """
+
+    path: str
+    size: int
+    file_system: str
+    kind: Literal["local", "memory", "network", "unknown"]
+    cached: Annotated[float | None, {"minimum": 0, "maximum": 1}]
+    io: Literal["buffered", "direct"]
+    reason: str
+    in_flight: Annotated[int | None, {"minimum": 1}]
+    block: Positive
+    views: bool
+    direct: bool
+    buffered_rate: float | None
+    direct_rate: float | None
+
+
+class Examined(TypedDict):
+    """A checkpoint.
+
+    Attributes:
+        path: As given.
+        format: The format.
+        files: How each file would be read.
+    """
+
+    path: str
+    format: Format
+    files: list[ProbedFile]
+
+
+class Document(TypedDict):
+    """How checkpoints would be read on this machine.
+
+    Attributes:
+        machine: This machine.
+        checkpoints: One for each path, in their order.
+        left: What writers have left beside the paths, or are writing.
+    """
+
+    machine: Machine
+    checkpoints: list[Examined | Failed]
+    left: list[Leftover]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +142,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints how files would be read and returns the exit code."""
-    machine = _machine()
+    machine = {**_rustload.machine(), "memory": memory()}
     found = [_examine(path, args.io, measure=args.measure) for path in args.paths]
     local = [path for path in args.paths if not is_url(path)]
     left = list(dict.fromkeys(one for path in local for one in leftovers(path, remove=args.clean)))
     if args.json:
-        document = {"schema": 1, "rustload": rustload.__version__, "machine": machine, "checkpoints": found}
-        document["left"] = [one._asdict() for one in left]
-        print_json(document)
+        print_document({"machine": machine, "checkpoints": found, "left": left})
     else:
         page = Page(sys.stdout, args.color)
         _show_machine(page, machine)
@@ -81,21 +159,7 @@ def run(args: argparse.Namespace) -> int:
     return READ_FAILED if any("error" in report for report in found) else 0
 
 
-def _machine() -> dict[str, Any]:
-    memory = rustload.memory()
-    return {
-        **_rustload.machine(),
-        "memory": {
-            "total": memory.total,
-            "available": memory.available,
-            "limit": memory.limit,
-            "used": memory.used,
-            "keeps": memory.keeps,
-        },
-    }
-
-
-def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
+def _examine(path: str, io: str, *, measure: bool) -> Examined | Failed:
     try:
         if is_url(path):
             path = name_of(path)
@@ -103,7 +167,7 @@ def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
             raise _error("Value", f"{path}: doctor looks at the disks of this machine", note)
         with rustload.open(path) as ckpt:
             files = ckpt.files
-            probes = [
+            probes: list[Any] = [
                 {"path": file, **_rustload.probe(file, io=io, measure=measure and number < PROBED_FILES_MAX)}
                 for number, file in enumerate(files)
             ]
@@ -113,7 +177,7 @@ def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
 
 
 def _show_machine(page: Page, machine: dict[str, Any]) -> None:
-    memory = machine["memory"]
+    memory: Memory = machine["memory"]
     page.title("this machine")
     page.field(
         "kernels", f"{machine['isa']} (has {', '.join(machine['isa_available'])}; RUSTLOAD_ISA forces one)"
@@ -122,14 +186,12 @@ def _show_machine(page: Page, machine: dict[str, Any]) -> None:
     huge = machine["huge_pages"] or "unknown"
     remark = "" if huge in ("always", "madvise") else ": results of 2 MiB and more are slower to make"
     page.field("huge pages", huge + remark)
-    page.field("memory", f"{format_bytes(memory['total'])}, {format_bytes(memory['available'])} available")
-    if memory["limit"] is None:
+    page.field("memory", f"{format_bytes(memory.total)}, {format_bytes(memory.available)} available")
+    if memory.limit is None or memory.used is None:
         page.field("cgroup", "no limit")
     else:
-        page.field("cgroup", f"limit {format_bytes(memory['limit'])}, {format_bytes(memory['used'])} used")
-    page.field(
-        "recycled", f"up to {format_bytes(memory['keeps'])} of dropped results are kept (RUSTLOAD_POOL)"
-    )
+        page.field("cgroup", f"limit {format_bytes(memory.limit)}, {format_bytes(memory.used)} used")
+    page.field("recycled", f"up to {format_bytes(memory.keeps)} of dropped results are kept (RUSTLOAD_POOL)")
 
 
 def _show_left(page: Page, left: list[Leftover]) -> None:
@@ -149,7 +211,7 @@ def _show_left(page: Page, left: list[Leftover]) -> None:
         page.field("is", f"{format_bytes(one.nbytes)}; {state or 'in no use; --clean removes it'}")
 
 
-def _show(page: Page, found: dict[str, Any]) -> None:
+def _show(page: Page, found: Examined) -> None:
     page.line()
     page.title(page.safe(found["path"]))
     for file in found["files"]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import rustload
 from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths, number
 from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import READ_FAILED
-from rustload._cli.report import report_error, report_warnings
-from rustload._common.terminal import Page, print_json
-from rustload._describe.describe import describe
+from rustload._cli.report import Failed, print_document, report_error, report_warnings
+from rustload._common.terminal import Page
+from rustload._describe.describe import Described, describe
 from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
@@ -22,8 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-# Version of the JSON document; removing a key or changing its meaning increments it.
-SCHEMA = 1
+
+class Document(TypedDict):
+    """What checkpoints hold.
+
+    Attributes:
+        checkpoints: One for each path, in their order.
+    """
+
+    checkpoints: list[Described | Failed]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         from rustload._cli import cyclonedx
 
         return cyclonedx.run(args.paths, hashes=args.hashes)
-    found: list[dict[str, Any]] = []
+    found: list[Described | Failed] = []
     code = 0
     page = Page(sys.stdout, args.color)
     view = View(args.tensors, args.filter, args.depth, args.sort)
@@ -82,17 +89,17 @@ def run(args: argparse.Namespace) -> int:
             with rustload.open(given) as checkpoint:
                 with report_warnings(path=path):
                     chosen = None if view.pattern is None else checkpoint.select(view.pattern)
-                report = describe(checkpoint, path, chosen, view.pattern)
+                described = describe(checkpoint, path, chosen, view.pattern)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
-            report = {"path": path, "error": report_error(error, as_filter)}
-        if args.json:
-            found.append(report)
-        elif "error" not in report:
+            found.append({"path": path, "error": report_error(error, as_filter)})
+            continue
+        found.append(described)
+        if not args.json:
             if position:
                 page.line()
-            show(page, report, view)
+            show(page, described, view)
             page.flush()
     if args.json:
-        print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": found})
+        print_document(Document(checkpoints=found))
     return code

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import rustload
 from rustload import _rustload
 from rustload._cli.arguments import REPEATED, add_color, add_json
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED, USAGE
-from rustload._cli.report import report_error
+from rustload._cli.report import Error, print_document, report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json, print_messages
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import is_url, name_of
 from rustload._scan.gate import Gate
 from rustload._scan.policy import Policy
+from rustload._scan.report import FileReport
 from rustload._scan.scan import merged, report_on
 from rustload._scan.text import show
+from rustload._scan.verdict import Verdict
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -42,6 +44,96 @@ exit codes:
 1 comes before 3: a file that fails counts more than one that could not be
 read. Output that could not be written comes first.
 """
+
+
+class ScannedRange(TypedDict):
+    """A byte range that was scanned.
+
+    Attributes:
+        member: The archive member, with `!` between the levels of nested archives; None for the file itself.
+        kind: The kind of data that was scanned.
+        offset: The first byte in the member.
+        nbytes: The length in bytes.
+    """
+
+    member: str | None
+    kind: str
+    offset: int
+    nbytes: int
+
+
+class UnscannedRange(TypedDict):
+    """A byte range that might contain a pickle and was not scanned.
+
+    Attributes:
+        member: The archive member, with `!` between the levels of nested archives; None for the file itself.
+        why: Why it was not scanned.
+        offset: The first byte in the member.
+        nbytes: The length in bytes.
+        known: Whether the baseline has it.
+    """
+
+    member: str | None
+    why: str
+    offset: int
+    nbytes: int
+    known: bool
+
+
+class JsonCoverage(TypedDict):
+    """The parts of a file that were scanned; tensor data never is.
+
+    Attributes:
+        complete: Whether everything that might contain a pickle was scanned.
+        truncated: Whether a list of the report was cut at a limit.
+        scanned: The ranges that were scanned.
+        unscanned: The ranges that might contain a pickle and were not scanned.
+    """
+
+    complete: bool
+    truncated: bool
+    scanned: list[ScannedRange]
+    unscanned: list[UnscannedRange]
+
+
+class JsonFile(TypedDict):
+    """What the JSON of a file's report has otherwise.
+
+    Attributes:
+        coverage: The parts that were scanned, and those that were not.
+        error: Why it could not be read.
+    """
+
+    coverage: JsonCoverage
+    error: NotRequired[Error]
+
+
+class JsonPolicy(TypedDict):
+    """What the JSON of a policy has otherwise.
+
+    Attributes:
+        baseline: The path of the earlier report; None for none.
+    """
+
+    baseline: str | None
+
+
+class Document(TypedDict):
+    """What files would do in a reader that runs pickles; also `ScanReport.to_json()`.
+
+    Attributes:
+        verdict: The worst verdict of all files; unknown if nothing was scanned.
+        complete: Whether at least one file was scanned, and all were scanned completely.
+        passes: Whether every file passes the policy, and at least one was scanned.
+        policy: What was accepted.
+        files: One for each file.
+    """
+
+    verdict: Verdict
+    complete: bool
+    passes: bool
+    policy: Annotated[Policy, JsonPolicy]
+    files: list[Annotated[FileReport, JsonFile]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +216,7 @@ def run(args: argparse.Namespace) -> int:
     _warn_of_unused(report)
     code = _exit_code(report, pass_if_empty=args.pass_if_empty)
     if args.json:
-        keys = ("schema", "rustload", "verdict", "complete", "passes", "policy", "files")
-        print_json({key: report[key] for key in keys})
+        print_document({key: report[key] for key in Document.__annotations__})
     elif args.sarif:
         print_json(_sarif(report, code))
     else:
@@ -189,7 +280,7 @@ def _report(path: str, gate: Gate) -> dict[str, Any]:
     return _standard_input(gate) if path in STANDARD_INPUT else report_on(remote_source(path), gate)
 
 
-def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
+def _failed(path: str, error: Error) -> dict[str, Any]:
     """The report on a path that could not be opened: without findings, with the error."""
     file: dict[str, Any] = {
         "path": path,
@@ -202,8 +293,7 @@ def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
         "coverage": {"complete": False, "truncated": False, "scanned": [], "unscanned": []},
         "error": error,
     }
-    header = {"schema": 1, "rustload": rustload.__version__}
-    return {**header, "verdict": "unknown", "complete": False, "files": [file]}
+    return {"verdict": "unknown", "complete": False, "files": [file]}
 
 
 def _standard_input(gate: Gate) -> dict[str, Any]:

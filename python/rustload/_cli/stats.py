@@ -6,28 +6,25 @@ import argparse
 import itertools
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import rustload
 from rustload._cli.arguments import REPEATED, add_color, add_json, number
 from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
-from rustload._cli.report import report_error, report_warnings
+from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.columns import columns_of
+from rustload._common.statistics import Statistics
 from rustload._common.table import ROW_INDENT, TableRow, show_table
-from rustload._common.terminal import Page, count, print_json
+from rustload._common.terminal import Page, count
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rustload._common.statistics import Statistics
-
 __all__ = ["add_arguments", "run"]
 
-# Version of the JSON document; removing a key or changing its meaning increments it.
-SCHEMA = 1
 # The columns of a histogram in a row, and the most for names; longer names have a line of their own.
 HISTOGRAM_COLUMNS, NAME_COLUMNS_MAX = 20, 48
 LEVELS = " ▁▂▃▄▅▆▇█"
@@ -42,6 +39,44 @@ exit codes:
   3    something could not be read (the rest is shown all the same), or the
        output could not be written
 """
+
+
+class Inspected(TypedDict):
+    """What a tensor has beside its statistics.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype.
+        shape: Its shape.
+        faults: What of `--fail-on` it has.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int]
+    faults: Annotated[list[Literal["nan", "inf", "zero"]], {"uniqueItems": True}]
+
+
+class WithStatistics(TypedDict):
+    """A checkpoint.
+
+    Attributes:
+        path: As given; a URL without its secrets.
+        tensors: The statistics of each tensor: the fields of `rustload.Statistics`, and what it is.
+    """
+
+    path: str
+    tensors: list[Annotated[Statistics, Inspected]]
+
+
+class Document(TypedDict):
+    """What the numbers of tensors are like.
+
+    Attributes:
+        checkpoints: One for each path, in their order.
+    """
+
+    checkpoints: list[WithStatistics | Failed]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,29 +137,19 @@ def run(args: argparse.Namespace) -> int:
             continue
         faults = {name: _faults_of(found[name], args.fail_on) for name in found}
         failed += sum(map(bool, faults.values()))
-        documents.append(document | {"tensors": [_entry(*row, faults[row[0]]) for row in rows]})
+        tensors = [
+            {"name": name, "dtype": dtype, "shape": shape, **found._asdict(), "faults": faults[name]}
+            for name, dtype, shape, found in rows
+        ]
+        documents.append(document | {"tensors": tensors})
         if not args.json:
             if position:
                 page.line()
             _show(page, path, rows, faults)
             page.flush()
     if args.json:
-        print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": documents})
+        print_document({"checkpoints": documents})
     return GATE_FAILED if failed else code
-
-
-def _entry(name: str, dtype: str, shape: list[int], found: Statistics, faults: list[str]) -> dict[str, Any]:
-    """The entry of the JSON document: JSON has neither NaN nor infinities, and none of these numbers is one."""
-    histogram = None if found.histogram is None else found.histogram._asdict()
-    exponents = [count._asdict() for count in found.exponents]
-    numbers = {name: _finite(getattr(found, name)) for name in NUMBERS}
-    entry = {"name": name, "dtype": dtype, "shape": shape, **found._asdict(), **numbers}
-    return entry | {"exponents": exponents, "histogram": histogram, "faults": faults}
-
-
-def _finite(number: float | None) -> float | None:
-    """The number; None where the mean or deviation of large numbers is beyond those of float64."""
-    return None if number is None or not math.isfinite(number) else number
 
 
 def _faults_of(found: Statistics, wanted: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from rustload import _rustload
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Leftover", "leftovers"]
 
-_PART = re.compile(r"\.(?P<name>.+?)(?P<tag>\.[0-9a-f]{16})?\.part")
-_RESUME = re.compile(r"\.(?P<name>.+)\.resume")
-_LOCK = re.compile(r"\.(?P<name>.+\.safetensors)\.lock")
+Kind: TypeAlias = Literal["lock", "part", "resume", "publication"]
+_PATTERNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("part", re.compile(r"\.(?P<name>.+?)(?P<tag>\.[0-9a-f]{16})?\.part")),
+    ("resume", re.compile(r"\.(?P<name>.+)\.resume")),
+    ("lock", re.compile(r"\.(?P<name>.+\.safetensors)\.lock")),
+)
 _TOKEN = re.compile(rb"[0-9a-f]{16}")
 """What a file named `token` has in a staged folder."""
 _STEPS = "publish"
@@ -32,14 +35,14 @@ class Leftover(NamedTuple):
 
     Attributes:
         path: Where it is.
-        kind: "lock", "part", "resume", or "publication": one of the latter two whose files a writer has begun to move.
+        kind: What it is; a publication is a part or resume whose files a writer has begun to move.
         nbytes: Its size, or that of what is in it.
         held: Whether a writer has its target now; None if the file system does not say.
         removed: Whether it was removed.
     """
 
     path: str
-    kind: str
+    kind: Kind
     nbytes: int
     held: bool | None
     removed: bool
@@ -61,18 +64,18 @@ def leftovers(path: str, *, remove: bool) -> list[Leftover]:
     return [_examine(folder, entry, kind, target, remove=remove) for folder, entry, kind, target in found]
 
 
-def _in(folder: str, only: str | None) -> Iterator[tuple[str, str, str, str]]:
+def _in(folder: str, only: str | None) -> Iterator[tuple[str, str, Kind, str]]:
     """The leftovers in a folder: folder, entry, kind, and the target's name as it is in hidden names."""
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(folder)):
-            for kind, pattern in (("part", _PART), ("resume", _RESUME), ("lock", _LOCK)):
+            for kind, pattern in _PATTERNS:
                 match, path = pattern.fullmatch(entry), os.path.join(folder, entry)
                 if match and only in (None, match["name"]) and _is_ours(path, kind, match):
                     is_publication = os.path.isfile(os.path.join(path, _STEPS))
                     yield folder, entry, "publication" if is_publication else kind, match["name"]
 
 
-def _is_ours(path: str, kind: str, match: re.Match[str]) -> bool:
+def _is_ours(path: str, kind: Kind, match: re.Match[str]) -> bool:
     """Whether this user's writer can have made it."""
     try:
         if os.lstat(path).st_uid != os.geteuid() or os.path.islink(path):
@@ -91,7 +94,7 @@ def _is_ours(path: str, kind: str, match: re.Match[str]) -> bool:
     return True
 
 
-def _examine(folder: str, entry: str, kind: str, target: str, *, remove: bool) -> Leftover:
+def _examine(folder: str, entry: str, kind: Kind, target: str, *, remove: bool) -> Leftover:
     path, lock = (os.path.join(folder, name) for name in (entry, f".{target}.lock"))
     nbytes = _size(path)
     is_settled = not remove or kind != "publication" or _settled(path)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
+from rustload._common.json_values import Signed
 from rustload._common.request import Request
 from rustload.errors import _error
 
@@ -26,7 +27,7 @@ class ExponentCount(NamedTuple):
         positive: How many are positive.
     """
 
-    exponent: int
+    exponent: Signed
     negative: int
     positive: int
 
@@ -57,7 +58,7 @@ class Statistics(NamedTuple):
         subnormal: Those whose magnitude is not 0 and below the smallest normal number of their dtype.
         min: The smallest finite number: an int for integers and bools; None if there is none.
         max: The largest finite number, as `min`.
-        mean: The mean of the finite numbers; None if there are none.
+        mean: The mean of the finite numbers; None if there are none, and in JSON if it is beyond float64.
         std: Their standard deviation: the root of the mean squared distance from the mean (`ddof=0`).
         distinct: The number of different bit patterns, for dtypes of at most 16 bits; None for others.
         exponents: The finite numbers but zeros and subnormal ones by their magnitude, from the smallest that there is up.

@@ -19,6 +19,8 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rustload._describe.describe import Described
+
 __all__ = ["FileEntry", "Model", "bom"]
 
 # A folder of a repository in the Hugging Face cache.
@@ -56,7 +58,7 @@ class Model(NamedTuple):
         complete: Whether the scan was complete.
     """
 
-    described: dict[str, Any]
+    described: Described
     files: list[FileEntry]
     verdict: str
     complete: bool
@@ -138,7 +140,7 @@ def _facts(model: Model) -> Iterator[tuple[str, str]]:
     for name in described["globals"]:
         yield "global", _printable(name)
     for found in described["opaque"]:
-        yield "opaque", _printable(found["class_name"])
+        yield "opaque", _printable(found.class_name)
     yield "scan:verdict", model.verdict
     yield "scan:complete", str(model.complete).lower()
 

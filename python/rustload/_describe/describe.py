@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 
+from rustload._checkpoint.checkpoint import OpaqueClass
+from rustload._common.json_values import Format, Positive, Signed
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -14,7 +16,15 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["TEXT_SHOWN_MAX_CHARS", "describe", "short_text"]
+__all__ = [
+    "TEXT_SHOWN_MAX_CHARS",
+    "ContainerValue",
+    "Described",
+    "DescribedTensor",
+    "PlainValue",
+    "describe",
+    "short_text",
+]
 
 # The most characters to show of a str.
 TEXT_SHOWN_MAX_CHARS = 60
@@ -23,12 +33,124 @@ SCALARS = (type(None), bool, int, float, complex, str)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, bytes, bytearray)
 
 
+class DtypeSum(TypedDict):
+    """The tensors of a dtype.
+
+    Attributes:
+        dtype: The dtype.
+        tensors: Their number.
+        nbytes: Their bytes.
+    """
+
+    dtype: str
+    tensors: Positive
+    nbytes: int
+
+
+@final
+class PlainValue(TypedDict):
+    """A plain value at the top level of a pickle.
+
+    Attributes:
+        name: Its key.
+        type: Its type in Python.
+        value: The value; a string where JSON cannot represent it.
+    """
+
+    name: str
+    type: str
+    value: bool | float | str | None
+
+
+@final
+class ContainerValue(TypedDict):
+    """A container at the top level of a pickle.
+
+    Attributes:
+        name: Its key.
+        type: Its type in Python.
+        length: Its length.
+    """
+
+    name: str
+    type: str
+    length: int
+
+
+class DescribedTensor(TypedDict):
+    """A tensor.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype.
+        shape: Its shape.
+        strides: Its strides, in elements.
+        nbytes: The bytes of its elements.
+        storage: Two numbers that identify the storage: tied tensors have the same ones.
+        storage_offset: Its first element in the storage, in elements.
+        contiguous: Whether it is contiguous in row-major order.
+        parameter: Whether it was saved as a `torch.nn.Parameter`.
+        repeats: Whether an earlier name refers to the same tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int]
+    strides: list[Signed]
+    nbytes: int
+    storage: tuple[int, int]
+    storage_offset: int
+    contiguous: bool
+    parameter: bool
+    repeats: bool
+
+
+class Described(TypedDict):
+    """A checkpoint.
+
+    Attributes:
+        path: As given; a URL without its secrets.
+        format: The format.
+        files: The files with tensors, in shard order.
+        elements: Of all tensors that are counted; names of one and the same tensor count once.
+        nbytes: The bytes of these tensors.
+        storage_nbytes: The bytes of all storages with tensors.
+        filter: With `--filter`: the pattern.
+        tensors_in_all: With `--filter`: the number of tensors of the checkpoint.
+        dtypes: The dtypes, the largest first.
+        tied: Groups of names that share a storage.
+        values: The plain values and containers at the top level of a pickle.
+        opaque: The classes that are kept as data.
+        globals: Every class and function that the pickles name.
+        notes: What is unusual in the files, or could not be shown.
+        metadata: The texts of the header.
+        tensors: The tensors, in the order of the file.
+    """
+
+    path: str
+    format: Format
+    files: list[str]
+    elements: int
+    nbytes: int
+    storage_nbytes: int
+    filter: NotRequired[str]
+    tensors_in_all: NotRequired[int]
+    dtypes: list[DtypeSum]
+    tied: list[Annotated[list[str], {"minItems": 2}]]
+    values: list[PlainValue | ContainerValue]
+    opaque: list[OpaqueClass]
+    globals: list[str]
+    notes: list[str]
+    metadata: dict[str, str]
+    tensors: list[DescribedTensor]
+
+
 def describe(
     checkpoint: Checkpoint,
     path: str,
     chosen: Mapping[str, LazyTensor] | None = None,
     pattern: str | None = None,
-) -> dict[str, Any]:
+) -> Described:
     """The entry of a checkpoint in the JSON document of `rustload info`; reads no tensor data.
 
     Args:
@@ -38,8 +160,8 @@ def describe(
         pattern: The pattern that chose them; None for all.
     """
     chosen = checkpoint if chosen is None else chosen
-    described = []
-    dtypes: dict[str, dict[str, int]] = {}
+    described: list[DescribedTensor] = []
+    dtypes: dict[str, DtypeSum] = {}
     identities: set[object] = set()
     elements = nbytes = 0
     for name, tensor in chosen.items():
@@ -47,13 +169,13 @@ def describe(
         identity = (core.storage, core.offset, core.dtype, core.shape, core.strides)
         repeats = identity in identities and core.size > 0
         identities.add(identity)
-        entry = {
+        entry: DescribedTensor = {
             "name": name,
             "dtype": core.dtype,
             "shape": list(core.shape),
             "strides": list(core.strides),
             "nbytes": core.nbytes,
-            "storage": list(core.storage),
+            "storage": core.storage,
             "storage_offset": core.offset,
             "contiguous": core.is_contiguous,
             "parameter": core.is_parameter,
@@ -61,31 +183,32 @@ def describe(
         }
         described.append(entry)
         if not repeats:
-            seen = dtypes.setdefault(core.dtype, {"tensors": 0, "nbytes": 0})
+            seen = dtypes.setdefault(core.dtype, {"dtype": core.dtype, "tensors": 0, "nbytes": 0})
             seen["tensors"] += 1
             seen["nbytes"] += core.nbytes
             elements += core.size
             nbytes += core.nbytes
     values, notes = _values(checkpoint)
     notes += _unknown_schemes(chosen)
-    by_size = sorted(dtypes.items(), key=lambda item: -item[1]["nbytes"])
-    return {
+    report: Described = {
         "path": path,
         "format": checkpoint.format,
         "files": checkpoint.files,
         "elements": elements,
         "nbytes": nbytes,
         "storage_nbytes": checkpoint.nbytes,
-        **({} if pattern is None else {"filter": pattern, "tensors_in_all": len(checkpoint)}),
-        "dtypes": [{"dtype": dtype, **seen} for dtype, seen in by_size],
+        "dtypes": sorted(dtypes.values(), key=lambda seen: -seen["nbytes"]),
         "tied": [group for group in checkpoint.tied if any(name in chosen for name in group)],
         "values": values,
-        "opaque": [found._asdict() for found in checkpoint.opaque],
+        "opaque": checkpoint.opaque,
         "globals": checkpoint.globals,
         "notes": checkpoint.notes + notes,
         "metadata": checkpoint.metadata,
         "tensors": described,
     }
+    if pattern is not None:
+        report["filter"], report["tensors_in_all"] = pattern, len(checkpoint)
+    return report
 
 
 def _unknown_schemes(chosen: Mapping[str, LazyTensor]) -> list[str]:
@@ -97,7 +220,7 @@ def _unknown_schemes(chosen: Mapping[str, LazyTensor]) -> list[str]:
     return [f"{text}: dequantize=True is an error for them"]
 
 
-def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
+def _values(checkpoint: Checkpoint) -> tuple[list[PlainValue | ContainerValue], list[str]]:
     """The plain values and containers at the top level of the pickles, and a note if they are not available."""
     if checkpoint.format == "safetensors":
         return [], []
@@ -105,14 +228,15 @@ def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
         roots = checkpoint._core.objects(lambda _tensor: NotImplemented)
     except RustloadError as error:
         return [], [f"the values are not shown: {error}"]
-    values = []
+    values: list[PlainValue | ContainerValue] = []
     pairs = (pair for root in roots if isinstance(root, dict) for pair in root.items())
     for key, value in pairs:
-        entry = {"name": key if isinstance(key, str) else short_text(key), "type": type(value).__name__}
+        name, kind = key if isinstance(key, str) else short_text(key), type(value).__name__
         if type(value) in SCALARS:
-            values.append({**entry, "value": value if _is_json(value) else short_text(value)})
+            shown = value if _is_json(value) else short_text(value)
+            values.append({"name": name, "type": kind, "value": shown})
         elif isinstance(value, CONTAINERS):
-            values.append({**entry, "length": len(value)})
+            values.append({"name": name, "type": kind, "length": len(value)})
     return values, []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rustload._common import tree
 from rustload._common.columns import columns_of, pad
@@ -10,6 +10,12 @@ from rustload._common.sizes import format_bytes
 from rustload._common.table import TableRow, show_table
 from rustload._common.terminal import BAR_COLUMNS, Page, count
 from rustload._describe.describe import TEXT_SHOWN_MAX_CHARS, short_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rustload._checkpoint.checkpoint import OpaqueClass
+    from rustload._describe.describe import ContainerValue, Described, DescribedTensor, PlainValue
 
 __all__ = ["View", "rounded", "show"]
 
@@ -35,7 +41,7 @@ class View(NamedTuple):
     sort: Literal["file", "name", "size"] = "file"
 
 
-def show(page: Page, report: dict[str, Any], view: View) -> None:
+def show(page: Page, report: Described, view: View) -> None:
     """Prints a report as text."""
     page.title(page.safe(report["path"]))
     files = report["files"]
@@ -89,14 +95,14 @@ def rounded(number: int) -> str:
     return ""
 
 
-def _storages(report: dict[str, Any]) -> str:
+def _storages(report: Described) -> str:
     """The size of the storages, if it differs from that of the tensors."""
     if report["storage_nbytes"] == report["nbytes"] or "filter" in report:
         return ""
     return f", in storages of {format_bytes(report['storage_nbytes'])}"
 
 
-def _dtypes(page: Page, report: dict[str, Any]) -> None:
+def _dtypes(page: Page, report: Described) -> None:
     total = report["nbytes"] or 1
     width = max(len(seen["dtype"]) for seen in report["dtypes"])
     for seen in report["dtypes"]:
@@ -126,7 +132,7 @@ def _percent(share: float) -> str:
     return f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
 
 
-def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
+def _tree(page: Page, tensors: list[DescribedTensor], tied: list[list[str]], view: View) -> None:
     tied_names = {name for group in tied for name in group}
     leaves = (
         (
@@ -208,7 +214,7 @@ def _inside(page: Page, node: tree.Node) -> str:
     return f"{node.times} {page.times} {count(node.tensors // node.times, 'tensor')}"
 
 
-def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
+def _list(page: Page, tensors: list[DescribedTensor], tied: list[list[str]], view: View) -> None:
     tied_names = {name for group in tied for name in group}
     if view.sort == "size":
         tensors = sorted(tensors, key=lambda entry: -entry["nbytes"])
@@ -224,9 +230,9 @@ def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view
     _table(page, rows, widest=80)
 
 
-def _identity(entry: dict[str, Any]) -> str:
+def _identity(entry: DescribedTensor) -> str:
     """A key that is equal for names of the same tensor."""
-    return str([entry[key] for key in ("storage", "storage_offset", "dtype", "shape", "strides")])
+    return str([entry["storage"], entry["storage_offset"], entry["dtype"], entry["shape"], entry["strides"]])
 
 
 def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
@@ -238,19 +244,19 @@ def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
     return ", ".join(shown) + "  (different parts)"
 
 
-def _class(page: Page, found: dict[str, Any]) -> str:
-    at = [page.safe(name) or "the root" for name in found["at"][:3]]
-    more = found["count"] - len(at)
+def _class(page: Page, found: OpaqueClass) -> str:
+    at = [page.safe(name) or "the root" for name in found.at[:3]]
+    more = found.count - len(at)
     where = f"  at {', '.join(at)}" + (f" and {more} more" if more > 0 else "") if at else ""
-    return f"{page.safe(found['class_name'])}  {found['count']:,}x{where}"
+    return f"{page.safe(found.class_name)}  {found.count:,}x{where}"
 
 
-def _plain_values(page: Page, values: list[dict[str, Any]]) -> None:
+def _plain_values(page: Page, values: Sequence[PlainValue | ContainerValue]) -> None:
     names = [page.safe(found["name"][:TEXT_SHOWN_MAX_CHARS]) or '""' for found in values]
     width = min(max(map(columns_of, names[:VALUES_SHOWN_MAX])), 30)
     lines = []
     for name, found in zip(names, values, strict=True):
-        if "length" in found:
+        if "value" not in found:
             what = f"{found['type']} of {found['length']:,}"
         else:
             # A value that JSON cannot represent is a str already.

@@ -6,10 +6,10 @@ As text, names that differ in one number only are one line: `layers.{0..31}.weig
 from __future__ import annotations
 
 import io
-import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rustload._common.json_values import Finite, plain
 from rustload._common.terminal import Page, count
 from rustload._common.tree import spell_numbers
 
@@ -50,8 +50,8 @@ class TensorDiff(NamedTuple):
     distant: int = 0
     first: tuple[int, ...] | None = None
     nan: int = 0
-    max_absolute: float = 0.0
-    max_relative: float = 0.0
+    max_absolute: Finite = 0.0
+    max_relative: Finite = 0.0
 
 
 class DiffReport(NamedTuple):
@@ -89,8 +89,7 @@ class DiffReport(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, as in the JSON of the command line, which has None for an infinite difference."""
-        lists = {name: [_plain(diff) for diff in getattr(self, name)] for name in ("changed", "close")}
-        return {"same": self.same, **self._asdict(), **lists}
+        return {"same": self.same, **plain(self)}
 
     def __str__(self) -> str:
         """The report as text, as the command line prints it."""
@@ -114,13 +113,6 @@ class DiffReport(NamedTuple):
         summary = f"{self.a}  {self.b}: " + " ".join(text for _, text in _verdict(self))
         counts = {title: len(getattr(self, title)) for title in lists}
         return report_html("DiffReport", summary, summary, lists, fields="report.{}", counts=counts)
-
-
-def _plain(diff: TensorDiff) -> dict[str, Any]:
-    """The fields; JSON has neither NaN nor infinities."""
-    fields = diff._asdict()
-    numbers = {name: fields[name] for name in ("max_absolute", "max_relative")}
-    return fields | {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def show(page: Page, report: DiffReport) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
-if TYPE_CHECKING:
-    from rustload._scan.verdict import Verdict
-
+from rustload._common.json_values import FORMATS, Positive
+from rustload._scan.verdict import Verdict
 
 __all__ = ["Coverage", "FileReport", "Finding", "Named", "Range", "ScanReport", "Step"]
+
+
+ScanFormat: TypeAlias = Annotated[str | None, {"enum": [*FORMATS, "joblib", "zip", "tar", "archive", None]}]
 
 
 class Finding(NamedTuple):
@@ -40,7 +42,7 @@ class Finding(NamedTuple):
     module: str | None
     name: str | None
     arguments: str | None
-    times: int
+    times: Positive
     readers: tuple[str, ...]
     allowed: str | None
     known: bool
@@ -155,12 +157,12 @@ class FileReport(_Report):
 
     @property
     def path(self) -> str | None:
-        """The path; None for bytes in memory."""
+        """The path; a URL without its secrets; `-` for standard input; None for bytes in memory."""
         path: str | None = self._data["path"]
         return path
 
     @property
-    def format(self) -> str | None:
+    def format(self) -> ScanFormat:
         """The format if it is known: `"torch-zip"`, `"safetensors"`, ...; docs/reference/formats.md lists all."""
         name: str | None = self._data["format"]
         return name

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rustload._common.statistics import Statistics
+    from rustload._describe.describe import Described, DescribedTensor
     from rustload._scan.report import FileReport, ScanReport
 
 __all__ = ["BINS", "SCHEMA", "document", "folded_tree"]
@@ -44,7 +45,7 @@ LEVELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"
 
 
 def document(
-    described: Mapping[str, Any],
+    described: Described,
     scanned: ScanReport | str | None = None,
     statistics: Mapping[str, Statistics] | None = None,
 ) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def document(
         "values": _items([_value(found) for found in described["values"]]),
         "opaque": _items(
             [
-                [_text(found["class_name"]), found["count"], [_text(at) for at in found["at"]]]
+                [_text(found.class_name), found.count, [_text(at) for at in found.at]]
                 for found in described["opaque"]
             ]
         ),
@@ -84,7 +85,7 @@ def document(
     }
 
 
-def folded_tree(described: Mapping[str, Any], *, folded: bool = True) -> tree.Node:
+def folded_tree(described: Described, *, folded: bool = True) -> tree.Node:
     """The tree of names; tensors of several names count once towards the sums."""
     tied = {name for group in described["tied"] for name in group}
     return tree.build(
@@ -108,7 +109,7 @@ class _Names:
         numbers: The number of each tensor by its name.
     """
 
-    def __init__(self, described: Mapping[str, Any]) -> None:
+    def __init__(self, described: Described) -> None:
         entries = {entry["name"]: entry for entry in described["tensors"]}
         self._tied = {name for group in described["tied"] for name in group}
         self._labels: dict[str, int] = {}
@@ -116,7 +117,7 @@ class _Names:
         # Of each node: the label, the number of children, whether it is a tensor; and its fold: 0 for none.
         self._nodes: list[int] = []
         self._fold: list[int] = []
-        self.in_order: list[dict[str, Any]] = []
+        self.in_order: list[DescribedTensor] = []
         self.numbers: dict[str, int] = {}
         root = folded_tree(described, folded=False)
         self._roots = len(root.children)

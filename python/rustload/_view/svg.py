@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rustload import _rustload
 from rustload._common.columns import columns_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rustload._common.tree import Node
+    from rustload._describe.describe import Described
 
 __all__ = ["SVG_GENERATOR", "svg_image"]
 
@@ -42,7 +43,7 @@ COLUMN_WIDTH = 6.9
 """The width of a column of the fixed-width font, with some room."""
 
 
-def svg_image(described: Mapping[str, Any]) -> str:
+def svg_image(described: Described) -> str:
     """The image.
 
     Args:
@@ -144,7 +145,7 @@ class _Image:
             )
 
 
-def _is_uniform(described: Mapping[str, Any]) -> bool:
+def _is_uniform(described: Described) -> bool:
     """Whether nearly all bytes are of one dtype, so that colours by dtype would tell little."""
     return (
         bool(described["dtypes"]) and described["dtypes"][0]["nbytes"] > UNIFORM_SHARE * described["nbytes"]

@@ -25,6 +25,7 @@ from rustload.errors import RustloadError, _clipped, _error, _from_core
 
 if TYPE_CHECKING:
     from rustload._common.paths import StrPath
+    from rustload._describe.describe import Described
     from rustload._scan.report import ScanReport
 
 __all__ = ["view"]
@@ -169,7 +170,7 @@ def _scan(source: Any, checkpoint: Checkpoint) -> ScanReport | str | None:
         return str(error)
 
 
-def _text(described: dict[str, Any]) -> str:
+def _text(described: Described) -> str:
     """The text of `rustload info`, cut after some lines."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     out = Page(stream, "never")
