@@ -12,6 +12,12 @@ use crate::num::to_usize;
 /// Bytes of work per thread: with less, starting the thread costs more than it saves.
 const BYTES_PER_THREAD_MIN: u64 = 4 << 20;
 
+/// How often a lock that another thread holds is tried: for half a millisecond, or as long as other threads need the core.
+const LOCK_ATTEMPTS: u32 = 10_000;
+
+/// The attempts after which the thread yields to others.
+const SPINS_PER_YIELD: u32 = 64;
+
 thread_local! {
     /// The token of the operation that this thread works for.
     static CURRENT: RefCell<Option<Cancel>> = const { RefCell::new(None) };
@@ -71,22 +77,32 @@ fn during<T>(cancel: Option<Cancel>, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Locks a mutex within that many attempts; `None` if another thread holds it during all of them.
+/// Locks a mutex that other threads hold only to move a value; `None` if one holds it for much longer.
 ///
 /// A process may fork while another thread holds a lock, which is then never unlocked in the child. Locks that a child can reach
-/// are taken by this function and held only to move a value; a caller that gets `None` continues without the value.
-pub fn lock_within<T>(mutex: &Mutex<T>, attempts: u32) -> Option<MutexGuard<'_, T>> {
-    for _ in 0..attempts {
-        match mutex.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => {
-                mutex.clear_poison();
-                return Some(poisoned.into_inner());
-            }
-            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+/// are taken by this function; a caller that gets `None` continues without the value.
+pub fn lock_unless_stuck<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    for attempt in 1..=LOCK_ATTEMPTS {
+        match try_lock(mutex) {
+            // The thread that holds it may be waiting for a core.
+            None if attempt % SPINS_PER_YIELD == 0 => thread::yield_now(),
+            None => std::hint::spin_loop(),
+            guard => return guard,
         }
     }
     None
+}
+
+/// Locks a mutex if no thread holds it.
+pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => {
+            mutex.clear_poison();
+            Some(poisoned.into_inner())
+        }
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// The number of threads for `bytes` of work: `requested`, else one per core, but at most one per [`BYTES_PER_THREAD_MIN`].
@@ -186,12 +202,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_held_is_not_waited_for() {
+    fn a_lock_that_stays_held_is_given_up() {
         let mutex = Mutex::new(1);
-        let held = lock_within(&mutex, 1).unwrap();
-        assert!(lock_within(&mutex, 100).is_none());
+        let held = try_lock(&mutex).unwrap();
+        assert!(try_lock(&mutex).is_none() && lock_unless_stuck(&mutex).is_none());
         drop(held);
-        assert_eq!(lock_within(&mutex, 1).map(|guard| *guard), Some(1));
+        assert_eq!(lock_unless_stuck(&mutex).map(|guard| *guard), Some(1));
     }
 
     #[test]

@@ -16,9 +16,6 @@ const BLOCKS_MAX: usize = 64;
 /// The most bytes of one block that is asked for ahead.
 const PREFETCH_MAX_BYTES: u64 = 16 << 20;
 
-/// How often a lock that another thread holds is tried. It is held to find or add a block, never while one is read.
-const LOCK_TRIES: u32 = 10_000;
-
 /// A source with its cache. Reads of a block and more pass through it, as tensors are not read twice.
 pub(super) struct BlockCache {
     backing: Arc<dyn ReadRanges>,
@@ -48,7 +45,7 @@ impl BlockCache {
     }
 
     fn find(&self, offset: u64, len: usize) -> Option<Block> {
-        let blocks = parallel::lock_within(&self.blocks, LOCK_TRIES)?;
+        let blocks = parallel::lock_unless_stuck(&self.blocks)?;
         blocks.iter().find(|block| block.get(offset, len).is_some()).cloned()
     }
 
@@ -60,7 +57,7 @@ impl BlockCache {
         let mut bytes = vec![0; to_usize(size)];
         self.backing.read_at(start, &mut bytes)?;
         let block = Block { start, bytes: bytes.into() };
-        let dropped = parallel::lock_within(&self.blocks, LOCK_TRIES).and_then(|mut blocks| {
+        let dropped = parallel::lock_unless_stuck(&self.blocks).and_then(|mut blocks| {
             blocks.push(block.clone());
             (blocks.len() > BLOCKS_MAX).then(|| blocks.remove(0))
         });

@@ -14,10 +14,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::os;
 use crate::num::to_usize;
-use crate::parallel::lock_within;
-
-/// How often a thread tries to take a lock. They are held to move a value, never while a file is opened.
-const LOCK_ATTEMPTS: u32 = 10_000;
+use crate::parallel::lock_unless_stuck;
 
 /// The share of the descriptors of a process that may be kept, each with a second one for direct reads; the rest is for others.
 const KEPT_SHARE: u64 = 4;
@@ -64,13 +61,13 @@ impl Handle {
 
     /// The open file. If it was closed to make room, `open` opens it again.
     pub(super) fn get<E>(&self, open: impl FnOnce() -> Result<File, E>) -> Result<Arc<OpenFile>, E> {
-        let kept = lock_within(&self.0.0, LOCK_ATTEMPTS).and_then(|slot| slot.clone());
+        let kept = lock_unless_stuck(&self.0.0).and_then(|slot| slot.clone());
         kept.map_or_else(|| open().map(|file| self.keep(file)), Ok)
     }
 
     fn keep(&self, file: File) -> Arc<OpenFile> {
         let file = Arc::new(OpenFile { file, direct: OnceBox::new() });
-        if let Some(mut slot) = lock_within(&self.0.0, LOCK_ATTEMPTS) {
+        if let Some(mut slot) = lock_unless_stuck(&self.0.0) {
             *slot = Some(file.clone());
             drop(slot);
             close_surplus(kept_max().saturating_sub(1), Some(&self.0));
@@ -93,7 +90,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 /// Closes the files that were opened first, until at most `max` are kept, and then adds a slot.
 fn close_surplus(max: usize, added: Option<&Arc<Slot>>) {
     let mut surplus = Vec::new();
-    if let Some(mut kept) = lock_within(&KEPT, LOCK_ATTEMPTS) {
+    if let Some(mut kept) = lock_unless_stuck(&KEPT) {
         if kept.len() > max {
             kept.retain(|slot| slot.strong_count() > 0);
         }
@@ -103,7 +100,7 @@ fn close_surplus(max: usize, added: Option<&Arc<Slot>>) {
     }
     for slot in surplus.iter().filter_map(Weak::upgrade) {
         // Closed after the lock is released, once no thread reads from it.
-        let file = lock_within(&slot.0, LOCK_ATTEMPTS).and_then(|mut file| file.take());
+        let file = lock_unless_stuck(&slot.0).and_then(|mut file| file.take());
         drop(file);
     }
 }

@@ -7,9 +7,6 @@ use super::{Mapping, Region, Source};
 use crate::error::Result;
 use crate::parallel;
 
-/// How often a thread tries to take the lock. It is held to look up or add an entry, never while a file is mapped.
-const LOCK_ATTEMPTS: u32 = 10_000;
-
 /// One copy-on-write mapping per file, apart from the mapping that [`Source::map`] shares.
 #[derive(Debug, Default)]
 pub struct Mappings(Mutex<Vec<(Source, Arc<Mapping>)>>);
@@ -26,7 +23,7 @@ impl Mappings {
         }
         let Some(new_mapping) = source.map_unshared()? else { return Ok(None) };
         let new_mapping = Arc::new(new_mapping);
-        let Some(mut all) = parallel::lock_within(&self.0, LOCK_ATTEMPTS) else {
+        let Some(mut all) = parallel::lock_unless_stuck(&self.0) else {
             return Ok(Some((new_mapping, source.region())));
         };
         let existing =
@@ -39,7 +36,7 @@ impl Mappings {
     }
 
     fn find(&self, source: &Source) -> Option<Arc<Mapping>> {
-        let all = parallel::lock_within(&self.0, LOCK_ATTEMPTS)?;
+        let all = parallel::lock_unless_stuck(&self.0)?;
         all.iter().find(|(mapped, _)| mapped.same_backing(source)).map(|(_, mapping)| mapping.clone())
     }
 }

@@ -6,14 +6,11 @@ use super::Opened;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
 use crate::index::{Chunks, Deflated, Location, StorageBytes};
-use crate::parallel::{Cancel, lock_within};
+use crate::parallel::{Cancel, lock_unless_stuck};
 use crate::stream::Payload;
 
 /// The largest inflated storage that is cached for the next read. Streams evict it unless their next tensor needs it.
 const INFLATED_CACHE_MAX_BYTES: u64 = 256 << 20;
-
-/// Attempts to lock the cache. Other threads hold the lock only to move a value in or out.
-const CACHE_LOCK_ATTEMPTS: u32 = 64;
 
 impl Opened {
     /// A storage's bytes as the file has them, maybe not [proved](Source::proved) yet. Fails with the reason where no view of them is
@@ -77,7 +74,7 @@ impl Opened {
     /// Inflates a deflated storage, or takes it from the cache. Threads do not wait for each other: two may inflate the same
     /// storage.
     fn inflate(&self, id: (u32, u32), deflated: &Deflated<'_>, cancel: &Cancel) -> Result<Source> {
-        let cache = || lock_within(&self.inflated_cache, CACHE_LOCK_ATTEMPTS);
+        let cache = || lock_unless_stuck(&self.inflated_cache);
         let cached = cache().and_then(|cache| {
             cache.as_ref().filter(|(cached, _)| *cached == id).map(|(_, source)| source.clone())
         });
@@ -103,7 +100,7 @@ impl Opened {
 
     /// Evicts the cached inflated storage, unless it is `except`.
     pub(crate) fn evict_inflated(&self, except: Option<(u32, u32)>) {
-        let evicted = lock_within(&self.inflated_cache, CACHE_LOCK_ATTEMPTS)
+        let evicted = lock_unless_stuck(&self.inflated_cache)
             .and_then(|mut cache| cache.take_if(|(id, _)| Some(*id) != except));
         drop(evicted);
     }

@@ -4,11 +4,12 @@
 //! The cache keeps at most [`CACHED_BUFFER_MAX_BYTES`] per kind of buffer. It is only ever locked with `try_lock`: a caller that
 //! finds it locked allocates its own buffers, so a forked child cannot wait for a lock that its parent held.
 
-use std::sync::{Mutex, TryLockError};
+use std::sync::Mutex;
 
 use super::arena::CallRecord;
 use super::nodes::CompactNode;
 use super::value::Handle;
+use crate::parallel::try_lock;
 
 /// The largest buffer that is kept.
 const CACHED_BUFFER_MAX_BYTES: usize = 4 << 20;
@@ -43,10 +44,8 @@ pub(super) fn put(mut buffers: RecycledBuffers) {
 }
 
 fn try_with_cache(with: impl FnOnce(&mut RecycledBuffers)) {
-    match CACHE.try_lock() {
-        Ok(mut cache) => with(&mut cache),
-        Err(TryLockError::Poisoned(cache)) => with(&mut cache.into_inner()),
-        Err(TryLockError::WouldBlock) => {}
+    if let Some(mut cache) = try_lock(&CACHE) {
+        with(&mut cache);
     }
 }
 

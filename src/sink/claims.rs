@@ -6,10 +6,7 @@
 use std::process;
 use std::sync::Mutex;
 
-use crate::parallel::lock_within;
-
-/// How often a claim tries to lock the list. Other threads hold the lock for about as long as a search.
-const LOCK_ATTEMPTS: u32 = 1000;
+use crate::parallel::lock_unless_stuck;
 
 /// Address ranges, each with the process that writes there: a forked child has its own memory at the same addresses.
 static CLAIMS: Mutex<Vec<ClaimedRange>> = Mutex::new(Vec::new());
@@ -34,7 +31,7 @@ impl Claim {
     pub(super) fn new(start: usize, len: usize) -> Option<Claim> {
         let range = ClaimedRange { process: process::id(), start, end: start.saturating_add(len) };
         // A list that cannot be locked, as after a fork while another thread held it, refuses nothing.
-        if let Some(mut claims) = lock_within(&CLAIMS, LOCK_ATTEMPTS) {
+        if let Some(mut claims) = lock_unless_stuck(&CLAIMS) {
             claims.retain(|other| other.process == range.process);
             if claims.iter().any(|other| other.start < range.end && range.start < other.end) {
                 return None;
@@ -52,7 +49,7 @@ impl Drop for Claim {
         // briefly. It does not wait in a forked child: a claim made before the fork is the parent's, and a claim of the child's own
         // is listed only if the lock was free.
         while self.listed && self.range.process == process::id() {
-            if let Some(mut claims) = lock_within(&CLAIMS, LOCK_ATTEMPTS) {
+            if let Some(mut claims) = lock_unless_stuck(&CLAIMS) {
                 if let Some(at) = claims.iter().position(|other| *other == self.range) {
                     claims.swap_remove(at);
                 }

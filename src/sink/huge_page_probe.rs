@@ -8,8 +8,10 @@
 //! two slow probes in a row the next pages are small, and each further slow probe doubles their number.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, TryLockError};
+use std::sync::Mutex;
 use std::time::Duration;
+
+use crate::parallel::try_lock;
 
 /// One fast probe stands for at least this many huge pages: 16 MiB.
 const PROBE_INTERVAL_PAGES: usize = 8;
@@ -53,12 +55,8 @@ pub(super) fn record_probe(touch_time: Duration, count: usize) {
 
 fn with_state<T>(work: impl FnOnce(&mut ProbeState) -> T) -> Option<T> {
     static STATE: Mutex<ProbeState> = Mutex::new(ProbeState::NEW);
-    match STATE.try_lock() {
-        Ok(mut state) => Some(work(&mut state)),
-        Err(TryLockError::Poisoned(state)) => Some(work(&mut state.into_inner())),
-        // No thread waits: in a forked child the lock may stay taken.
-        Err(TryLockError::WouldBlock) => None,
-    }
+    // No thread waits: in a forked child the lock may stay taken.
+    try_lock(&STATE).map(|mut state| work(&mut state))
 }
 
 /// The outcome of the probes so far.

@@ -23,7 +23,7 @@ use super::budgets::Budgets;
 use super::pages::{HUGE_PAGE_BYTES, Pages};
 use crate::memory::Memory;
 use crate::num::to_usize;
-use crate::parallel;
+use crate::parallel::{lock_unless_stuck, try_lock};
 
 /// The most bytes that are kept, however much memory the machine has.
 const POOL_MAX_BYTES: u64 = 4 << 30;
@@ -34,15 +34,9 @@ const POOL_MEMORY_DIVISOR: u64 = 8;
 /// Memory that was kept for longer is unmapped at the next use of the pool.
 const KEEP_TIME: Duration = Duration::from_secs(30);
 
-/// How often a result tries to lock the pool. The lock is held for about a microsecond.
-const LOCK_ATTEMPTS: u32 = 64;
-
 /// Whether a result was dropped while another thread had the lock. Its memory was unmapped then, and the next use of the pool does
 /// the rest that a release does.
 static MISSED_RELEASE: AtomicBool = AtomicBool::new(false);
-
-/// How often a thread that may wait tries again, yielding to other threads between.
-const YIELDING_ATTEMPTS: u32 = 1000;
 
 /// Pages that return to the pool when they are dropped.
 #[derive(Debug)]
@@ -57,7 +51,7 @@ impl Pooled {
     /// Memory for `len` bytes: from the pool if it has a fitting range, else fresh (zeroed).
     pub(super) fn take(len: usize) -> Option<Pooled> {
         let wanted = Pages::rounded_len(len)?;
-        let (found, surplus) = match lock(LOCK_ATTEMPTS) {
+        let (found, surplus) = match lock(lock_unless_stuck) {
             Some(mut pool) => {
                 let mut surplus = pool.settle_missed_release();
                 let (found, more) = pool.take(wanted, Instant::now());
@@ -94,7 +88,7 @@ impl Drop for Pooled {
         let Some(pages) = self.pages.take().filter(Pages::is_worth_keeping) else { return };
         // This may run in a deleter on any thread, where waiting for the lock could deadlock with this same thread. What is not
         // kept is unmapped at the end of this function, outside the lock.
-        let _surplus = match lock(1) {
+        let _surplus = match lock(try_lock) {
             Some(mut pool) => pool.put_back(pages, Instant::now()),
             None => {
                 MISSED_RELEASE.store(true, Ordering::Relaxed);
@@ -106,13 +100,13 @@ impl Drop for Pooled {
 
 /// Unmaps all that is kept. Returns the number of bytes.
 pub(super) fn trim() -> u64 {
-    let drained = lock(LOCK_ATTEMPTS).map(|mut pool| pool.drain());
+    let drained = lock(lock_unless_stuck).map(|mut pool| pool.drain());
     drained.map_or(0, |ranges| ranges.values().map(|idle| idle.pages.len() as u64).sum())
 }
 
 /// The bytes that are kept, and the most that may be kept.
 pub(super) fn usage() -> (u64, u64) {
-    let usage = lock(LOCK_ATTEMPTS).map(|mut pool| {
+    let usage = lock(lock_unless_stuck).map(|mut pool| {
         let surplus = pool.settle_missed_release();
         (pool.bytes as u64, pool.limit as u64, surplus)
     });
@@ -129,7 +123,7 @@ pub fn limit_while_alive(window_left: &Arc<AtomicU64>, wanted: impl FnOnce() -> 
     // `wanted` takes a while to compute, and matters only if more is kept than the budget allows.
     let wanted = if usage().0 > limit { wanted() } else { 0 };
     let mut carried_over = 0;
-    let surplus = lock_yielding().map(|mut pool| {
+    let surplus = lock(lock_unless_stuck).map(|mut pool| {
         carried_over = pool.bytes.min(to_usize(wanted));
         pool.budgets.add(window_left, carried_over);
         pool.evict_over_limit()
@@ -151,13 +145,13 @@ impl Drop for CarriedOver {
     /// Unmaps what was carried over and served no result. Memory in flight has returned before this, possibly without a limit, as
     /// the stream that set the budget has ended.
     fn drop(&mut self) {
-        drop(lock_yielding().map(|mut pool| pool.end_carry_over_of(&self.window_left, self.limit)));
+        drop(lock(lock_unless_stuck).map(|mut pool| pool.end_carry_over_of(&self.window_left, self.limit)));
     }
 }
 
 /// Unmaps what is kept beyond the current budgets. Also done on every release of memory to the pool.
 pub fn enforce_limits() {
-    drop(lock_yielding().map(|mut pool| pool.evict_over_limit()));
+    drop(lock(lock_unless_stuck).map(|mut pool| pool.evict_over_limit()));
 }
 
 /// The most bytes of memory that a result of `len` bytes takes: recycled memory may end with a huge page that is needed only in
@@ -167,21 +161,11 @@ pub fn footprint(len: u64) -> u64 {
     if len >= HUGE_PAGE_BYTES as u64 && rounded - len <= len / 8 { rounded } else { len }
 }
 
-/// Locks the pool, for a thread that may wait a moment. `None` if it stays locked.
-fn lock_yielding() -> Option<MutexGuard<'static, Pool>> {
-    (0..YIELDING_ATTEMPTS).find_map(|attempt| {
-        if attempt > 0 {
-            thread::yield_now();
-        }
-        lock(LOCK_ATTEMPTS)
-    })
-}
-
-/// Locks the pool. `None` if it is still locked after that many attempts.
-fn lock(attempts: u32) -> Option<MutexGuard<'static, Pool>> {
+/// Locks the pool by that function. The lock is held for about a microsecond.
+fn lock(by: fn(&Mutex<Pool>) -> Option<MutexGuard<'_, Pool>>) -> Option<MutexGuard<'static, Pool>> {
     static POOL: OnceBox<Mutex<Pool>> = OnceBox::new();
     let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(pool_limit(), process::id()))));
-    let mut guard = parallel::lock_within(pool, attempts)?;
+    let mut guard = by(pool)?;
     guard.reset_after_fork(process::id());
     Some(guard)
 }

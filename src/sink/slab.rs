@@ -7,10 +7,11 @@
 
 use std::process;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex};
 
 use super::pages::HUGE_PAGE_BYTES;
 use super::pool::Pooled;
+use crate::parallel::try_lock;
 
 /// Larger results have an allocation of their own.
 pub(super) const SLAB_RESULT_MAX_BYTES: usize = 64 << 10;
@@ -41,11 +42,7 @@ static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 /// Takes `len` bytes of a slab, at most [`SLAB_RESULT_MAX_BYTES`]; what they hold is not defined. `None` if another thread holds
 /// the lock, `len` is too large, or there is no memory.
 pub(super) fn take(len: usize) -> Option<SlabSlice> {
-    let mut current = match CURRENT.try_lock() {
-        Ok(current) => current,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return None,
-    };
+    let mut current = try_lock(&CURRENT)?;
     let size = len
         .max(1)
         .checked_next_multiple_of(CACHE_LINE_BYTES)
@@ -67,7 +64,7 @@ pub(super) fn take(len: usize) -> Option<SlabSlice> {
 
 /// Releases the slab that is being filled, unless another thread holds the lock. The slab stays as long as a result in it.
 pub(super) fn trim() {
-    if let Ok(mut current) = CURRENT.try_lock() {
+    if let Some(mut current) = try_lock(&CURRENT) {
         *current = None;
     }
 }

@@ -24,9 +24,6 @@ const READ_TOTAL_MAX_BYTES: usize = 128 << 20;
 /// How long each thread casts.
 const MEASURE_TIME: Duration = Duration::from_millis(2);
 
-/// How often a result tries to lock the table of rates.
-const LOCK_ATTEMPTS: u32 = 64;
-
 type Key = (DType, DType, usize);
 
 /// Source bytes per second that `threads` threads read from the page cache and cast from one dtype to another. Measured at the first
@@ -37,14 +34,13 @@ pub fn cast_rate(from: DType, to: DType, threads: Option<usize>) -> Result<f64> 
     let threads = threads.unwrap_or_else(parallel::cores).max(1);
     let cast = Cast::new(from, to, Overflow::Nan)?;
     let key = (from, to, threads);
-    let measured =
-        parallel::lock_within(&RATES, LOCK_ATTEMPTS).and_then(|rates| rates.as_ref()?.get(&key).copied());
+    let measured = parallel::lock_unless_stuck(&RATES).and_then(|rates| rates.as_ref()?.get(&key).copied());
     if let Some(rate) = measured {
         return Ok(rate);
     }
     let rate = measure(cast, threads)?;
     // The first rate is kept, so that all later calls decide alike.
-    Ok(match parallel::lock_within(&RATES, LOCK_ATTEMPTS) {
+    Ok(match parallel::lock_unless_stuck(&RATES) {
         Some(mut rates) => *rates.get_or_insert_default().entry(key).or_insert(rate),
         None => rate,
     })
