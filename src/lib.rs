@@ -92,8 +92,6 @@ pub mod internals;
 pub mod scan;
 
 pub use bytes::{Access, Bytes, Io, RangeRead, ReadFolder, ReadRanges};
-#[doc(hidden)]
-pub use bytes::{LocalFile, Requests};
 pub use checkpoint::{Checkpoint, Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
 pub use container::Format;
 pub use dtype::{DType, Kind as NumberKind};

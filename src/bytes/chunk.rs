@@ -3,8 +3,10 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
-use super::Bytes;
+/// Shared bytes in memory.
+pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// Bytes that do not change while this lives.
 pub struct Chunk(ChunkBytes);
@@ -52,7 +54,6 @@ impl fmt::Debug for Chunk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[test]
     fn a_shared_chunk_is_the_requested_range() {

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::backing::Backing;
 use super::fetched::Fetched;
-use super::{RangeRead, ReadRanges, Region};
+use super::read_ranges::RangeRead;
+use super::region::Region;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 
@@ -69,7 +71,7 @@ impl Deferred {
     }
 
     /// Fills ranges of the backing, whose offsets are those at the earliest place.
-    pub(super) fn read(&self, backing: &dyn ReadRanges, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+    pub(super) fn read(&self, backing: &Backing, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         let Some(shift) = self.shift() else { return self.read_and_prove(backing, ranges) };
         for range in &mut *ranges {
             range.offset = range.offset.saturating_add(shift);
@@ -80,7 +82,7 @@ impl Deferred {
         }
     }
 
-    fn read_and_prove(&self, backing: &dyn ReadRanges, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+    fn read_and_prove(&self, backing: &Backing, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         let is_claimed = self.proof.begin();
         let mut wanted = Vec::with_capacity(ranges.len().saturating_add(2));
         for range in &*ranges {
@@ -107,14 +109,14 @@ impl Deferred {
     }
 
     /// Checks with bytes that were read already; reads what is missing.
-    pub(super) fn prove_with(&self, backing: &dyn ReadRanges, fetched: &Fetched) -> Result<u64> {
+    pub(super) fn prove_with(&self, backing: &Backing, fetched: &Fetched) -> Result<u64> {
         self.prove_from(backing, |offset, len| fetched.get(offset, len).map(<[u8]>::to_vec))
     }
 
     /// As [`Deferred::prove_with`]; `found` gives the bytes that are there, by their offset in the backing.
     pub(super) fn prove_from(
         &self,
-        backing: &dyn ReadRanges,
+        backing: &Backing,
         found: impl Fn(u64, u64) -> Option<Vec<u8>>,
     ) -> Result<u64> {
         if let Some(shift) = self.shift() {
@@ -132,7 +134,7 @@ impl Deferred {
     }
 
     /// Reads what the check needs, and checks.
-    pub(super) fn prove(&self, backing: &dyn ReadRanges) -> Result<u64> {
+    pub(super) fn prove(&self, backing: &Backing) -> Result<u64> {
         match self.shift() {
             Some(shift) => Ok(shift),
             None => self.prove_with(backing, &Fetched::hulls(backing, self.checked().into_vec())?),

@@ -1,7 +1,10 @@
 //! Several ranges of a source, fetched with few requests: near ranges by one request, and several requests at once.
 #![forbid(unsafe_code)]
 
-use super::{Access, RangeRead, ReadRanges, Region};
+use super::access::Access;
+use super::backing::Backing;
+use super::read_ranges::RangeRead;
+use super::region::Region;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel};
@@ -20,7 +23,7 @@ pub struct Fetched {
 
 impl Fetched {
     /// Reads what covers these ranges by one call, with one range for those that are near each other.
-    pub(super) fn hulls(backing: &dyn ReadRanges, wanted: Vec<Region>) -> Result<Fetched> {
+    pub(super) fn hulls(backing: &Backing, wanted: Vec<Region>) -> Result<Fetched> {
         let mut parts = allocate(&merged(wanted, backing.access().gap))?;
         match &mut parts[..] {
             // A short range may be served by a cache, which has a whole block of it then.
@@ -37,7 +40,7 @@ impl Fetched {
     /// Reads these ranges and keeps nothing else, however much lies between them: as many requests at once as the source likes, each of
     /// at most [`Access::block`] bytes with gaps of at most `gap` bytes.
     pub(super) fn gather(
-        backing: &dyn ReadRanges,
+        backing: &Backing,
         wanted: Vec<Region>,
         gap: u64,
         cancel: &Cancel,
@@ -96,12 +99,7 @@ pub(super) fn cost(wanted: Vec<Region>, gap: u64, access: Access) -> (u64, u64) 
 }
 
 /// Reads one run and copies its parts out of it.
-fn read_run(
-    backing: &dyn ReadRanges,
-    run: Region,
-    mut parts: Vec<&mut Part>,
-    buffer: &mut Vec<u8>,
-) -> Result<()> {
+fn read_run(backing: &Backing, run: Region, mut parts: Vec<&mut Part>, buffer: &mut Vec<u8>) -> Result<()> {
     if let [(offset, out)] = &mut parts[..] {
         return backing.read_ranges(&mut [RangeRead { offset: *offset, out }]);
     }
@@ -152,13 +150,15 @@ fn allocate(regions: &[Region]) -> Result<Vec<Part>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use crate::bytes::read_ranges::ReadRanges;
+    use crate::bytes::remote::Remote;
+    use std::sync::{Arc, Mutex};
 
     /// Bytes with the low byte of their offset, and what was asked for.
     struct Recording(Mutex<Vec<(u64, u64)>>);
 
     impl ReadRanges for Recording {
-        fn len(&self) -> u64 {
+        fn size(&self) -> u64 {
             1 << 30
         }
 
@@ -169,6 +169,11 @@ mod tests {
             }
             Ok(())
         }
+    }
+
+    fn recording() -> (Arc<Recording>, Backing) {
+        let recording = Arc::new(Recording(Mutex::default()));
+        (recording.clone(), Backing::Remote(Remote::new(recording, None)))
     }
 
     fn regions(all: &[(u64, u64)]) -> Vec<Region> {
@@ -185,12 +190,12 @@ mod tests {
     #[test]
     fn near_ranges_are_one_request_and_the_rest_is_not_kept() {
         let wanted = [(5_000_000, 10), (100, 50), (120, 100), (60_000, 7), (5_000_010, 3)];
-        let source = Recording(Mutex::default());
-        let fetched = Fetched::gather(&source, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
+        let (source, backing) = recording();
+        let fetched = Fetched::gather(&backing, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
         check(&fetched, &wanted);
         check(&fetched, &[(100, 120), (5_000_000, 13)]);
         assert_eq!((fetched.get(221, 1), fetched.get(60_000, 8), fetched.get(0, 1)), (None, None, None));
-        let mut asked = source.0.into_inner().unwrap();
+        let mut asked = source.0.lock().unwrap().clone();
         asked.sort_unstable();
         assert_eq!(asked, [(100, 59_907), (5_000_000, 13)]);
         assert_eq!(cost(regions(&wanted), 64 << 10, Access::default()), (2, 59_907 + 13));
@@ -201,26 +206,26 @@ mod tests {
     #[test]
     fn no_request_is_larger_than_a_block() {
         let wanted: Vec<(u64, u64)> = (0..1000).map(|number| (number * 10_000, 10)).collect();
-        let source = Recording(Mutex::default());
-        let fetched = Fetched::gather(&source, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
+        let (source, backing) = recording();
+        let fetched = Fetched::gather(&backing, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
         check(&fetched, &wanted);
-        let asked = source.0.into_inner().unwrap();
+        let asked = source.0.lock().unwrap();
         assert!(asked.len() == 3 && asked.iter().all(|&(_, len)| len <= 4 << 20), "{asked:?}");
     }
 
     #[test]
     fn hulls_are_read_by_one_call() {
-        let source = Recording(Mutex::default());
+        let (source, backing) = recording();
         let wanted = [(0, 10), (1000, 10), (1 << 20, 10)];
-        check(&Fetched::hulls(&source, regions(&wanted)).unwrap(), &wanted);
-        assert_eq!(source.0.into_inner().unwrap(), [(0, 1010), (1 << 20, 10)]);
+        check(&Fetched::hulls(&backing, regions(&wanted)).unwrap(), &wanted);
+        assert_eq!(*source.0.lock().unwrap(), [(0, 1010), (1 << 20, 10)]);
     }
 
     #[test]
     fn a_cancelled_fetch_stops() {
-        let (source, cancel) = (Recording(Mutex::default()), Cancel::new());
+        let ((source, backing), cancel) = (recording(), Cancel::new());
         cancel.cancel();
-        let error = Fetched::gather(&source, regions(&[(0, 1)]), 0, &cancel).unwrap_err();
-        assert_eq!((error.code(), source.0.into_inner().unwrap().len()), (Code::Cancelled, 0));
+        let error = Fetched::gather(&backing, regions(&[(0, 1)]), 0, &cancel).unwrap_err();
+        assert_eq!((error.code(), source.0.lock().unwrap().len()), (Code::Cancelled, 0));
     }
 }

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use once_cell::race::OnceBox;
 
+use super::access::Access;
 use super::file_system::{FileSystem, FileSystemKind};
 use super::handle::{self, Handle, OpenFile};
 use super::io_choice::{Io, IoChoice};
+use super::mapping::Mapping;
 use super::os;
-use super::{Access, Mapping, ReadRanges};
+use super::read_ranges::ReadRanges;
 use crate::error::{Code, Error, Result, ResultExt};
 
 /// An open regular file.
@@ -162,12 +164,12 @@ impl LocalFile {
     }
 
     /// Whether [`LocalFile::direct`] may return a file. Compares sizes only.
-    pub(super) fn may_be_direct(&self) -> bool {
+    pub fn may_be_direct(&self) -> bool {
         IoChoice::may_be_direct(self.io, self.stamp.len)
     }
 
     /// A note for the user where direct reads were asked for and the file system does not support them.
-    pub(super) fn note(&self) -> Option<String> {
+    pub fn note(&self) -> Option<String> {
         let is_refused = self.io == Io::Direct && self.direct().is_none();
         is_refused.then(|| {
             format!(
@@ -184,7 +186,7 @@ impl LocalFile {
     }
 
     /// The name of the file system if the file is not mapped by default.
-    pub(super) fn avoids_views(&self) -> Option<&str> {
+    pub fn avoids_views(&self) -> Option<&str> {
         self.is_slow().then(|| self.file_system().name.as_str())
     }
 
@@ -214,7 +216,7 @@ impl LocalFile {
 }
 
 impl ReadRanges for LocalFile {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.stamp.len
     }
 
@@ -236,10 +238,6 @@ impl ReadRanges for LocalFile {
         let Stamp { len, modified, inode } = &self.stamp;
         Some(format!("{path:?} of {len} bytes, modified {modified:?}, inode {inode:?}"))
     }
-
-    fn as_file(&self) -> Option<&LocalFile> {
-        Some(self)
-    }
 }
 
 fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
@@ -253,6 +251,7 @@ fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bytes::backing::Backing;
     use crate::bytes::{ReadMode, Source};
     use std::io::Write;
 
@@ -269,16 +268,19 @@ mod tests {
     fn a_file_on_a_network_is_read_by_ranges_and_mapped_only_when_asked() {
         let (_file, local) = file_on(FileSystemKind::Network, Io::Auto);
         assert_eq!(local.access(), Access::SLOW_FILE);
-        let source = Source::new(Arc::new(local));
-        assert_eq!((source.avoids_views(), source.access()), (Some("nfs"), Access::SLOW_FILE));
+        let source = Source::of(Backing::file(local));
+        assert_eq!(
+            (source.file().unwrap().avoids_views(), source.access()),
+            (Some("nfs"), Access::SLOW_FILE)
+        );
         let mode = ReadMode::of(&source, 8 << 20, true);
         assert_eq!((mode.access(), mode.is_direct()), (Access::SLOW_FILE, false));
         assert_eq!(source.read_vec(5, 3).unwrap(), [7; 3]);
         // What asks for a view gets one.
-        assert!(source.is_mappable() && source.map().unwrap().is_some());
+        assert!(source.map().unwrap().is_some());
         // The limits on requests are for what is not on this machine.
-        let _limit = source.limit_requests(&crate::limits::Limits::new().remote_requests(0));
-        assert_eq!(source.read_vec(1 << 20, 3).unwrap(), [7; 3]);
+        let limited = source.limited(&crate::limits::Limits::new().remote_requests(0));
+        assert_eq!(limited.read_vec(1 << 20, 3).unwrap(), [7; 3]);
     }
 
     #[test]

@@ -5,103 +5,50 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Io, LocalFile, ReadRanges};
+use super::io_choice::Io;
+use super::read_ranges::ReadFolder;
+use super::source::Source;
 use crate::error::{Error, Result};
 
-/// A folder of files, such as the objects in a store that have a common prefix.
-///
-/// Subfolders are no part of it. Callers ask for plain names only: none has a `/`, `\` or NUL, or is empty, `.` or `..`.
-///
-/// ```
-/// use std::collections::BTreeMap;
-/// use std::path::Path;
-/// use std::sync::Arc;
-///
-/// use rustload::{Checkpoint, Code, Error, Options, ReadFolder, ReadRanges, Result};
-/// # struct Object(Vec<u8>);
-/// # impl ReadRanges for Object {
-/// #     fn len(&self) -> u64 {
-/// #         self.0.len() as u64
-/// #     }
-/// #     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-/// #         let rest = self.0.get(offset as usize..).and_then(|rest| rest.get(..out.len()));
-/// #         out.copy_from_slice(rest.ok_or_else(|| Error::new(Code::Io, "the object is shorter"))?);
-/// #         Ok(())
-/// #     }
-/// # }
-///
-/// struct Bucket(BTreeMap<String, Vec<u8>>);
-///
-/// impl ReadFolder for Bucket {
-///     fn path(&self) -> &Path {
-///         Path::new("bucket://model")
-///     }
-///
-///     fn names(&self) -> Result<Vec<String>> {
-///         Ok(self.0.keys().cloned().collect())
-///     }
-///
-///     fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>> {
-///         Ok(names.iter().map(|&name| Some(self.0.get(name)?.len() as u64)).collect())
-///     }
-///
-///     fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {
-///         let bytes = self.0.get(name).ok_or_else(|| Error::new(Code::Io, "there is no such object"))?;
-///         Ok(Arc::new(Object(bytes.clone()))) // as in the example of `ReadRanges`
-///     }
-/// }
-///
-/// # let header = br#"{"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
-/// # let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7, 8, 9]].concat();
-/// let bucket = Bucket(BTreeMap::from([("model.safetensors".to_owned(), bytes)]));
-/// let checkpoint = Checkpoint::from_folder(&bucket, &[], Options::new())?;
-/// assert_eq!(checkpoint.files().collect::<Vec<_>>(), [Path::new("bucket://model/model.safetensors")]);
-/// # Ok::<(), Error>(())
-/// ```
-pub trait ReadFolder: Send + Sync {
-    /// Its path, or a URL without credentials; for messages.
-    fn path(&self) -> &Path;
-
-    /// The names of the files in it.
-    fn names(&self) -> Result<Vec<String>>;
-
-    /// The size of each of these files in bytes; `None` for one that does not exist.
-    fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>>;
-
-    /// Opens a file. Fails if it does not exist.
-    fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>>;
-
-    /// Its path, if it is a folder on disk.
-    #[doc(hidden)]
-    fn on_disk(&self) -> Option<&Path> {
-        None
-    }
+/// A folder of files.
+#[derive(Clone)]
+pub enum Folder {
+    /// The folder at a path; an empty path is the working directory. Links are followed.
+    Disk(PathBuf, Io),
+    /// In a store.
+    Store(Arc<dyn ReadFolder>),
 }
 
-/// A folder on disk. Links are followed.
-#[derive(Debug)]
-pub struct LocalFolder {
-    path: PathBuf,
-    io: Io,
-}
-
-impl LocalFolder {
-    /// The folder at a path; an empty path is the working directory. `io` says how tensor data of its files is read.
-    pub fn new(path: PathBuf, io: Io) -> LocalFolder {
-        LocalFolder { path, io }
-    }
-}
-
-impl ReadFolder for LocalFolder {
-    fn path(&self) -> &Path {
-        &self.path
+impl Folder {
+    /// The folder that a file is in: see [`ReadRanges::folder`](super::ReadRanges::folder). `None` for a window that does not begin at
+    /// the file's first byte.
+    pub fn of(source: &Source) -> Option<Folder> {
+        match source.file() {
+            _ if source.start() > 0 => None,
+            Some(file) => {
+                Some(Folder::Disk(file.path().parent().unwrap_or(Path::new("")).to_owned(), file.io()))
+            }
+            None => source.store().map(Folder::Store),
+        }
     }
 
-    /// The names of the regular files that are UTF-8.
-    fn names(&self) -> Result<Vec<String>> {
-        let failed = |error| Error::io(error, self.path.clone());
+    /// Its path, or a URL without credentials.
+    pub fn path(&self) -> &Path {
+        match self {
+            Folder::Disk(path, _) => path,
+            Folder::Store(store) => store.path(),
+        }
+    }
+
+    /// The names of the files in it; on disk, of the regular files whose names are UTF-8.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let path = match self {
+            Folder::Disk(path, _) => path,
+            Folder::Store(store) => return store.names(),
+        };
+        let failed = |error| Error::io(error, path.clone());
         let mut names = Vec::new();
-        for entry in fs::read_dir(&self.path).map_err(failed)? {
+        for entry in fs::read_dir(path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             if let Ok(name) = entry.file_name().into_string()
                 && entry.path().is_file()
@@ -112,20 +59,22 @@ impl ReadFolder for LocalFolder {
         Ok(names)
     }
 
-    fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>> {
-        let size = |name: &&str| {
-            let metadata = fs::metadata(self.path.join(name)).ok()?;
-            metadata.is_file().then_some(metadata.len())
-        };
-        Ok(names.iter().map(size).collect())
+    /// The size of each of these files in bytes; `None` for one that does not exist.
+    pub fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>> {
+        let size =
+            |path: PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|found| found.len());
+        match self {
+            Folder::Disk(path, _) => Ok(names.iter().map(|name| size(path.join(name))).collect()),
+            Folder::Store(store) => store.sizes(names),
+        }
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {
-        Ok(Arc::new(LocalFile::open(&self.path.join(name), self.io)?))
-    }
-
-    fn on_disk(&self) -> Option<&Path> {
-        Some(&self.path)
+    /// Opens a file. Fails if it does not exist.
+    pub fn open(&self, name: &str) -> Result<Source> {
+        match self {
+            Folder::Disk(path, io) => Source::open_with(&path.join(name), *io),
+            Folder::Store(store) => store.open(name).map(Source::new),
+        }
     }
 }
 
@@ -148,17 +97,15 @@ mod tests {
         fs::create_dir(root.path().join("folder")).unwrap();
         std::os::unix::fs::symlink("/nonexistent", root.path().join("dangling")).unwrap();
         std::os::unix::fs::symlink("a", root.path().join("link")).unwrap();
-        let folder = LocalFolder::new(root.path().to_owned(), Io::Auto);
+        let folder = Folder::Disk(root.path().to_owned(), Io::Auto);
         let mut names = folder.names().unwrap();
         names.sort();
         assert_eq!(names, [".hidden", "a", "link"]);
         let sizes = folder.sizes(&["a", "folder", "dangling", "absent", "link"]).unwrap();
         assert_eq!(sizes, [Some(3), None, None, None, Some(3)]);
-        let mut bytes = [0; 2];
-        folder.open("link").unwrap().read_at(1, &mut bytes).unwrap();
-        assert_eq!(&bytes, b"23");
+        assert_eq!(folder.open("link").unwrap().read_vec(1, 2).unwrap(), b"23");
         assert_eq!(folder.open("absent").err().map(|error| error.code()), Some(Code::Io));
-        assert_eq!(LocalFolder::new("/nonexistent".into(), Io::Auto).names().unwrap_err().code(), Code::Io);
+        assert_eq!(Folder::Disk("/nonexistent".into(), Io::Auto).names().unwrap_err().code(), Code::Io);
     }
 
     #[test]

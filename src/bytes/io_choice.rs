@@ -35,6 +35,9 @@ pub struct IoChoice {
 /// Offsets, sizes and addresses of direct reads are multiples of this: enough for every disk whose blocks are at most a page.
 pub const DIRECT_ALIGNMENT: u64 = 4096;
 
+/// Longer direct reads are split.
+pub(super) const DIRECT_READ_MAX_BYTES: u64 = 4 << 20;
+
 /// Smaller files are not worth a second file descriptor.
 const DIRECT_MIN_FILE_BYTES: u64 = 64 << 20;
 

@@ -21,8 +21,8 @@ impl Mappings {
             source.check_unchanged()?;
             return Ok(Some((mapping, source.region())));
         }
-        let Some(new_mapping) = source.map_unshared()? else { return Ok(None) };
-        let new_mapping = Arc::new(new_mapping);
+        let Some(file) = source.file() else { return Ok(None) };
+        let new_mapping = Arc::new(file.map_unshared()?);
         let Some(mut all) = parallel::lock_unless_stuck(&self.0) else {
             return Ok(Some((new_mapping, source.region())));
         };

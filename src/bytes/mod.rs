@@ -1,7 +1,8 @@
 //! Byte sources: one trait for files, memory and everything else that is read by position, and one for folders; buffered and `O_DIRECT` reads, mappings,
 //! and a checked little-endian cursor.
 
-mod block_cache;
+mod access;
+mod backing;
 mod chunk;
 mod cursor;
 mod deferred;
@@ -10,35 +11,38 @@ mod file;
 mod file_system;
 mod folder;
 mod handle;
-mod in_memory;
 mod io_choice;
 mod mapping;
 mod mappings;
 mod os;
 mod probe;
+mod read_mode;
 mod read_ranges;
 mod reader;
 mod region;
-mod request_limits;
+mod remote;
+mod request_meter;
 mod scratch;
 mod source;
 
-pub use chunk::Chunk;
+pub use access::Access;
+pub use chunk::{Bytes, Chunk};
 pub use cursor::Cursor;
 pub use deferred::Proof;
 pub use fetched::Fetched;
 pub use file::{FileStamp, LocalFile};
 pub use file_system::{FileSystem, FileSystemKind};
-pub use folder::{LocalFolder, ReadFolder, is_plain_name};
+pub use folder::{Folder, is_plain_name};
 pub use io_choice::{DIRECT_ALIGNMENT, Io, IoChoice};
 pub use mapping::Mapping;
 pub use mappings::Mappings;
 #[cfg(feature = "cuda")]
 pub(crate) use os::memory_file;
 pub use probe::Probe;
-pub use read_ranges::{Access, RangeRead, ReadRanges};
-pub use reader::{Descriptor, ReadMode, Reader, scratch_bounds};
+pub use read_mode::{Descriptor, ReadMode, scratch_bounds};
+pub use read_ranges::{RangeRead, ReadFolder, ReadRanges};
+pub use reader::Reader;
 pub use region::Region;
-pub use request_limits::{RequestLimit, Requests};
+pub use request_meter::Requests;
 pub use scratch::{AlignedMemory, AllocateAligned, Scratch};
-pub use source::{Bytes, Source};
+pub use source::Source;

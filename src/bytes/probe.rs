@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::os;
-use super::{AllocateAligned, FileSystem, Io, IoChoice, ReadMode, Reader, Scratch, Source};
+use super::{AllocateAligned, FileSystem, Io, IoChoice, LocalFile, ReadMode, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
 use crate::parallel;
@@ -53,11 +53,9 @@ impl Probe {
     pub fn run(path: &Path, io: Io, measure: bool, allocate: AllocateAligned) -> Result<Probe> {
         let source = Source::open_with(path, io)?;
         let direct_source = Source::open_with(path, Io::Direct)?;
-        let (Some(file_system), Some(io_choice)) = (source.file_system(), source.io_choice()) else {
-            return Err(Error::new(Code::InternalError, "a file has no file system"));
-        };
-        let cached = source.file().and_then(|file| os::cached_share(&file.opened().ok()?.file, source.len()));
-        let direct = direct_source.direct().is_some();
+        let file = source.file().ok_or_else(|| Error::new(Code::InternalError, "a path without a file"))?;
+        let cached = file.opened().ok().and_then(|opened| os::cached_share(&opened.file, source.len()));
+        let direct = direct_source.file().and_then(LocalFile::direct).is_some();
         // Direct reads first: they leave the page cache as it is.
         let direct_rate = if measure && direct { read_rate(&direct_source, 0, allocate)? } else { None };
         let buffered_source = Source::open_with(path, Io::Buffered)?;
@@ -66,11 +64,11 @@ impl Probe {
         let access = ReadMode::of(&source, source.len(), true).access();
         Ok(Probe {
             size: source.len(),
-            file_system: file_system.clone(),
-            io_choice: io_choice.clone(),
+            file_system: file.file_system().clone(),
+            io_choice: file.io_choice().clone(),
             in_flight: access.in_flight,
             block: access.block,
-            views: source.avoids_views().is_none(),
+            views: file.avoids_views().is_none(),
             cached,
             direct,
             buffered_rate,
@@ -91,7 +89,7 @@ fn read_rate(source: &Source, start: u64, allocate: AllocateAligned) -> Result<O
     parallel::for_each(
         THREADS,
         chunks,
-        || (Reader::direct(source), Scratch::new(allocate)),
+        || (ReadMode::direct(source).reader(source), Scratch::new(allocate)),
         |(reader, scratch), at| {
             if begun.elapsed() < PROBE_TIME {
                 reader.read(at, to_usize(READ_BYTES), scratch)?;

@@ -1,16 +1,16 @@
-//! What every source of bytes does: it is read by position. Files, memory, Python's file objects and objects in a store differ
-//! behind this trait only.
+//! What a library of stores implements: bytes that are read by position, and folders of them.
 #![forbid(unsafe_code)]
 
+use std::path::Path;
 use std::sync::Arc;
 
-use super::{Bytes, LocalFile, ReadFolder, Requests};
+use super::access::Access;
 use crate::error::Result;
 
 /// Bytes that are read by position, such as a file or an object in a store.
 ///
 /// One value is one version of the bytes: if they change under way, [`ReadRanges::check_unchanged`] fails, or a read does. Only
-/// `len` and `read_at` must be written. Reads block the calling thread; several threads read at once unless
+/// `size` and `read_at` must be written. Reads block the calling thread; several threads read at once unless
 /// [`Access::concurrent`] is false.
 ///
 /// ```
@@ -21,7 +21,7 @@ use crate::error::Result;
 /// struct Object(Vec<u8>);
 ///
 /// impl ReadRanges for Object {
-///     fn len(&self) -> u64 {
+///     fn size(&self) -> u64 {
 ///         self.0.len() as u64
 ///     }
 ///
@@ -40,16 +40,11 @@ use crate::error::Result;
 /// ```
 pub trait ReadRanges: Send + Sync {
     /// The number of bytes. It does not change.
-    fn len(&self) -> u64;
-
-    /// Whether there are no bytes.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+    fn size(&self) -> u64;
 
     /// Fills `out` with the bytes from `offset` on. Fails if not all of them can be read; then `out` may be filled in part.
     ///
-    /// Callers keep the range inside [`ReadRanges::len`].
+    /// Callers keep the range inside [`ReadRanges::size`].
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()>;
 
     /// Reads several ranges. They come in any order and may overlap. Fails if one of them fails.
@@ -59,7 +54,7 @@ pub trait ReadRanges: Send + Sync {
         ranges.iter_mut().try_for_each(|range| self.read_at(range.offset, range.out))
     }
 
-    /// How the bytes are read best.
+    /// How the bytes are read best. Asked once.
     fn access(&self) -> Access {
         Access::default()
     }
@@ -87,42 +82,6 @@ pub trait ReadRanges: Send + Sync {
     fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
         None
     }
-
-    /// Keeps these bytes for small reads that follow, if requests are expensive and a cache is in front.
-    #[doc(hidden)]
-    fn prefetch(&self, _offset: u64, _len: u64) -> Result<()> {
-        Ok(())
-    }
-
-    /// Limits the requests from now on, or no longer with `None`, if they are counted. False if nothing changed.
-    #[doc(hidden)]
-    fn limit_requests(&self, _max: Option<Requests>) -> bool {
-        false
-    }
-
-    /// Whether these bytes are in a cache in front of expensive requests; `None` where requests are not counted.
-    #[doc(hidden)]
-    fn is_cached(&self, _offset: u64, _len: u64) -> Option<bool> {
-        None
-    }
-
-    /// The requests that a limit leaves; `None` without one.
-    #[doc(hidden)]
-    fn requests_left(&self) -> Option<Requests> {
-        None
-    }
-
-    /// The local file behind it, which can be mapped and read with `O_DIRECT`.
-    #[doc(hidden)]
-    fn as_file(&self) -> Option<&LocalFile> {
-        None
-    }
-
-    /// The bytes in memory behind it, which need not be copied.
-    #[doc(hidden)]
-    fn as_memory(&self) -> Option<&Bytes> {
-        None
-    }
 }
 
 /// One range to read, and where to.
@@ -134,68 +93,66 @@ pub struct RangeRead<'a> {
     pub out: &'a mut [u8],
 }
 
-/// How a source is read best. [`Access::default`] suits one where a request costs milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Access {
-    /// Up to so many unneeded bytes between two ranges, one read of all is faster than two reads.
-    pub gap: u64,
-    /// Results of at most this many contiguous bytes are read together with their neighbours.
-    pub small: u64,
-    /// The best size of one read, in bytes. Longer ranges are cut, so that several are read at once and a cancellation is noticed.
-    pub block: u64,
-    /// Reads begin at multiples of this where a range is cut.
-    pub alignment: u64,
-    /// The number of reads to have under way at once; `None` for one per core if there is enough work for several threads.
-    pub in_flight: Option<usize>,
-    /// Whether several threads may read at once.
-    pub concurrent: bool,
-    /// The least bytes to request for metadata, which are kept in a small cache; 0 where reading a few bytes is cheap.
-    pub metadata_block: u64,
-}
+/// A folder of files, such as the objects in a store that have a common prefix.
+///
+/// Subfolders are no part of it. Callers ask for plain names only: none has a `/`, `\` or NUL, or is empty, `.` or `..`.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use std::path::Path;
+/// use std::sync::Arc;
+///
+/// use rustload::{Checkpoint, Code, Error, Options, ReadFolder, ReadRanges, Result};
+/// # struct Object(Vec<u8>);
+/// # impl ReadRanges for Object {
+/// #     fn size(&self) -> u64 {
+/// #         self.0.len() as u64
+/// #     }
+/// #     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+/// #         let rest = self.0.get(offset as usize..).and_then(|rest| rest.get(..out.len()));
+/// #         out.copy_from_slice(rest.ok_or_else(|| Error::new(Code::Io, "the object is shorter"))?);
+/// #         Ok(())
+/// #     }
+/// # }
+///
+/// struct Bucket(BTreeMap<String, Vec<u8>>);
+///
+/// impl ReadFolder for Bucket {
+///     fn path(&self) -> &Path {
+///         Path::new("bucket://model")
+///     }
+///
+///     fn names(&self) -> Result<Vec<String>> {
+///         Ok(self.0.keys().cloned().collect())
+///     }
+///
+///     fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>> {
+///         Ok(names.iter().map(|&name| Some(self.0.get(name)?.len() as u64)).collect())
+///     }
+///
+///     fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {
+///         let bytes = self.0.get(name).ok_or_else(|| Error::new(Code::Io, "there is no such object"))?;
+///         Ok(Arc::new(Object(bytes.clone()))) // as in the example of `ReadRanges`
+///     }
+/// }
+///
+/// # let header = br#"{"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
+/// # let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7, 8, 9]].concat();
+/// let bucket = Bucket(BTreeMap::from([("model.safetensors".to_owned(), bytes)]));
+/// let checkpoint = Checkpoint::from_folder(Arc::new(bucket), &[], Options::new())?;
+/// assert_eq!(checkpoint.files().collect::<Vec<_>>(), [Path::new("bucket://model/model.safetensors")]);
+/// # Ok::<(), Error>(())
+/// ```
+pub trait ReadFolder: Send + Sync {
+    /// Its path, or a URL without credentials; for messages.
+    fn path(&self) -> &Path;
 
-impl Default for Access {
-    fn default() -> Access {
-        Access {
-            gap: 64 << 10,
-            small: 1 << 20,
-            block: 4 << 20,
-            alignment: 1,
-            in_flight: Some(8),
-            concurrent: true,
-            metadata_block: 64 << 10,
-        }
-    }
-}
+    /// The names of the files in it.
+    fn names(&self) -> Result<Vec<String>>;
 
-impl Access {
-    /// Through the page cache, and for bytes in memory: a read costs about as much as copying its bytes.
-    pub(super) const BUFFERED: Access = Access {
-        // The system reads whole pages anyway.
-        gap: 4096,
-        small: 128 << 10,
-        // A good part of a core's L2 cache.
-        block: 1 << 20,
-        alignment: 1,
-        in_flight: None,
-        concurrent: true,
-        metadata_block: 0,
-    };
+    /// The size of each of these files in bytes; `None` for one that does not exist.
+    fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>>;
 
-    /// For files on another machine or behind another process: the kernel asks for a few hundred KiB at a time and waits for them, so
-    /// many reads have to be under way ([measured](../../docs/explain/performance.md#slow-file-systems)).
-    pub(super) const SLOW_FILE: Access = Access {
-        gap: 64 << 10,
-        small: 1 << 20,
-        block: 4 << 20,
-        alignment: 1,
-        in_flight: Some(16),
-        concurrent: true,
-        metadata_block: 64 << 10,
-    };
-
-    /// Whether reads mostly wait for answers, so that their number counts and not their bytes.
-    pub(crate) fn waits_for_requests(self) -> bool {
-        self.metadata_block > 0
-    }
+    /// Opens a file. Fails if it does not exist.
+    fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>>;
 }

@@ -1,7 +1,7 @@
 //! A thread's scratch memory, which bytes pass through on the way to a result. It is reused from read to read and not cleared.
 #![forbid(unsafe_code)]
 
-use super::io_choice::DIRECT_ALIGNMENT;
+use super::io_choice::{DIRECT_ALIGNMENT, DIRECT_READ_MAX_BYTES};
 use crate::error::{Code, Error, Result};
 
 /// Memory that starts on a block boundary, as direct reads need it.
@@ -11,7 +11,7 @@ pub type AlignedMemory = Box<dyn AsMut<[u8]> + Send>;
 pub type AllocateAligned = fn(u64) -> Option<AlignedMemory>;
 
 /// The size of the bounce buffer: one direct read and the blocks at its ends.
-const BOUNCE_MAX_BYTES: u64 = super::Reader::DIRECT_READ_MAX_BYTES + EDGE_BYTES;
+const BOUNCE_MAX_BYTES: u64 = DIRECT_READ_MAX_BYTES + EDGE_BYTES;
 
 /// Bytes of the blocks at the two ends of a read.
 const EDGE_BYTES: u64 = 2 * DIRECT_ALIGNMENT;

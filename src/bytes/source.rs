@@ -3,28 +3,27 @@
 
 use std::fmt;
 use std::fs::File;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::block_cache::BlockCache;
+use super::access::Access;
+use super::backing::Backing;
+use super::chunk::{Bytes, Chunk};
 use super::deferred::{Deferred, Proof};
 use super::fetched::{self, Fetched};
-use super::file_system::FileSystem;
-use super::handle::OpenFile;
-use super::in_memory::{self, InMemory};
-use super::io_choice::{Io, IoChoice};
+use super::file::{FileStamp, LocalFile};
+use super::io_choice::Io;
+use super::mapping::Mapping;
 use super::os;
-use super::request_limits::Limited;
-use super::{
-    Access, Chunk, FileStamp, LocalFile, LocalFolder, Mapping, RangeRead, ReadFolder, ReadRanges, Region,
-    RequestLimit, Requests,
-};
+use super::read_ranges::{RangeRead, ReadFolder, ReadRanges};
+use super::region::Region;
+use super::remote::Remote;
+use super::request_meter::{RequestMeter, Requests};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::num::to_usize;
 use crate::parallel::Cancel;
-
-/// Shared bytes in memory.
-pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// A gap that is read through even if the bytes that may be fetched are scarce.
 const SMALL_GAP_BYTES: u64 = 512;
@@ -32,7 +31,7 @@ const SMALL_GAP_BYTES: u64 = 512;
 /// A window of bytes that are read by position.
 #[derive(Clone)]
 pub struct Source {
-    backing: Arc<dyn ReadRanges>,
+    backing: Backing,
     window: Region,
     /// Set if the window may begin later by as much as the proof says; reads check that first.
     deferred: Option<Deferred>,
@@ -46,20 +45,23 @@ impl Source {
 
     /// Opens a regular file. `io` says how tensor data is read.
     pub fn open_with(path: &Path, io: Io) -> Result<Source> {
-        Ok(Source::new(Arc::new(LocalFile::open(path, io)?)))
+        Ok(Source::of(Backing::file(LocalFile::open(path, io)?)))
     }
 
     /// A source of bytes in memory.
     pub fn memory(bytes: Bytes) -> Source {
-        Source::new(Arc::new(InMemory::new(bytes)))
+        Source::of(Backing::Memory(bytes))
     }
 
     /// All bytes of anything that is read by position. If its requests are expensive ([`Access::metadata_block`]), few bytes are
     /// read in larger blocks, which are kept in a small cache.
-    pub fn new(backing: Arc<dyn ReadRanges>) -> Source {
-        let block = backing.access().metadata_block;
-        let backing = if block > 0 { Arc::new(BlockCache::new(backing, block)) } else { backing };
-        let window = Region::new(0, backing.len()).unwrap_or_default();
+    pub fn new(ranges: Arc<dyn ReadRanges>) -> Source {
+        Source::of(Backing::Remote(Remote::new(ranges, None)))
+    }
+
+    /// All bytes of what is behind it.
+    pub(super) fn of(backing: Backing) -> Source {
+        let window = Region::new(0, backing.size()).unwrap_or_default();
         Source { backing, window, deferred: None }
     }
 
@@ -78,9 +80,9 @@ impl Source {
         self.window.is_empty()
     }
 
-    /// Whether it can be mapped: whether it is a local file.
-    pub fn is_mappable(&self) -> bool {
-        self.file().is_some()
+    /// The local file behind it, which can be mapped and read with `O_DIRECT`.
+    pub fn file(&self) -> Option<&LocalFile> {
+        self.backing.as_file()
     }
 
     /// The file's path; `None` for everything but local files.
@@ -88,71 +90,30 @@ impl Source {
         self.file().map(LocalFile::path)
     }
 
-    /// The name in messages of what is neither a local file nor bytes in memory.
-    pub fn name(&self) -> Option<&str> {
-        self.backing.name()
-    }
-
-    /// The folder that the file is in: see [`ReadRanges::folder`]. `None` for a window that does not begin at the file's first byte.
-    pub fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
-        if self.start() > 0 {
-            return None;
-        }
-        let Some(file) = self.file() else { return self.backing.folder() };
-        let folder = file.path().parent().unwrap_or(Path::new(""));
-        Some(Arc::new(LocalFolder::new(folder.to_owned(), file.io())))
-    }
-
-    /// Identifies this version of these bytes, also for another process: see [`ReadRanges::identity`].
-    pub fn identity(&self) -> Option<String> {
-        Some(format!("{} from {} to {}", self.backing.identity()?, self.window.start(), self.window.end()))
-    }
-
     /// The stamp of the local file behind it when it was opened; `None` for everything else.
     pub fn file_stamp(&self) -> Option<FileStamp> {
         self.file().map(LocalFile::file_stamp)
     }
 
-    /// The local file behind it.
-    pub(super) fn file(&self) -> Option<&LocalFile> {
-        self.backing.as_file()
+    /// The name in messages of what is neither a local file nor bytes in memory.
+    pub fn name(&self) -> Option<&str> {
+        self.backing.ranges()?.name()
+    }
+
+    /// The folder of a store that it is in.
+    pub(super) fn store(&self) -> Option<Arc<dyn ReadFolder>> {
+        self.backing.ranges()?.folder()
+    }
+
+    /// Identifies this version of these bytes, also for another process: see [`ReadRanges::identity`].
+    pub fn identity(&self) -> Option<String> {
+        let identity = self.backing.ranges()?.identity()?;
+        Some(format!("{identity} from {} to {}", self.window.start(), self.window.end()))
     }
 
     /// Whether both sources are windows of one opened file, or of the same bytes in memory.
     pub fn same_backing(&self, other: &Source) -> bool {
-        let is_same = || Some(Arc::ptr_eq(self.backing.as_memory()?, other.backing.as_memory()?));
-        Arc::ptr_eq(&self.backing, &other.backing) || is_same() == Some(true)
-    }
-
-    /// The file system; `None` for everything but local files.
-    pub(super) fn file_system(&self) -> Option<&FileSystem> {
-        self.file().map(LocalFile::file_system)
-    }
-
-    /// How tensor data is read, and why. Decided at the first call; `None` for everything but local files.
-    pub(super) fn io_choice(&self) -> Option<&IoChoice> {
-        self.file().map(LocalFile::io_choice)
-    }
-
-    /// The file opened with `O_DIRECT`; `None` if tensor data is read otherwise, or the file system has no direct I/O.
-    pub(super) fn direct(&self) -> Option<Arc<OpenFile>> {
-        self.file()?.direct()
-    }
-
-    /// Whether it may be read with `O_DIRECT`. Compares sizes only.
-    pub fn may_be_direct(&self) -> bool {
-        self.file().is_some_and(LocalFile::may_be_direct)
-    }
-
-    /// What a user should know about how it is read; `None` if there is nothing to say.
-    pub fn note(&self) -> Option<String> {
-        self.file()?.note()
-    }
-
-    /// The name of the file system if it is a network one, where a view's page faults go over the network one by one. `None`
-    /// otherwise, and if the caller chose `io` explicitly.
-    pub fn avoids_views(&self) -> Option<&str> {
-        self.file()?.avoids_views()
+        self.backing.is_same(&other.backing)
     }
 
     /// How it is read best, unless a large contiguous range is read with `O_DIRECT`: see [`ReadMode`](super::ReadMode).
@@ -162,17 +123,15 @@ impl Source {
 
     /// The offset of a window position from the start of its block of `size` bytes.
     pub fn block_offset(&self, offset: u64, size: u64) -> u64 {
-        self.file_offset(offset) % size.max(1)
+        self.start().saturating_add(offset) % size.max(1)
     }
 
-    /// The offset in the file, or in memory, of an offset in the window.
-    pub(super) fn file_offset(&self, offset: u64) -> u64 {
-        self.start().saturating_add(offset)
-    }
-
-    /// Whether these bytes lie inside the window.
-    pub(super) fn has_range(&self, offset: u64, len: u64) -> bool {
-        self.window.subregion(offset, len).is_some()
+    /// Where bytes of the window are in the file, or in memory. `None` if the window has fewer, or begins nobody knows where before
+    /// [`Source::proved`].
+    pub(super) fn in_backing(&self, offset: u64, len: u64) -> Option<Region> {
+        let shift = self.deferred.as_ref().map_or(Some(0), Deferred::shift)?;
+        let range = self.window.subregion(offset, len)?;
+        Region::new(range.start().checked_add(shift)?, len)
     }
 
     /// A smaller window. Fails with [`Code::Truncated`] if it does not lie inside this one.
@@ -191,7 +150,7 @@ impl Source {
     /// The same window with its place known exactly. Reads what the proof needs unless it has passed already.
     pub fn proved(&self) -> Result<Source> {
         let Some(deferred) = &self.deferred else { return Ok(self.clone()) };
-        deferred.prove(&*self.backing).map_err(|error| self.locate_error(error))?;
+        deferred.prove(&self.backing).map_err(|error| self.locate_error(error))?;
         Ok(Source { backing: self.backing.clone(), window: self.region(), deferred: None })
     }
 
@@ -200,10 +159,9 @@ impl Source {
         let Some(deferred) = &self.deferred else { return Ok(self.clone()) };
         let found = |offset: u64, len: u64| {
             let range = span.region().relative(Region::new(offset, len)?)?;
-            let start = usize::try_from(range.start()).ok()?;
-            bytes.get(start..usize::try_from(range.end()).ok()?).map(<[u8]>::to_vec)
+            bytes.get(to_usize(range.start())..to_usize(range.end())).map(<[u8]>::to_vec)
         };
-        deferred.prove_from(&*self.backing, found).map_err(|error| self.locate_error(error))?;
+        deferred.prove_from(&self.backing, found).map_err(|error| self.locate_error(error))?;
         self.proved()
     }
 
@@ -258,7 +216,7 @@ impl Source {
         let read = match &self.deferred {
             None => self.backing.read_at(range.start(), out),
             Some(_) if out.is_empty() => Ok(()),
-            Some(deferred) => deferred.read(&*self.backing, &mut [RangeRead { offset: range.start(), out }]),
+            Some(deferred) => deferred.read(&self.backing, &mut [RangeRead { offset: range.start(), out }]),
         };
         read.map_err(|error| self.locate_error(error))
     }
@@ -266,34 +224,28 @@ impl Source {
     /// Keeps up to `len` bytes at `offset` of the window for reads that follow, where requests are expensive. The part outside of the
     /// window is left out.
     pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
-        let len = len.min(self.len().saturating_sub(offset));
-        self.backing.prefetch(self.file_offset(offset), len).map_err(|error| self.locate_error(error))
+        let Backing::Remote(remote) = &self.backing else { return Ok(()) };
+        let (start, len) = (self.start().saturating_add(offset), len.min(self.len().saturating_sub(offset)));
+        remote.prefetch(start, len).map_err(|error| self.locate_error(error))
     }
 
-    /// Limits what is fetched until the result is dropped, where requests are expensive and nothing limits them yet.
-    pub fn limit_requests(&self, limits: &Limits) -> RequestLimit {
-        RequestLimit::new(&self.backing, limits)
+    /// The same window with limits on what is requested through it. Unchanged where requests are cheap, and where limits hold already.
+    pub fn limited(&self, limits: &Limits) -> Limited {
+        let meter = Arc::new(RequestMeter::new(limits));
+        let backing = match &self.backing {
+            Backing::Remote(remote) => remote.with_meter(&meter).map(Backing::Remote),
+            _ => None,
+        };
+        let backing = backing.unwrap_or_else(|| self.backing.clone());
+        Limited { source: Source { backing, ..self.clone() }, _meter: meter }
     }
 
-    /// The same window for a reader whose requests are limited, also while others read the source: see [`Source::unlimited`]. Where
-    /// requests are not counted, it is unchanged.
-    pub fn limited(&self, limits: &Limits) -> Source {
-        let Some(limited) = Limited::new(&self.backing, limits) else { return self.clone() };
-        Source { backing: Arc::new(limited), ..self.clone() }
-    }
-
-    /// This window of `limited`, without its limit, as a window of `source`, from which [`Source::limited`] made that. Windows of
-    /// anything else are unchanged.
-    pub fn unlimited(self, limited: &Source, source: &Source) -> Source {
-        match Arc::ptr_eq(&self.backing, &limited.backing) {
-            true => Source { backing: source.backing.clone(), ..self },
-            false => self,
+    /// The requests that [`Source::limited`] leaves; `None` without limits.
+    pub(super) fn requests_left(&self) -> Option<Requests> {
+        match &self.backing {
+            Backing::Remote(remote) => remote.requests_left(),
+            _ => None,
         }
-    }
-
-    /// The requests that [`Source::limit_requests`] leaves; `None` without it.
-    pub fn requests_left(&self) -> Option<Requests> {
-        self.backing.requests_left()
     }
 
     /// Reads several ranges of the window in one call. See [`ReadRanges::read_ranges`].
@@ -303,7 +255,7 @@ impl Source {
         }
         let read = match &self.deferred {
             None => self.backing.read_ranges(ranges),
-            Some(deferred) => deferred.read(&*self.backing, ranges),
+            Some(deferred) => deferred.read(&self.backing, ranges),
         };
         read.map_err(|error| self.locate_error(error))
     }
@@ -311,7 +263,7 @@ impl Source {
     /// Reads many small ranges of the window: near ones by one request, and as many requests at once as the source likes. Between two
     /// ranges of one request lie at most `gap` bytes.
     pub fn gather(&self, wanted: &[Region], gap: u64, cancel: &Cancel) -> Result<Fetched> {
-        let fetched = Fetched::gather(&*self.backing, self.in_backing(wanted)?, gap, cancel);
+        let fetched = Fetched::gather(&self.backing, self.ranges(wanted)?, gap, cancel);
         Ok(fetched.map_err(|error| self.locate_error(error))?.based_at(self.start()))
     }
 
@@ -320,7 +272,7 @@ impl Source {
         let access = self.access();
         let Some(left) = self.requests_left() else { return Ok(Some(access.gap)) };
         for gap in [access.gap, access.gap.min(SMALL_GAP_BYTES)] {
-            let (count, bytes) = fetched::cost(self.in_backing(wanted)?, gap, access);
+            let (count, bytes) = fetched::cost(self.ranges(wanted)?, gap, access);
             let has_left = count.saturating_add(reserved.count) <= left.count;
             if has_left && bytes.saturating_add(reserved.bytes) <= left.bytes {
                 return Ok(Some(gap));
@@ -329,25 +281,14 @@ impl Source {
         Ok(None)
     }
 
-    fn in_backing(&self, wanted: &[Region]) -> Result<Vec<Region>> {
+    fn ranges(&self, wanted: &[Region]) -> Result<Vec<Region>> {
         wanted.iter().map(|region| self.range(region.start(), region.len())).collect()
-    }
-
-    /// As [`Source::read_at`], through another file descriptor of the same file.
-    pub(super) fn read_through(&self, descriptor: &File, offset: u64, out: &mut [u8]) -> Result<()> {
-        let is_unproved = self.deferred.as_ref().is_some_and(|deferred| deferred.shift().is_none());
-        let Some(file) = self.file().filter(|_| !is_unproved) else { return self.read_at(offset, out) };
-        let range = self.range(offset, out.len() as u64)?;
-        let shift = range.start().saturating_sub(self.window.start());
-        file.read_through(descriptor, self.file_offset(shift), out)
     }
 
     /// Copies all bytes of the window into a file, inside the kernel (`copy_file_range`). False if this is no local file or one that is
     /// read by many ranges at once, or the kernel cannot do it for these two files; then some bytes may have been written.
     pub fn copy_to_file(&self, target: &File, offset: u64) -> Result<bool> {
-        let Some(file) = self.file().filter(|file| !file.access().waits_for_requests()) else {
-            return Ok(false);
-        };
+        let Backing::File(file) = &self.backing else { return Ok(false) };
         os::copy_range(&file.opened()?.file, self.proved()?.window, target, offset)
             .map_err(|error| self.locate_error(Error::io(error, None)))
     }
@@ -365,16 +306,15 @@ impl Source {
 
     /// `len` bytes at `offset` for a parser: borrowed from bytes in memory, else read. The caller has checked `len`.
     pub fn chunk(&self, offset: u64, len: u64) -> Result<Chunk> {
-        let Some(bytes) = self.backing.as_memory() else {
-            return self.read_vec(offset, len).map(Chunk::from);
-        };
         let range = self.range(offset, len)?;
-        in_memory::chunk(bytes, range.start(), range.len())
+        let shared = self.backing.chunk(range.start(), range.len());
+        shared.unwrap_or_else(|| self.read_vec(offset, len).map(Chunk::from))
     }
 
     /// Fails if these are no longer the bytes that were opened; for a file, if its size, modification time or inode differ.
     pub fn check_unchanged(&self) -> Result<()> {
-        self.backing.check_unchanged().map_err(|error| self.locate_error(error))
+        let checked = self.backing.ranges().map_or(Ok(()), ReadRanges::check_unchanged);
+        checked.map_err(|error| self.locate_error(error))
     }
 
     /// The private mapping of the whole file, and this window's range in it; `None` for everything but local files.
@@ -385,12 +325,6 @@ impl Source {
         Ok(Some((file.map()?, self.proved()?.window)))
     }
 
-    /// A private mapping of the whole file that nothing else shares; `None` for everything but local files. The file is checked as
-    /// by [`Source::map`].
-    pub(super) fn map_unshared(&self) -> Result<Option<Mapping>> {
-        self.file().map(LocalFile::map_unshared).transpose()
-    }
-
     /// The window, in the file or in memory; the first possible place before [`Source::proved`].
     pub(super) fn region(&self) -> Region {
         let shift = self.deferred.as_ref().and_then(Deferred::shift).unwrap_or(0);
@@ -399,11 +333,28 @@ impl Source {
 
     /// Adds the file's path, or the name of what is behind it, to an error.
     pub fn locate_error(&self, error: Error) -> Error {
-        match (self.path(), self.backing.name()) {
-            (Some(path), _) => error.in_file(path),
-            (None, Some(name)) => error.in_file(Path::new(name)),
-            (None, None) => error,
+        match self.path_or_name() {
+            Some(path) => error.in_file(path),
+            None => error,
         }
+    }
+
+    fn path_or_name(&self) -> Option<&Path> {
+        self.path().or_else(|| self.name().map(Path::new))
+    }
+}
+
+/// A source with limits on requests, which hold for all windows of it until this is dropped.
+pub struct Limited {
+    source: Source,
+    _meter: Arc<RequestMeter>,
+}
+
+impl Deref for Limited {
+    type Target = Source;
+
+    fn deref(&self) -> &Source {
+        &self.source
     }
 }
 
@@ -413,9 +364,8 @@ fn out_of_memory(len: u64) -> Error {
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path().map(|path| path.display().to_string());
-        let name = path.or_else(|| self.backing.name().map(str::to_owned)).unwrap_or_else(|| "memory".into());
-        write!(f, "Source({name}, {}..{})", self.window.start(), self.window.end())
+        let path = self.path_or_name().unwrap_or(Path::new("memory")).display();
+        write!(f, "Source({path}, {}..{})", self.window.start(), self.window.end())
     }
 }
 

@@ -73,7 +73,11 @@ impl Checkpoint {
 
     /// Opens the checkpoint in a folder of a store, as [`Checkpoint::open`] does with a folder on disk; with `names`, the index file or
     /// the shards of these names. Several files are opened at once.
-    pub fn from_folder(folder: &dyn ReadFolder, names: &[String], options: Options) -> Result<Checkpoint> {
+    pub fn from_folder(
+        folder: Arc<dyn ReadFolder>,
+        names: &[String],
+        options: Options,
+    ) -> Result<Checkpoint> {
         Ok(Checkpoint(Arc::new(Opened::from_folder(folder, names, options)?)))
     }
 

@@ -16,7 +16,7 @@ use once_cell::race::OnceBox;
 pub(crate) use self::join::Joins;
 use self::schemes::Roles;
 pub(crate) use self::schemes::{Role, Scheme, is_narrow};
-use crate::bytes::{self, FileStamp, ReadFolder, Source};
+use crate::bytes::{self, FileStamp, Folder, ReadFolder, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result, ResultExt};
 use crate::index::{self, Contents, Index, Objects, Options, Path, Storage, Tree};
@@ -111,10 +111,15 @@ impl Opened {
     }
 
     /// See `Checkpoint::from_folder`.
-    pub(crate) fn from_folder(folder: &dyn ReadFolder, names: &[String], options: Options) -> Result<Opened> {
-        let resolved = shards::resolve_in(folder, names, &options.limits)?;
+    pub(crate) fn from_folder(
+        folder: Arc<dyn ReadFolder>,
+        names: &[String],
+        options: Options,
+    ) -> Result<Opened> {
+        let folder = Folder::Store(folder);
+        let resolved = shards::resolve_in(&folder, names, &options.limits)?;
         let open = |name: &String| {
-            let source = Source::new(folder.open(name)?);
+            let source = folder.open(name)?;
             // A folder may be a list of objects from different places, which have names of their own.
             let path = source.name().map_or_else(|| folder.path().join(name), PathBuf::from);
             Ok((path, source))
@@ -130,7 +135,7 @@ impl Opened {
         options: Options,
     ) -> Result<Opened> {
         let mut notes = resolved.notes;
-        notes.extend(shards.iter().filter_map(|(_, contents)| contents.index.source.note()));
+        notes.extend(shards.iter().filter_map(|(_, contents)| contents.index.source.file()?.note()));
         let shards = shards.into_iter().enumerate();
         let shards = shards.flat_map(|(file, (path, contents))| Shard::all(Some(path), file, contents));
         let mut opened = Opened::new(shards.collect(), options);

@@ -147,7 +147,7 @@ impl FileObject {
 }
 
 impl ReadRanges for FileObject {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.len
     }
 

@@ -95,7 +95,7 @@ pub(crate) fn open(py: Python<'_>, source: Source<'_>, options: &OpenOptions) ->
             run::interruptible_if(py, true, &cancel, || Core::from_source(&source, options))
         }
         Source::Folder(Folder(folder, chosen)) => {
-            run::interruptible_if(py, true, &cancel, || Core::from_folder(&folder, &chosen, options))
+            run::interruptible_if(py, true, &cancel, || Core::from_folder(Arc::new(folder), &chosen, options))
         }
     };
     core.map(Checkpoint)

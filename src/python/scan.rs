@@ -45,7 +45,9 @@ pub(crate) fn scan(py: Python<'_>, source: Source<'_>, options: &ScanOptions) ->
             let source = FileObject::source(&file, start, name)?;
             run(&mut || core::scan_source(&source, &options))
         }
-        Source::Folder(Folder(folder, chosen)) => run(&mut || core::scan_folder(&folder, &chosen, &options)),
+        Source::Folder(Folder(folder, chosen)) => {
+            run(&mut || core::scan_folder(Arc::new(folder.clone()), &chosen, &options))
+        }
     }
 }
 

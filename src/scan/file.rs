@@ -32,7 +32,7 @@ pub(super) fn scan_file(
     match (opened, items) {
         (Ok(source), None) => scan_source(&source, Some(text), named, options),
         (Ok(source), Some(items)) => {
-            scan_with(&source, Some(text), true, options, |scanner| scanner.item_file(&source, items))
+            scan_with(&source, Some(text), true, options, |scanner, source| scanner.item_file(source, items))
         }
         (Err(error), _) => Ok(unreadable(FileReport::new(Some(text), options), &error)),
     }
@@ -45,7 +45,7 @@ pub(super) fn scan_source(
     named: bool,
     options: &Options,
 ) -> Result<FileReport> {
-    scan_with(source, path, named, options, |scanner| scanner.top(source))
+    scan_with(source, path, named, options, |scanner, source| scanner.top(source))
 }
 
 fn scan_with(
@@ -53,13 +53,13 @@ fn scan_with(
     path: Option<String>,
     named: bool,
     options: &Options,
-    scan: impl FnOnce(&mut Scanner<'_>) -> Result<()>,
+    scan: impl FnOnce(&mut Scanner<'_>, &Source) -> Result<()>,
 ) -> Result<FileReport> {
     let report = FileReport::new(path, options);
-    let _limit = source.limit_requests(&options.limits);
+    let source = &*source.limited(&options.limits);
     let mut scanner =
         Scanner { options, report, budget: Budget::new(&options.limits, source.len()), keys: HashSet::new() };
-    match scan(&mut scanner).and_then(|()| source.check_unchanged()) {
+    match scan(&mut scanner, source).and_then(|()| source.check_unchanged()) {
         Ok(()) => {}
         Err(error) if error.code() == Code::Cancelled => return Err(error),
         Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => {

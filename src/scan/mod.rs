@@ -118,7 +118,7 @@ where
 
 /// Scans files of a folder in a store, as [`scan`] does with a folder on disk: those of these names, or all files. Subfolders are not
 /// scanned.
-pub fn scan_folder(folder: &dyn ReadFolder, names: &[String], options: &Options) -> Result<Report> {
+pub fn scan_folder(folder: Arc<dyn ReadFolder>, names: &[String], options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let mut options = options.clone();
     let mut folders = Folders::default();

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::{Request, Tensor};
-use crate::bytes::{Mappings, Source};
+use crate::bytes::{LocalFile, Mappings, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::Cast;
@@ -124,14 +124,16 @@ impl Tensor {
             ));
         }
         let source = self.opened.viewable_source(self.storage())?;
-        if let Some(file_system) = source.avoids_views().filter(|_| copy != Some(false)) {
+        if let Some(file_system) =
+            source.file().and_then(LocalFile::avoids_views).filter(|_| copy != Some(false))
+        {
             return Err(Error::new(
                 Code::Buffer,
                 format!("a view of a file on {file_system} would be read page by page"),
             ));
         }
         // Before anything is read.
-        if !source.is_mappable() {
+        if source.file().is_none() {
             return Err(no_mapping(&source));
         }
         let source = source.proved()?;

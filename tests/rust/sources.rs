@@ -53,7 +53,7 @@ impl TestSource {
 }
 
 impl ReadRanges for TestSource {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.bytes.len() as u64
     }
 
@@ -85,7 +85,7 @@ impl ReadRanges for TestSource {
     }
 
     fn check_unchanged(&self) -> Result<()> {
-        if self.len_now.load(Ordering::Relaxed) == self.len() {
+        if self.len_now.load(Ordering::Relaxed) == self.size() {
             return Ok(());
         }
         Err(Error::new(Code::FileChanged, "the object has another size now"))
@@ -215,7 +215,7 @@ fn a_stream_reads_neighbours_together_and_several_ranges_at_once() {
     let nbytes = stream_all(&checkpoint).unwrap();
     assert_eq!(nbytes, 300 * SHAPE[0] * ROW_BYTES);
     let (requests, bytes) = source.taken();
-    let (len, most) = (source.len(), source.in_flight_max.load(Ordering::Relaxed));
+    let (len, most) = (source.size(), source.in_flight_max.load(Ordering::Relaxed));
     // Local headers are read together with the tensors between them.
     assert!(bytes <= len + (64 << 10) && requests < 20, "{bytes} bytes of {len} in {requests} requests");
     assert!(most > 1, "{most} at once in {:?}", start.elapsed());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{Shards, distributed, index_file, missing};
-use crate::bytes::ReadFolder;
+use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
@@ -51,7 +51,7 @@ pub(super) enum Choice {
 }
 
 /// The checkpoint in a folder; safetensors files are preferred to pickles. Fails where there is none, or several that are unrelated.
-pub(super) fn resolve(folder: &dyn ReadFolder, limits: &Limits) -> Result<Shards<String>> {
+pub(super) fn resolve(folder: &Folder, limits: &Limits) -> Result<Shards<String>> {
     let directory = folder.path();
     let (hidden, names): (BTreeSet<String>, BTreeSet<String>) =
         folder.names()?.into_iter().partition(|name| name.starts_with('.'));
@@ -95,8 +95,8 @@ pub(super) fn resolve(folder: &dyn ReadFolder, limits: &Limits) -> Result<Shards
 }
 
 /// Whether a folder on disk is a package of Core ML.
-fn is_core_ml(folder: &dyn ReadFolder) -> bool {
-    folder.on_disk().is_some_and(|path| path.join("Data/com.apple.CoreML").is_dir())
+fn is_core_ml(folder: &Folder) -> bool {
+    matches!(folder, Folder::Disk(path, _) if path.join("Data/com.apple.CoreML").is_dir())
 }
 
 fn orbax(directory: &Path) -> Error {

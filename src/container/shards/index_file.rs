@@ -8,18 +8,18 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 
 use super::{Shards, WeightMap, missing};
-use crate::bytes::{ReadFolder, Source, is_plain_name};
+use crate::bytes::{Folder, is_plain_name};
 use crate::container::json::{self, MAX_DEPTH, Refusal, Skip, Text};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
 /// Reads the index file of this name, and finds its shards in the same folder.
-pub(super) fn read(folder: &dyn ReadFolder, name: &str, limits: &Limits) -> Result<Shards<String>> {
+pub(super) fn read(folder: &Folder, name: &str, limits: &Limits) -> Result<Shards<String>> {
     read_inner(folder, name, limits).in_file(&folder.path().join(name))
 }
 
-fn read_inner(folder: &dyn ReadFolder, name: &str, limits: &Limits) -> Result<Shards<String>> {
-    let source = Source::new(folder.open(name)?);
+fn read_inner(folder: &Folder, name: &str, limits: &Limits) -> Result<Shards<String>> {
+    let source = folder.open(name)?;
     Limits::check("index_bytes", limits.index_bytes, source.len())?;
     let bytes = source.read_vec(0, source.len())?;
     let text = std::str::from_utf8(&bytes).map_err(|_| Error::new(Code::IndexFormat, "it is not UTF-8"))?;

@@ -13,7 +13,7 @@ mod index_file;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::bytes::{FileStamp, Io, LocalFolder, ReadFolder};
+use crate::bytes::{FileStamp, Folder, Io};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 
@@ -55,7 +55,7 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
     match paths {
         [] => Err(Error::new(Code::Value, "no path was given")),
         [path] if is_directory(path)? => {
-            let folder = LocalFolder::new(path.clone(), Io::Auto);
+            let folder = Folder::Disk(path.clone(), Io::Auto);
             Ok(resolve_in(&folder, &[], limits)?.on_disk(path))
         }
         files => {
@@ -63,7 +63,7 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
                 && let Some(name) = index_name(path)
             {
                 let parent = path.parent().unwrap_or(Path::new(""));
-                let folder = LocalFolder::new(parent.to_owned(), Io::Auto);
+                let folder = Folder::Disk(parent.to_owned(), Io::Auto);
                 return Ok(index_file::read(&folder, name, limits)?.on_disk(parent));
             }
             for path in files {
@@ -80,7 +80,7 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
 }
 
 /// As [`resolve`], for names in a folder; without names, for the folder itself.
-pub fn resolve_in(folder: &dyn ReadFolder, names: &[String], limits: &Limits) -> Result<Shards<String>> {
+pub fn resolve_in(folder: &Folder, names: &[String], limits: &Limits) -> Result<Shards<String>> {
     match names {
         [] => directory::resolve(folder, limits),
         [name] if index_name(Path::new(name)).is_some() => index_file::read(folder, name, limits),

@@ -89,7 +89,7 @@ impl Archive {
         let (source, inflate_ratio) = (source.clone(), limits.inflate_ratio);
         let access = source.access();
         let defers = access.waits_for_requests();
-        let deferred_max = if source.is_mappable() { access.small } else { u64::MAX };
+        let deferred_max = if source.file().is_some() { access.small } else { u64::MAX };
         Ok(Archive { source, members, by_name, payloads, defers, deferred_max, has_checksums, inflate_ratio })
     }
 

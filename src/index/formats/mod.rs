@@ -28,7 +28,8 @@ use crate::error::Result;
 /// Reads the index of one file. Its format is detected by its first bytes.
 pub fn read(source: &Source, options: &Options) -> Result<Contents> {
     // Checksums of storages are verified by reading them.
-    let _limit = (!options.verify).then(|| source.limit_requests(&options.limits));
+    let limited = (!options.verify).then(|| source.limited(&options.limits));
+    let source = limited.as_deref().unwrap_or(source);
     if numpy_files::is_empty_npz(source)? {
         return Ok(Index::empty(Format::Npz, source).into());
     }

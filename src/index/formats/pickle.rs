@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::contents::Contents;
 use super::{dcp, torch_legacy};
-use crate::bytes::Source;
+use crate::bytes::{Folder, Source};
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
 use crate::index::model::Options;
@@ -41,7 +41,7 @@ fn joblib(source: &Source) -> Result<Option<Error>> {
 /// checkpoint gives the tensors of that.
 pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Contents> {
     if dcp::is_metadata(&pickle)
-        && let Some(folder) = source.folder()
+        && let Some(folder) = Folder::of(source)
     {
         return dcp::read(source, dcp::Folder::of(folder, source.path(), &options.limits)?, pickle, options);
     }

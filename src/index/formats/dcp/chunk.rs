@@ -76,8 +76,7 @@ impl ArchiveChunk {
             return Err(wrong(text));
         }
         let big_endian = index.storages.get(u32_to_usize(tensor.storage())).is_some_and(|one| one.big_endian);
-        let found =
-            index.bytes(tensor.storage()).and_then(StorageBytes::into_stored)?.unlimited(&limited, source);
+        let found = index.bytes(tensor.storage()).and_then(StorageBytes::into_stored)?;
         Ok(ChunkBytes { source: found, big_endian, layout: layout.clone(), flags: tensor.flags })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use once_cell::race::OnceBox;
 
-use crate::bytes::{FileStamp, ReadFolder, Region, Source};
+use crate::bytes::{FileStamp, Folder, Region, Source};
 use crate::error::{Code, Error, Result};
 #[cfg(feature = "scan")]
 use crate::index::model::ChunkItem;
@@ -71,7 +71,7 @@ pub(super) struct ChunkFiles {
 pub(super) enum ChunkFile {
     /// A file in a folder.
     Named {
-        folder: Arc<dyn ReadFolder>,
+        folder: Folder,
         name: String,
         /// The path, or URL, of the file.
         path: PathBuf,
@@ -94,7 +94,7 @@ impl fmt::Debug for ChunkFile {
 
 impl ChunkFile {
     /// A file of this size in a folder.
-    pub(super) fn named(folder: &Arc<dyn ReadFolder>, name: &str, len: u64) -> ChunkFile {
+    pub(super) fn named(folder: &Folder, name: &str, len: u64) -> ChunkFile {
         let (path, name) = (folder.path().join(name), name.to_owned());
         ChunkFile::Named { folder: folder.clone(), name, path, len, source: OnceBox::new() }
     }
@@ -118,7 +118,7 @@ impl ChunkFiles {
         let mut stamps = Vec::new();
         for file in &self.files {
             let ChunkFile::Named { folder, path, len, source, .. } = file else { continue };
-            if folder.on_disk().is_none() {
+            if matches!(folder, Folder::Store(_)) {
                 continue;
             }
             let stamp = match source.get().and_then(|source| source.file_stamp()) {
@@ -142,7 +142,7 @@ impl ChunkFiles {
         let source = match file {
             ChunkFile::Window(source) => source,
             ChunkFile::Named { folder, name, path, len, source } => source.get_or_try_init(|| {
-                let source = Source::new(folder.open(name)?);
+                let source = folder.open(name)?;
                 match source.len() == *len {
                     true => Ok(Box::new(source)),
                     false => Err(size_changed(path, *len, source.len())),

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
 
 use super::files::{ChunkFile, Place};
-use crate::bytes::{ReadFolder, Region, is_plain_name};
+use crate::bytes::{self, Region, is_plain_name};
 use crate::container::tar::Archive;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -23,7 +22,7 @@ pub(in crate::index::formats) struct Folder<'a> {
 enum FolderPlace<'a> {
     /// On disk, or in a store.
     Folder {
-        folder: Arc<dyn ReadFolder>,
+        folder: bytes::Folder,
         /// The folders on disk that files may be in once links are followed: that of the metadata, before and after its own link is
         /// followed. `None` in a store, which has no links.
         allowed: Option<Vec<PathBuf>>,
@@ -42,12 +41,12 @@ impl<'a> Folder<'a> {
 
     /// The folder that has the metadata; `path` is that of the metadata, if it is on disk.
     pub(in crate::index::formats) fn of(
-        folder: Arc<dyn ReadFolder>,
+        folder: bytes::Folder,
         metadata: Option<&FilePath>,
         limits: &Limits,
     ) -> Result<Folder<'a>> {
-        let allowed = match (folder.on_disk(), metadata) {
-            (Some(path), Some(metadata)) => {
+        let allowed = match (&folder, metadata) {
+            (bytes::Folder::Disk(path, _), Some(metadata)) => {
                 let failed = |error| Error::io(error, metadata.to_owned());
                 let path = if path.as_os_str().is_empty() { FilePath::new(".") } else { path };
                 let mut allowed = vec![fs::canonicalize(path).map_err(failed)?];
@@ -121,7 +120,7 @@ fn missing(name: &str) -> Error {
 }
 
 /// A file in a folder on disk.
-fn on_disk(folder: &Arc<dyn ReadFolder>, allowed: &[PathBuf], name: &str) -> Result<ChunkFile> {
+fn on_disk(folder: &bytes::Folder, allowed: &[PathBuf], name: &str) -> Result<ChunkFile> {
     let path = folder.path().join(name);
     let real = match fs::canonicalize(&path) {
         Ok(real) => real,
