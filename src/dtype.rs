@@ -20,8 +20,20 @@ pub enum Kind {
     Packed,
 }
 
+macro_rules! optional {
+    () => {
+        None
+    };
+    ($value:literal) => {
+        Some($value)
+    };
+}
+
 macro_rules! dtypes {
-    ($($variant:ident $name:literal $size:literal $kind:ident [$($alias:literal)*];)*) => {
+    ($(
+        $variant:ident $name:literal $size:literal $kind:ident [$($code:literal $rank:literal)?] [$($numpy:literal)?]
+        $dlpack:tt [$($export:literal)?] [$($storage:literal)*] [$($alias:literal)*];
+    )*) => {
         /// The type of a tensor's elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -49,7 +61,51 @@ macro_rules! dtypes {
             /// The dtype with this name in torch, safetensors or NumPy, with or without the prefix `torch.`.
             pub fn from_name(name: &str) -> Option<DType> {
                 match name.strip_prefix("torch.").unwrap_or(name) {
-                    $($name $(| $alias)* => Some(DType::$variant),)*
+                    $($name $(| $code)? $(| $alias)* => Some(DType::$variant),)*
+                    _ => None,
+                }
+            }
+
+            /// The dtype's code in a safetensors header; `None` where the format has none.
+            pub fn safetensors(self) -> Option<&'static str> {
+                match self { $(DType::$variant => optional!($($code)?),)* }
+            }
+
+            /// The code's number in the enumeration of the safetensors package, which sorts tensors by it, the last first.
+            pub(crate) fn safetensors_rank(self) -> Option<u8> {
+                match self { $(DType::$variant => optional!($($rank)?),)* }
+            }
+
+            /// The dtype with this code in a safetensors header; the code is case-sensitive.
+            pub fn from_safetensors(code: &str) -> Option<DType> {
+                match code { $($($code => Some(DType::$variant),)?)* _ => None }
+            }
+
+            /// The type code in NumPy, without a byte order: `"f4"`; `None` where NumPy has no such dtype.
+            pub(crate) fn numpy_code(self) -> Option<&'static str> {
+                match self { $(DType::$variant => optional!($($numpy)?),)* }
+            }
+
+            /// The dtype with this type code in NumPy, without a byte order.
+            pub fn from_numpy_code(code: &str) -> Option<DType> {
+                match code { $($($numpy => Some(DType::$variant),)?)* _ => None }
+            }
+
+            /// The type code and the number of lanes in DLPack.
+            pub(crate) fn dlpack(self) -> (u8, u8) {
+                match self { $(DType::$variant => $dlpack,)* }
+            }
+
+            /// The dtype with this number in the schema of torch.export (torch/_export/serde/schema.py: `ScalarType`).
+            pub(crate) fn from_export_number(number: u64) -> Option<DType> {
+                match number { $($($export => Some(DType::$variant),)?)* _ => None }
+            }
+
+            /// The dtype of the elements of a typed storage class of torch: `"FloatStorage"`. Of a quantized class, these are the
+            /// integers without their scales; packed ones as bytes.
+            pub(crate) fn from_storage_class(class: &str) -> Option<DType> {
+                match class.strip_suffix("Storage")? {
+                    $($($storage => Some(DType::$variant),)*)*
                     _ => None,
                 }
             }
@@ -57,34 +113,36 @@ macro_rules! dtypes {
     };
 }
 
+// One row for each dtype: its torch name, bytes, kind, safetensors code and rank, NumPy code, DLPack code and lanes (3 is
+// kDLOpaqueHandle, for uninterpreted bits), torch.export number, storage classes, other names.
 dtypes! {
-    Bool "bool" 1 Bool ["BOOL"];
-    U8 "uint8" 1 Int ["U8" "u8"];
-    I8 "int8" 1 Int ["I8" "i8"];
-    U16 "uint16" 2 Int ["U16" "u16"];
-    I16 "int16" 2 Int ["I16" "i16" "short"];
-    U32 "uint32" 4 Int ["U32" "u32"];
-    I32 "int32" 4 Int ["I32" "i32" "int"];
-    U64 "uint64" 8 Int ["U64" "u64"];
-    I64 "int64" 8 Int ["I64" "i64" "long"];
-    F8E4M3Fn "float8_e4m3fn" 1 Float ["F8_E4M3" "f8_e4m3" "fp8_e4m3"];
-    F8E5M2 "float8_e5m2" 1 Float ["F8_E5M2" "f8_e5m2" "fp8_e5m2"];
-    F8E4M3Fnuz "float8_e4m3fnuz" 1 Float ["F8_E4M3FNUZ"];
-    F8E5M2Fnuz "float8_e5m2fnuz" 1 Float ["F8_E5M2FNUZ"];
-    F8E8M0Fnu "float8_e8m0fnu" 1 Float ["F8_E8M0"];
-    F16 "float16" 2 Float ["F16" "f16" "fp16" "half"];
-    BF16 "bfloat16" 2 Float ["BF16" "bf16"];
-    F32 "float32" 4 Float ["F32" "f32" "fp32" "float"];
-    F64 "float64" 8 Float ["F64" "f64" "fp64" "double"];
-    C32 "complex32" 4 Complex ["C32" "chalf"];
-    C64 "complex64" 8 Complex ["C64" "cfloat"];
-    C128 "complex128" 16 Complex ["C128" "cdouble"];
-    F4E2M1FnX2 "float4_e2m1fn_x2" 1 Packed ["F4"];
-    Bits8 "bits8" 1 Packed [];
-    Bits16 "bits16" 2 Packed [];
-    Bits1x8 "bits1x8" 1 Packed [];
-    Bits2x4 "bits2x4" 1 Packed [];
-    Bits4x2 "bits4x2" 1 Packed [];
+    Bool       "bool"             1  Bool    ["BOOL" 0]         ["b1"]  (6, 1)  [12] ["Bool"]  [];
+    U8         "uint8"            1  Int     ["U8" 4]           ["u1"]  (1, 1)  [1]  ["Byte" "QUInt8" "QUInt4x2" "QUInt2x4"] ["u8"];
+    I8         "int8"             1  Int     ["I8" 5]           ["i1"]  (0, 1)  [2]  ["Char" "QInt8"] ["i8"];
+    U16        "uint16"           2  Int     ["U16" 12]         ["u2"]  (1, 1)  [28] []        ["u16"];
+    I16        "int16"            2  Int     ["I16" 11]         ["i2"]  (0, 1)  [3]  ["Short"] ["i16" "short"];
+    U32        "uint32"           4  Int     ["U32" 16]         ["u4"]  (1, 1)  [34] []        ["u32"];
+    I32        "int32"            4  Int     ["I32" 15]         ["i4"]  (0, 1)  [4]  ["Int" "QInt32"] ["i32" "int"];
+    U64        "uint64"           8  Int     ["U64" 21]         ["u8"]  (1, 1)  [35] []        ["u64"];
+    I64        "int64"            8  Int     ["I64" 20]         ["i8"]  (0, 1)  [5]  ["Long"]  ["i64" "long"];
+    F8E4M3Fn   "float8_e4m3fn"    1  Float   ["F8_E4M3" 7]      []      (10, 1) [29] []        ["f8_e4m3" "fp8_e4m3"];
+    F8E5M2     "float8_e5m2"      1  Float   ["F8_E5M2" 6]      []      (12, 1) [30] []        ["f8_e5m2" "fp8_e5m2"];
+    F8E4M3Fnuz "float8_e4m3fnuz"  1  Float   ["F8_E4M3FNUZ" 9]  []      (11, 1) [31] []        [];
+    F8E5M2Fnuz "float8_e5m2fnuz"  1  Float   ["F8_E5M2FNUZ" 10] []      (13, 1) [32] []        [];
+    F8E8M0Fnu  "float8_e8m0fnu"   1  Float   ["F8_E8M0" 8]      []      (14, 1) [33] []        [];
+    F16        "float16"          2  Float   ["F16" 13]         ["f2"]  (2, 1)  [6]  ["Half"]  ["f16" "fp16" "half"];
+    BF16       "bfloat16"         2  Float   ["BF16" 14]        []      (4, 1)  [13] ["BFloat16"] ["bf16"];
+    F32        "float32"          4  Float   ["F32" 17]         ["f4"]  (2, 1)  [7]  ["Float"] ["f32" "fp32" "float"];
+    F64        "float64"          8  Float   ["F64" 19]         ["f8"]  (2, 1)  [8]  ["Double"] ["f64" "fp64" "double"];
+    C32        "complex32"        4  Complex []                 []      (5, 1)  [9]  []        ["C32" "chalf"];
+    C64        "complex64"        8  Complex ["C64" 18]         ["c8"]  (5, 1)  [10] ["ComplexFloat"] ["cfloat"];
+    C128       "complex128"       16 Complex []                 ["c16"] (5, 1)  [11] ["ComplexDouble"] ["C128" "cdouble"];
+    F4E2M1FnX2 "float4_e2m1fn_x2" 1  Packed  ["F4" 1]           []      (17, 2) []   []        [];
+    Bits8      "bits8"            1  Packed  []                 []      (3, 1)  []   []        [];
+    Bits16     "bits16"           2  Packed  []                 []      (3, 1)  []   []        [];
+    Bits1x8    "bits1x8"          1  Packed  []                 []      (3, 1)  []   []        [];
+    Bits2x4    "bits2x4"          1  Packed  []                 []      (3, 1)  []   []        [];
+    Bits4x2    "bits4x2"          1  Packed  []                 []      (3, 1)  []   []        [];
 }
 
 impl DType {
@@ -94,65 +152,6 @@ impl DType {
             let known: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
             Error::new(Code::Value, format!("{name:?} is no dtype"))
                 .note(format!("known: {}", known.join(", ")))
-        })
-    }
-
-    /// The dtype's code in a safetensors header; `None` where the format has none.
-    pub fn safetensors(self) -> Option<&'static str> {
-        Some(match self {
-            DType::Bool => "BOOL",
-            DType::U8 => "U8",
-            DType::I8 => "I8",
-            DType::U16 => "U16",
-            DType::I16 => "I16",
-            DType::U32 => "U32",
-            DType::I32 => "I32",
-            DType::U64 => "U64",
-            DType::I64 => "I64",
-            DType::F8E4M3Fn => "F8_E4M3",
-            DType::F8E5M2 => "F8_E5M2",
-            DType::F8E4M3Fnuz => "F8_E4M3FNUZ",
-            DType::F8E5M2Fnuz => "F8_E5M2FNUZ",
-            DType::F8E8M0Fnu => "F8_E8M0",
-            DType::F16 => "F16",
-            DType::BF16 => "BF16",
-            DType::F32 => "F32",
-            DType::F64 => "F64",
-            DType::C64 => "C64",
-            DType::F4E2M1FnX2 => "F4",
-            DType::C32
-            | DType::C128
-            | DType::Bits8
-            | DType::Bits16
-            | DType::Bits1x8
-            | DType::Bits2x4
-            | DType::Bits4x2 => return None,
-        })
-    }
-
-    /// The dtype with this code in a safetensors header; the code is case-sensitive.
-    pub fn from_safetensors(code: &str) -> Option<DType> {
-        DType::ALL.iter().copied().find(|dtype| dtype.safetensors() == Some(code))
-    }
-
-    /// The dtype with this type code in NumPy, without a byte order: `"f4"`.
-    pub fn from_numpy_code(code: &str) -> Option<DType> {
-        Some(match code {
-            "b1" => DType::Bool,
-            "u1" => DType::U8,
-            "i1" => DType::I8,
-            "u2" => DType::U16,
-            "i2" => DType::I16,
-            "u4" => DType::U32,
-            "i4" => DType::I32,
-            "u8" => DType::U64,
-            "i8" => DType::I64,
-            "f2" => DType::F16,
-            "f4" => DType::F32,
-            "f8" => DType::F64,
-            "c8" => DType::C64,
-            "c16" => DType::C128,
-            _ => return None,
         })
     }
 

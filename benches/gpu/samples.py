@@ -33,7 +33,7 @@ SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 
 def dtypes() -> list[str]:
     """Every dtype that both rustload and the installed torch have."""
-    return [name for name, _, _ in _rustload.DTYPES if hasattr(torch, name)]
+    return [name for name, *_ in _rustload.DTYPES if hasattr(torch, name)]
 
 
 def patterns(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -105,7 +105,7 @@ class Files:
         """Writes the files; omits a dtype from a format whose own writer rejects it."""
         zipped = {name: tensor for name, tensor in given.items() if _is_saved(tensor.dtype, legacy=False)}
         old = {name: tensor for name, tensor in zipped.items() if _is_saved(tensor.dtype, legacy=True)}
-        header = {dtype for dtype, _, code in _rustload.DTYPES if code is not None}
+        header = {dtype for dtype, _, _, code, *_ in _rustload.DTYPES if code is not None}
         plain = {
             name: _copy(tensor)
             for name, tensor in zipped.items()

@@ -71,8 +71,8 @@ __version__: Final[str]
 DEBUG: Final[bool]
 """Whether this is a debug build, which is slow."""
 
-DTYPES: Final[list[tuple[str, int, str | None]]]
-"""Every dtype: its torch name, bytes per element, and its code in a safetensors header or None."""
+DTYPES: Final[list[tuple[str, int, str, str | None, int | None, str | None]]]
+"""Every dtype: its torch name, bytes per element, kind (`"Float"`), safetensors code and its rank, and NumPy type code."""
 
 LIMITS: Final[list[tuple[str, int, str]]]
 """Every limit: its name, its default, and what it bounds."""

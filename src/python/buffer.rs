@@ -253,20 +253,20 @@ impl Buffer {
     }
 }
 
-/// The `struct` format of a dtype. Dtypes that the protocol does not have appear as unsigned integers of their bits.
+/// The `struct` format of a dtype. Dtypes that NumPy does not have appear as unsigned integers of their bits.
 ///
 /// Sizes are native ones. 64-bit integers are `l` and `L` where C's long has 64 bits, as in NumPy: torch accepts no array of `Q`
 /// there. Elsewhere they are `q` and `Q`.
 fn format(dtype: DType) -> &'static CStr {
-    match dtype {
+    match dtype.numpy_code().map_or_else(|| DType::unsigned(dtype.itemsize()), |_| dtype) {
         DType::Bool => c"?",
         DType::I8 => c"b",
         DType::I16 => c"h",
         DType::I32 => c"i",
         DType::I64 if LONG_HAS_64_BITS => c"l",
         DType::I64 => c"q",
-        DType::U16 | DType::BF16 | DType::Bits16 => c"H",
-        DType::U32 | DType::C32 => c"I",
+        DType::U16 => c"H",
+        DType::U32 => c"I",
         DType::U64 if LONG_HAS_64_BITS => c"L",
         DType::U64 => c"Q",
         DType::F16 => c"e",
@@ -274,16 +274,6 @@ fn format(dtype: DType) -> &'static CStr {
         DType::F64 => c"d",
         DType::C64 => c"Zf",
         DType::C128 => c"Zd",
-        DType::U8
-        | DType::F8E4M3Fn
-        | DType::F8E5M2
-        | DType::F8E4M3Fnuz
-        | DType::F8E5M2Fnuz
-        | DType::F8E8M0Fnu
-        | DType::F4E2M1FnX2
-        | DType::Bits8
-        | DType::Bits1x8
-        | DType::Bits2x4
-        | DType::Bits4x2 => c"B",
+        _ => c"B",
     }
 }

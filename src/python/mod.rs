@@ -85,8 +85,12 @@ mod _rustload {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DEBUG", cfg!(debug_assertions))?;
-        let dtypes: Vec<_> =
-            DType::ALL.iter().map(|dtype| (dtype.name(), dtype.itemsize(), dtype.safetensors())).collect();
+        let dtype = |dtype: &DType| {
+            let kind = format!("{:?}", dtype.kind());
+            let (code, rank) = (dtype.safetensors(), dtype.safetensors_rank());
+            (dtype.name(), dtype.itemsize(), kind, code, rank, dtype.numpy_code())
+        };
+        let dtypes: Vec<_> = DType::ALL.iter().map(dtype).collect();
         module.add("DTYPES", dtypes)?;
         let mut defaults = Bounds::default();
         let limits: Vec<_> = Bounds::NAMES

@@ -89,34 +89,9 @@ struct Context {
 
 /// The DLPack type of a dtype.
 pub fn data_type(dtype: DType) -> DataType {
-    let plain = |code, bits| DataType { code, bits, lanes: 1 };
-    match dtype {
-        DType::I8 => plain(0, 8),
-        DType::I16 => plain(0, 16),
-        DType::I32 => plain(0, 32),
-        DType::I64 => plain(0, 64),
-        DType::U8 => plain(1, 8),
-        DType::U16 => plain(1, 16),
-        DType::U32 => plain(1, 32),
-        DType::U64 => plain(1, 64),
-        DType::F16 => plain(2, 16),
-        DType::F32 => plain(2, 32),
-        DType::F64 => plain(2, 64),
-        DType::BF16 => plain(4, 16),
-        DType::C32 => plain(5, 32),
-        DType::C64 => plain(5, 64),
-        DType::C128 => plain(5, 128),
-        DType::Bool => plain(6, 8),
-        DType::F8E4M3Fn => plain(10, 8),
-        DType::F8E4M3Fnuz => plain(11, 8),
-        DType::F8E5M2 => plain(12, 8),
-        DType::F8E5M2Fnuz => plain(13, 8),
-        DType::F8E8M0Fnu => plain(14, 8),
-        DType::F4E2M1FnX2 => DataType { code: 17, bits: 4, lanes: 2 },
-        // kDLOpaqueHandle: DLPack has no type for uninterpreted bits.
-        DType::Bits16 => plain(3, 16),
-        DType::Bits8 | DType::Bits1x8 | DType::Bits2x4 | DType::Bits4x2 => plain(3, 8),
-    }
+    let (code, lanes) = dtype.dlpack();
+    let bits = u8::try_from(dtype.itemsize() * 8).unwrap_or(u8::MAX) / lanes;
+    DataType { code, bits, lanes: lanes.into() }
 }
 
 /// Shape and strides as the structure needs them; dimensions of size 1, and all of an empty array, get the contiguous strides.

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from rustload import _rustload
 
-__all__ = ["DTYPES", "DType", "Size"]
+__all__ = ["DTYPES", "DTYPE_ROWS", "DType", "DTypeRow", "Size"]
+
+
+class DTypeRow(NamedTuple):
+    """The columns of the core's table (`src/dtype.rs`) for one dtype.
+
+    Attributes:
+        name: The name in torch.
+        itemsize: Bytes per element.
+        kind: `"Bool"`, `"Int"`, `"Float"`, `"Complex"`, or `"Packed"`.
+        code: The code in a safetensors header; None where the format has none.
+        rank: The code's number in the enumeration of the safetensors package, which sorts tensors by it, the last first.
+        numpy_code: The type code in NumPy; None where NumPy has no such dtype.
+    """
+
+    name: str
+    itemsize: int
+    kind: str
+    code: str | None
+    rank: int | None
+    numpy_code: str | None
+
+
+DTYPE_ROWS = {row[0]: DTypeRow(*row) for row in _rustload.DTYPES}
+"""Every dtype by its name."""
 
 _LIBRARIES = frozenset({"torch", "numpy", "ml_dtypes", "jax", "jaxlib", "cupy"})
 
@@ -74,7 +98,7 @@ def _name_of(dtype: object) -> str:
         return ""
 
 
-DTYPES = {name: DType(name) for name, _, _ in _rustload.DTYPES}
+DTYPES = {name: DType(name) for name in DTYPE_ROWS}
 """Every dtype by its name; the extension gives them as dtypes of lazy tensors."""
 
 

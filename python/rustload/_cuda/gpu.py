@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rustload import _rustload
+from rustload._common.dtypes import DTYPE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["ITEMSIZE", "Gpu", "StagingBuffer"]
 
 # Bytes per element, by dtype.
-ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
+ITEMSIZE = {name: row.itemsize for name, row in DTYPE_ROWS.items()}
 
 
 class Gpu(Protocol):

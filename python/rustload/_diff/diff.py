@@ -12,6 +12,7 @@ from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._checkpoint.tensors import TensorMapping
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.patterns import matches
 from rustload._common.progress import reporting
 from rustload._common.request import Request
@@ -29,8 +30,6 @@ __all__ = ["diff"]
 
 BATCH_BYTES = 1 << 30
 """The bytes of tensors that are compared between two reports of progress."""
-
-_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 
 
 def diff(
@@ -209,7 +208,7 @@ def _compare(
         if any(getattr(tensor._core, "is_meta", False) for tensor in (first, second)):
             without_data += 1
             continue
-        wanted.append((number, dtype, math.prod(one.shapes[0]) * _ITEMSIZE[dtype]))
+        wanted.append((number, dtype, math.prod(one.shapes[0]) * DTYPE_ROWS[dtype].itemsize))
     if without_data:
         notes.append(f"{without_data:,} tensors on the meta device have no elements to compare")
     with reporting(progress, sum(nbytes for _, _, nbytes in wanted), "comparing") as report:
@@ -265,7 +264,7 @@ def _common(one: str, two: str) -> str | None:
     if "complex" in kinds:
         return "complex128"
     if kinds == {"float"}:
-        sizes = _ITEMSIZE[one], _ITEMSIZE[two]
+        sizes = DTYPE_ROWS[one].itemsize, DTYPE_ROWS[two].itemsize
         if sizes[0] == sizes[1]:
             return "float32"
         return one if sizes[0] < sizes[1] else two

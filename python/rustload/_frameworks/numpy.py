@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.request import Request, request_for_out
 from rustload.errors import _error
 
@@ -15,16 +16,7 @@ if TYPE_CHECKING:
     from rustload._rustload import Buffer
 
 # The dtypes that only ml_dtypes provides; complex32 is not in its older versions.
-_ML_DTYPES = {
-    "bfloat16",
-    "complex32",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-}
-
+_ML_DTYPES = {row.name for row in DTYPE_ROWS.values() if row.numpy_code is None and row.kind != "Packed"}
 
 COPIES_VIEWS = False
 

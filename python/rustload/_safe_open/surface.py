@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
 
 from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.files import is_file_object
 from rustload._frameworks import adapters
 from rustload._remote.folder import ObjectFolder
@@ -55,26 +56,7 @@ _BACKENDS = ("mmap", "pread")
 
 # The dtype codes. The format has no code for the last two, which occur only in pickles.
 _CODES = {
-    "bool": "BOOL",
-    "float4_e2m1fn_x2": "F4",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "complex64": "C64",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
+    **{name: row.code for name, row in DTYPE_ROWS.items() if row.code},
     "complex32": "C32",
     "complex128": "C128",
 }

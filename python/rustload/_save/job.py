@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rustload import _rustload
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.sizes import parse_bytes
 from rustload._save.arrays import unsupported, values_of
 from rustload._save.flatten import flatten
@@ -17,6 +17,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rustload import _rustload
     from rustload._common.request import Request
     from rustload._common.rules import Rules
     from rustload._save.arrays import Values
@@ -36,8 +37,6 @@ __all__ = [
 
 SHARD_BYTES = 50_000_000_000
 """The most bytes of tensors in one file of a folder, as in transformers."""
-
-_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -129,7 +128,7 @@ class Job:
         if key not in self._requests:
             self._requests[key] = self._plain.but(dtype=dtype, transpose=dims)
         self.tensors += 1
-        self.nbytes += math.prod(info.shape) * _ITEMSIZE[dtype or info.dtype]
+        self.nbytes += math.prod(info.shape) * DTYPE_ROWS[dtype or info.dtype].itemsize
         self.converted += dequantizes or dims is not None or dtype not in (None, info.dtype)
         return name, core, self._requests[key]
 

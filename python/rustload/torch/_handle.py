@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rustload import _rustload
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _clipped
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rustload.torch._private_views import PrivateViews
 
 __all__ = ["TorchHandle"]
-
-_CODES = {name: code for name, _, code in _rustload.DTYPES if code is not None}
 
 
 class TorchHandle(Operators):
@@ -206,7 +204,7 @@ class TorchHandle(Operators):
 
     def get_dtype(self) -> str:
         """The safetensors dtype code, such as `"BF16"`; torch's name if there is no code."""
-        return _CODES.get(self._dtype, self._dtype)
+        return DTYPE_ROWS[self._dtype].code or self._dtype
 
     def detach(self) -> TorchHandle:
         """The handle itself: it is not part of an autograd graph."""

@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from rustload import _rustload
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -17,31 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FileLayout", "FolderLayout", "Location", "TensorSpec", "is_of_checkpoint", "plan_folder"]
 
-# Tensors are sorted by dtype, in the reverse order of the reference's enumeration, and then by name (safetensors: `Dtype`).
-_CODES = [
-    "BOOL",
-    "F4",
-    "F6_E2M3",
-    "F6_E3M2",
-    "U8",
-    "I8",
-    "F8_E5M2",
-    "F8_E4M3",
-    "F8_E8M0",
-    "F8_E4M3FNUZ",
-    "F8_E5M2FNUZ",
-    "I16",
-    "U16",
-    "F16",
-    "BF16",
-    "I32",
-    "U32",
-    "F32",
-    "C64",
-    "F64",
-    "I64",
-    "U64",
-]
 _HEADER_MAX = 100_000_000
 
 
@@ -95,18 +70,17 @@ def plan_folder(
         UnsupportedError: A dtype has no form in a safetensors file (code `NotSafetensors`).
         ValueError: A header is too long, or a tensor is named `__metadata__`.
     """
-    known = {name: (itemsize, code) for name, itemsize, code in _rustload.DTYPES}
-    sizes, codes = {}, {}
+    sizes, rows = {}, {}
     for name, (dtype, shape) in tensors.items():
-        itemsize, code = known.get(dtype, (0, None))
-        if code is None or (code == "F4" and not shape):
+        row = DTYPE_ROWS.get(dtype)
+        if row is None or row.code is None or (row.code == "F4" and not shape):
             raise _error("NotSafetensors", f"{dtype} has no form in a safetensors file: {name!r}")
         if name == "__metadata__":
             raise _error("DuplicateName", "'__metadata__' is the key of the header's metadata")
         count = 1
         for size in shape:
             count *= size
-        sizes[name], codes[name] = count * itemsize, code
+        sizes[name], rows[name] = count * row.itemsize, row
     shards = _divide(sizes, max_shard_size)
     shard_stem = stem if generation == 1 else f"{stem}.generation{generation}"
     files: dict[str, FileLayout] = {}
@@ -114,7 +88,7 @@ def plan_folder(
     for number, members in enumerate(shards, start=1):
         file = f"{shard_stem}-{number:05}-of-{len(shards):05}" if len(shards) > 1 else stem
         file += ".safetensors"
-        names = sorted(members, key=lambda name: (-_CODES.index(codes[name]), name.encode()))
+        names = sorted(members, key=lambda name: (-(rows[name].rank or 0), name.encode()))
         header: dict[str, object] = {}
         if metadata:
             header["__metadata__"] = dict(sorted(metadata.items()))
@@ -122,9 +96,9 @@ def plan_folder(
         for name in names:
             end = position + sizes[name]
             sizes_of = list(tensors[name].shape)
-            if codes[name] == "F4":  # the header counts elements, torch counts pairs
+            if rows[name].code == "F4":  # the header counts elements, torch counts pairs
                 sizes_of[-1] *= 2
-            header[name] = {"dtype": codes[name], "shape": sizes_of, "data_offsets": [position, end]}
+            header[name] = {"dtype": rows[name].code, "shape": sizes_of, "data_offsets": [position, end]}
             position = end
         head = _head(header)
         files[file] = FileLayout(head, len(head) + position)

@@ -44,8 +44,9 @@ impl FilePlan {
         let codes = tensors.iter().map(code).collect::<Result<Vec<_>>>()?;
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         let key = |&index: &usize| {
-            let rank = codes.get(index).and_then(|code| RANKS.iter().position(|ranked| ranked == code));
-            (std::cmp::Reverse(rank), tensors.get(index).map(|tensor| tensor.name.as_str()))
+            let tensor = tensors.get(index);
+            let rank = tensor.and_then(|tensor| tensor.dtype.safetensors_rank());
+            (std::cmp::Reverse(rank), tensor.map(|tensor| tensor.name.as_str()))
         };
         order.sort_unstable_by(|one, two| key(one).cmp(&key(two)));
         check_unique(tensors)?;
@@ -79,32 +80,6 @@ impl FilePlan {
         Ok(FilePlan { head, regions, len })
     }
 }
-
-/// The codes of dtypes, in the order of the reference's enumeration. Tensors are sorted by it, the last first.
-const RANKS: [&str; 22] = [
-    "BOOL",
-    "F4",
-    "F6_E2M3",
-    "F6_E3M2",
-    "U8",
-    "I8",
-    "F8_E5M2",
-    "F8_E4M3",
-    "F8_E8M0",
-    "F8_E4M3FNUZ",
-    "F8_E5M2FNUZ",
-    "I16",
-    "U16",
-    "F16",
-    "BF16",
-    "I32",
-    "U32",
-    "F32",
-    "C64",
-    "F64",
-    "I64",
-    "U64",
-];
 
 fn code(tensor: &Declaration) -> Result<&'static str> {
     tensor.dtype.safetensors().ok_or_else(|| {

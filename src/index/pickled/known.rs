@@ -121,7 +121,8 @@ pub(crate) fn lookup(module: &str, name: &str) -> Option<Known> {
             _ => return None,
         },
         "loaded" => Known::LoadFromBytes,
-        "storage_class" => Known::Storage(storage_dtype(name)?),
+        "storage_class" if name == "UntypedStorage" => Known::Storage(None),
+        "storage_class" => Known::Storage(Some(DType::from_storage_class(name)?)),
         "dtype" => DType::ALL
             .iter()
             .find(|dtype| dtype.name() == name)
@@ -152,30 +153,6 @@ pub(crate) fn lookup(module: &str, name: &str) -> Option<Known> {
     })
 }
 
-/// The dtype of the storage class with this name.
-fn storage_dtype(name: &str) -> Option<Option<DType>> {
-    Some(Some(match name.strip_suffix("Storage")? {
-        "Untyped" => return Some(None),
-        "Double" => DType::F64,
-        "Float" => DType::F32,
-        "Half" => DType::F16,
-        "BFloat16" => DType::BF16,
-        "Long" => DType::I64,
-        "Int" => DType::I32,
-        "Short" => DType::I16,
-        "Char" => DType::I8,
-        "Byte" => DType::U8,
-        "Bool" => DType::Bool,
-        "ComplexFloat" => DType::C64,
-        "ComplexDouble" => DType::C128,
-        // The integers without their scales; packed ones as bytes.
-        "QInt8" => DType::I8,
-        "QInt32" => DType::I32,
-        "QUInt8" | "QUInt4x2" | "QUInt2x4" => DType::U8,
-        _ => return None,
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,6 +166,16 @@ mod tests {
         assert_eq!(lookup("torch", "MyStorage"), None);
         assert_eq!(lookup("torch.sparse", "FloatTensor"), Some(Known::TensorClass(TensorClass::Plain)));
         assert_eq!(lookup("torch.cuda", "MyTensor"), None);
+    }
+
+    #[test]
+    fn every_dtype_and_storage_class_has_a_row_and_a_meaning() {
+        for &dtype in DType::ALL {
+            assert_eq!(lookup("torch", dtype.name()), Some(Known::Dtype(dtype)));
+        }
+        for (module, name, _) in globals::rows().filter(|(_, _, row)| row.kind == "storage_class") {
+            assert!(matches!(lookup(module, name), Some(Known::Storage(_))), "{module}.{name}");
+        }
     }
 
     #[test]

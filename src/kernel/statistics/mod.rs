@@ -91,13 +91,10 @@ enum Kernel {
 impl Tally {
     /// An empty tally of elements of a dtype; `None` for packed dtypes, which have no numbers.
     pub fn new(dtype: DType) -> Option<Tally> {
-        let part = match dtype {
-            DType::C32 => DType::F16,
-            DType::C64 => DType::F32,
-            DType::C128 => DType::F64,
-            dtype if dtype.kind() == Kind::Packed => return None,
-            dtype => dtype,
-        };
+        if dtype.kind() == Kind::Packed {
+            return None;
+        }
+        let part = dtype.real_part().unwrap_or(dtype);
         Some(Tally(match part.itemsize() {
             1 | 2 => Kernel::Patterns(Patterns::new(part)),
             _ => Kernel::Numbers(Numbers::new(part)),

@@ -34,31 +34,6 @@ const SCRIPT_OBJECT: &str = "torch.ScriptObject";
 /// The class of other objects, which torch reads with `pickle.loads`.
 const PYTHON_OBJECT: &str = "builtins.object";
 
-/// Numbers of torch's schema (torch/_export/serde/schema.py: `ScalarType`), each with its dtype.
-const DTYPES: &[(u64, DType)] = &[
-    (1, DType::U8),
-    (2, DType::I8),
-    (3, DType::I16),
-    (4, DType::I32),
-    (5, DType::I64),
-    (6, DType::F16),
-    (7, DType::F32),
-    (8, DType::F64),
-    (9, DType::C32),
-    (10, DType::C64),
-    (11, DType::C128),
-    (12, DType::Bool),
-    (13, DType::BF16),
-    (28, DType::U16),
-    (29, DType::F8E4M3Fn),
-    (30, DType::F8E5M2),
-    (31, DType::F8E4M3Fnuz),
-    (32, DType::F8E5M2Fnuz),
-    (33, DType::F8E8M0Fnu),
-    (34, DType::U32),
-    (35, DType::U64),
-];
-
 /// schema.py: `Layout.Strided`.
 const STRIDED: u64 = 7;
 
@@ -256,8 +231,7 @@ impl Reader<'_> {
         let limits = &self.options.limits;
         let count = to_u32(self.index.tensors.len());
         Limits::check("tensors", limits.tensors, u64::from(count).saturating_add(1))?;
-        let dtype = DTYPES.iter().find(|(number, _)| *number == meta.dtype).map(|&(_, dtype)| dtype);
-        let dtype = dtype.ok_or_else(|| unknown("dtype", meta.dtype))?;
+        let dtype = DType::from_export_number(meta.dtype).ok_or_else(|| unknown("dtype", meta.dtype))?;
         if meta.layout != STRIDED {
             return Err(unknown("layout", meta.layout));
         }
