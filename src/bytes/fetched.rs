@@ -1,10 +1,13 @@
 //! Several ranges of a source, fetched with few requests: near ranges by one request, and several requests at once.
 #![forbid(unsafe_code)]
 
+use std::mem;
+
 use super::access::Access;
 use super::backing::Backing;
 use super::read_ranges::RangeRead;
 use super::region::Region;
+use super::request_meter::Requests;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel};
@@ -24,7 +27,7 @@ pub struct Fetched {
 impl Fetched {
     /// Reads what covers these ranges by one call, with one range for those that are near each other.
     pub(super) fn hulls(backing: &Backing, wanted: Vec<Region>) -> Result<Fetched> {
-        let mut parts = allocate(&merged(wanted, backing.access().gap))?;
+        let mut parts = allocate(&merged(wanted, backing.access().gap, u64::MAX))?;
         match &mut parts[..] {
             // A short range may be served by a cache, which has a whole block of it then.
             [(offset, out)] => backing.read_at(*offset, out)?,
@@ -46,18 +49,16 @@ impl Fetched {
         cancel: &Cancel,
     ) -> Result<Fetched> {
         let access = backing.access();
-        let mut parts = allocate(&merged(wanted, 0))?;
-        let mut runs: Vec<(Region, Vec<&mut Part>)> = Vec::new();
-        for part in &mut parts {
-            let region = Region::new(part.0, to_u64(part.1.len())).unwrap_or_default();
-            match runs.last_mut() {
-                Some((run, parts)) if fits(*run, region, gap, access.block) => {
-                    *run = hull(*run, region);
-                    parts.push(part);
-                }
-                _ => runs.push((region, vec![part])),
-            }
-        }
+        let wanted = merged(wanted, 0, u64::MAX);
+        let mut parts = allocate(&wanted)?;
+        let mut rest = &mut parts[..];
+        let runs = merged(wanted, gap, access.block).into_iter().map(|run| {
+            let count = rest.partition_point(|part| part.0 < run.end());
+            let (now, later) = mem::take(&mut rest).split_at_mut(count);
+            rest = later;
+            (run, now)
+        });
+        let runs: Vec<_> = runs.collect();
         let threads = if access.concurrent { access.in_flight.unwrap_or(1).min(runs.len()) } else { 1 };
         parallel::for_each(threads, runs.into_iter(), Vec::new, |buffer: &mut Vec<u8>, (run, parts)| {
             cancel.check()?;
@@ -81,26 +82,16 @@ impl Fetched {
     }
 }
 
-/// The number of requests and of bytes that [`Fetched::gather`] would send and read.
-pub(super) fn cost(wanted: Vec<Region>, gap: u64, access: Access) -> (u64, u64) {
-    let (mut requests, mut bytes, mut last) = (0_u64, 0_u64, None);
-    for region in merged(wanted, 0) {
-        let run = match last {
-            Some(run) if fits(run, region, gap, access.block) => hull(run, region),
-            _ => {
-                requests = requests.saturating_add(1);
-                bytes = bytes.saturating_add(last.map_or(0, Region::len));
-                region
-            }
-        };
-        last = Some(run);
-    }
-    (requests, bytes.saturating_add(last.map_or(0, Region::len)))
+/// The requests that [`Fetched::gather`] would send.
+pub(super) fn cost(wanted: Vec<Region>, gap: u64, access: Access) -> Requests {
+    let runs = merged(merged(wanted, 0, u64::MAX), gap, access.block);
+    let bytes = runs.iter().fold(0, |sum: u64, run| sum.saturating_add(run.len()));
+    Requests { count: to_u64(runs.len()), bytes }
 }
 
 /// Reads one run and copies its parts out of it.
-fn read_run(backing: &Backing, run: Region, mut parts: Vec<&mut Part>, buffer: &mut Vec<u8>) -> Result<()> {
-    if let [(offset, out)] = &mut parts[..] {
+fn read_run(backing: &Backing, run: Region, parts: &mut [Part], buffer: &mut Vec<u8>) -> Result<()> {
+    if let [(offset, out)] = parts {
         return backing.read_ranges(&mut [RangeRead { offset: *offset, out }]);
     }
     buffer.resize(to_usize(run.len()), 0);
@@ -113,22 +104,17 @@ fn read_run(backing: &Backing, run: Region, mut parts: Vec<&mut Part>, buffer: &
     Ok(())
 }
 
-fn fits(run: Region, next: Region, gap: u64, max: u64) -> bool {
-    next.start().saturating_sub(run.end()) <= gap && hull(run, next).len() <= max
-}
-
-fn hull(one: Region, two: Region) -> Region {
-    let (start, end) = (one.start().min(two.start()), one.end().max(two.end()));
-    Region::new(start, end.saturating_sub(start)).unwrap_or_default()
-}
-
-/// The ranges in order; those with up to `gap` bytes between them are one.
-fn merged(mut wanted: Vec<Region>, gap: u64) -> Vec<Region> {
+/// The ranges in order; those with up to `gap` bytes between them are one, if that has at most `max` bytes.
+fn merged(mut wanted: Vec<Region>, gap: u64, max: u64) -> Vec<Region> {
     wanted.sort_unstable_by_key(|region| region.start());
     let mut out: Vec<Region> = Vec::with_capacity(wanted.len());
     for region in wanted {
         match out.last_mut() {
-            Some(last) if fits(*last, region, gap, u64::MAX) => *last = hull(*last, region),
+            Some(last)
+                if region.start().saturating_sub(last.end()) <= gap && last.hull(region).len() <= max =>
+            {
+                *last = last.hull(region);
+            }
             _ => out.push(region),
         }
     }
@@ -136,15 +122,17 @@ fn merged(mut wanted: Vec<Region>, gap: u64) -> Vec<Region> {
 }
 
 fn allocate(regions: &[Region]) -> Result<Vec<Part>> {
-    let failed = |len: u64| Error::new(Code::Memory, format!("{len} byte(s) could not be allocated"));
-    let part = |region: &Region| {
-        let mut bytes = Vec::new();
-        let len = usize::try_from(region.len()).map_err(|_| failed(region.len()))?;
-        bytes.try_reserve_exact(len).map_err(|_| failed(region.len()))?;
-        bytes.resize(len, 0);
-        Ok((region.start(), bytes))
-    };
-    regions.iter().map(part).collect()
+    regions.iter().map(|region| Ok((region.start(), zeroed(region.len())?))).collect()
+}
+
+/// So many zeros. Fails with [`Code::Memory`].
+pub(super) fn zeroed(len: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if bytes.try_reserve_exact(to_usize(len)).is_err() {
+        return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
+    }
+    bytes.resize(to_usize(len), 0);
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -198,9 +186,12 @@ mod tests {
         let mut asked = source.0.lock().unwrap().clone();
         asked.sort_unstable();
         assert_eq!(asked, [(100, 59_907), (5_000_000, 13)]);
-        assert_eq!(cost(regions(&wanted), 64 << 10, Access::default()), (2, 59_907 + 13));
-        assert_eq!(cost(regions(&wanted), 0, Access::default()), (3, 120 + 7 + 13));
-        assert_eq!(cost(Vec::new(), 0, Access::default()), (0, 0));
+        assert_eq!(
+            cost(regions(&wanted), 64 << 10, Access::default()),
+            Requests { count: 2, bytes: 59_907 + 13 }
+        );
+        assert_eq!(cost(regions(&wanted), 0, Access::default()), Requests { count: 3, bytes: 120 + 7 + 13 });
+        assert_eq!(cost(Vec::new(), 0, Access::default()), Requests { count: 0, bytes: 0 });
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Mapping, Region, Source};
 use crate::error::Result;
-use crate::parallel;
+use crate::parallel::lock_unless_stuck;
 
 /// One copy-on-write mapping per file, apart from the mapping that [`Source::map`] shares.
 #[derive(Debug, Default)]
@@ -17,27 +17,23 @@ impl Mappings {
     /// If two threads map a file at once, both get the same mapping.
     pub fn map(&self, source: &Source) -> Result<Option<(Arc<Mapping>, Region)>> {
         let source = &source.proved()?;
-        if let Some(mapping) = self.find(source) {
+        let Some(file) = source.file() else { return Ok(None) };
+        let find = |all: &[(Source, Arc<Mapping>)]| {
+            all.iter().find(|(mapped, _)| mapped.same_backing(source)).map(|(_, mapping)| mapping.clone())
+        };
+        if let Some(mapping) = lock_unless_stuck(&self.0).and_then(|all| find(&all)) {
             source.check_unchanged()?;
             return Ok(Some((mapping, source.region())));
         }
-        let Some(file) = source.file() else { return Ok(None) };
-        let new_mapping = Arc::new(file.map_unshared()?);
-        let Some(mut all) = parallel::lock_unless_stuck(&self.0) else {
-            return Ok(Some((new_mapping, source.region())));
+        let new = Arc::new(file.map_unshared()?);
+        let mapping = match lock_unless_stuck(&self.0) {
+            None => new,
+            Some(mut all) => find(&all).unwrap_or_else(|| {
+                all.push((source.clone(), new.clone()));
+                new
+            }),
         };
-        let existing =
-            all.iter().find(|(mapped, _)| mapped.same_backing(source)).map(|(_, mapping)| mapping.clone());
-        let mapping = existing.unwrap_or_else(|| {
-            all.push((source.clone(), new_mapping.clone()));
-            new_mapping
-        });
         Ok(Some((mapping, source.region())))
-    }
-
-    fn find(&self, source: &Source) -> Option<Arc<Mapping>> {
-        let all = parallel::lock_unless_stuck(&self.0)?;
-        all.iter().find(|(mapped, _)| mapped.same_backing(source)).map(|(_, mapping)| mapping.clone())
     }
 }
 

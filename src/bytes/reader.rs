@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs::File;
+use std::mem;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -69,35 +70,24 @@ impl<'a> Reader<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<&'s mut [u8]> {
         let (bytes, bounce_buffer) = scratch.bytes_and_bounce_buffer(len)?;
-        if self.access.waits_for_requests() {
-            return self.request_runs(bytes, runs);
-        }
-        for (offset, place) in runs {
-            let run = bytes.get_mut(place);
-            let run = run.ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
-            self.read_with_bounce_buffer(offset, run, bounce_buffer)?;
-        }
-        Ok(bytes)
-    }
-
-    /// Reads all runs with one call, so that a source whose requests take long can send them at once. The runs are in the order of
-    /// their ranges of the scratch.
-    fn request_runs<'s>(
-        &self,
-        bytes: &'s mut [u8],
-        runs: impl IntoIterator<Item = (u64, Range<usize>)>,
-    ) -> Result<&'s mut [u8]> {
         let outside = || Error::new(Code::InternalError, "a run does not fit the scratch");
-        let (mut reads, mut rest, mut end) = (Vec::new(), &mut *bytes, 0);
-        for (offset, range) in runs {
-            let len = range.len();
+        let (mut rest, mut end) = (&mut *bytes, 0);
+        let reads = runs.into_iter().map(|(offset, range)| {
             let skip = range.start.checked_sub(end).ok_or_else(outside)?;
-            let (_, tail) = rest.split_at_mut_checked(skip).ok_or_else(outside)?;
-            let (out, tail) = tail.split_at_mut_checked(len).ok_or_else(outside)?;
-            reads.push(RangeRead { offset, out });
+            let (_, tail) = mem::take(&mut rest).split_at_mut_checked(skip).ok_or_else(outside)?;
+            let (out, tail) = tail.split_at_mut_checked(range.len()).ok_or_else(outside)?;
             (rest, end) = (tail, range.end);
+            Ok(RangeRead { offset, out })
+        });
+        if self.access.waits_for_requests() {
+            // By one call, so that all requests can be sent at once.
+            self.source.read_ranges(&mut reads.collect::<Result<Vec<_>>>()?)?;
+        } else {
+            for read in reads {
+                let RangeRead { offset, out } = read?;
+                self.read_with_bounce_buffer(offset, out, bounce_buffer)?;
+            }
         }
-        self.source.read_ranges(&mut reads)?;
         Ok(bytes)
     }
 

@@ -39,6 +39,12 @@ impl Region {
         self.start <= other.start && other.end() <= self.end()
     }
 
+    /// The smallest range that has all of both.
+    pub fn hull(self, other: Region) -> Region {
+        let start = self.start.min(other.start);
+        Region { start, len: self.end().max(other.end()).saturating_sub(start) }
+    }
+
     /// Where `inner` lies in this range, counted from its start; `None` if it does not lie inside.
     pub fn relative(self, inner: Region) -> Option<Region> {
         let start = inner.start.checked_sub(self.start)?;

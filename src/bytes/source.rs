@@ -177,8 +177,7 @@ impl Source {
         let (mut window, mut between) = (*extents.first()?, 0_u64);
         for extent in extents {
             between = between.saturating_add(extent.start().saturating_sub(window.end()));
-            let end = window.end().max(extent.end());
-            window = Region::new(window.start(), end.saturating_sub(window.start()))?;
+            window = window.hull(extent);
         }
         (between <= gap).then(|| plain(window))
     }
@@ -186,10 +185,8 @@ impl Source {
     /// The smallest window that covers this one and `other`. `None` if they have different backings, or more than `gap` bytes lie
     /// between them.
     pub fn span(&self, other: &Source, gap: u64) -> Option<Source> {
-        let (one, two) = (self.region(), other.region());
-        let (start, end) = (one.start().min(two.start()), one.end().max(two.end()));
-        let between = end.saturating_sub(start).saturating_sub(self.len()).saturating_sub(other.len());
-        let window = Region::new(start, end.saturating_sub(start))?;
+        let window = self.region().hull(other.region());
+        let between = window.len().saturating_sub(self.len()).saturating_sub(other.len());
         (between <= gap && self.same_backing(other)).then(|| Source {
             backing: self.backing.clone(),
             window,
@@ -272,9 +269,9 @@ impl Source {
         let access = self.access();
         let Some(left) = self.requests_left() else { return Ok(Some(access.gap)) };
         for gap in [access.gap, access.gap.min(SMALL_GAP_BYTES)] {
-            let (count, bytes) = fetched::cost(self.ranges(wanted)?, gap, access);
-            let has_left = count.saturating_add(reserved.count) <= left.count;
-            if has_left && bytes.saturating_add(reserved.bytes) <= left.bytes {
+            let cost = fetched::cost(self.ranges(wanted)?, gap, access);
+            let has_left = cost.count.saturating_add(reserved.count) <= left.count;
+            if has_left && cost.bytes.saturating_add(reserved.bytes) <= left.bytes {
                 return Ok(Some(gap));
             }
         }
@@ -296,10 +293,7 @@ impl Source {
     /// Copies `len` bytes at `offset` of the window. The caller has checked `len` against a limit.
     pub fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         self.range(offset, len)?;
-        let mut out = Vec::new();
-        let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
-        out.try_reserve_exact(size).map_err(|_| out_of_memory(len))?;
-        out.resize(size, 0);
+        let mut out = fetched::zeroed(len)?;
         self.read_at(offset, &mut out)?;
         Ok(out)
     }
@@ -356,10 +350,6 @@ impl Deref for Limited {
     fn deref(&self) -> &Source {
         &self.source
     }
-}
-
-fn out_of_memory(len: u64) -> Error {
-    Error::new(Code::Memory, format!("{len} byte(s) could not be allocated"))
 }
 
 impl fmt::Debug for Source {
