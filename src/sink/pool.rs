@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use once_cell::race::OnceBox;
