@@ -262,13 +262,17 @@ def test_a_variant_index_opens(tmp_path):
     assert list(rustload.open(tmp_path)) == ["a", "b"]
 
 
-def test_the_index_decides_which_shard_a_name_is_read_from(tmp_path):
-    safetensors.torch.save_file({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "one.safetensors")
-    safetensors.torch.save_file({"b": torch.zeros(1)}, tmp_path / "two.safetensors")
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
-    ckpt = rustload.open(index, framework="torch")
-    assert ckpt["b"].materialize() == 0
+def test_the_index_decides_which_shard_a_name_is_read_from(sharded):
+    """`b` and `d` are in both files; `extra` is not in the index, and is kept."""
+    folder, index, (one, two) = sharded
+    write = torch.save if one.suffix == ".bin" else safetensors.torch.save_file
+    write({name: torch.ones(1) for name in "abd"}, one)
+    write({name: torch.zeros(1) for name in ("b", "c", "d", "extra")}, two)
+    index.write_text(json.dumps({"weight_map": {"a": one.name, "b": two.name, "c": two.name, "d": one.name}}))
+    ckpt = rustload.open(folder, framework="torch")
+    assert list(ckpt) == ["a", "d", "b", "c", "extra"]
+    assert (ckpt["b"].materialize(), ckpt["d"].materialize()) == (0, 1)
+    assert (len(ckpt.files), ckpt.nbytes) == (2, 20)
 
 
 def test_a_directory_with_both_formats_opens_safetensors_with_a_note(tmp_path):

@@ -26,10 +26,6 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    fn open(&self) -> Result<Checkpoint, Error> {
-        Checkpoint::open_all(&[self.0.path().to_owned()], Options::default())
-    }
-
     fn open_files(&self, names: &[&str]) -> Result<Checkpoint, Error> {
         let paths: Vec<PathBuf> = names.iter().map(|name| self.path(name)).collect();
         Checkpoint::open_all(&paths, Options::default())
@@ -53,72 +49,8 @@ fn torch(tensors: &[(&str, f32)]) -> Vec<u8> {
         .bytes()
 }
 
-fn index(map: &[(&str, &str)]) -> String {
-    let map: serde_json::Map<_, _> =
-        map.iter().map(|(name, file)| ((*name).to_owned(), (*file).into())).collect();
-    serde_json::json!({"metadata": {"total_size": 12}, "weight_map": map}).to_string()
-}
-
 fn value(checkpoint: &Checkpoint, name: &str) -> f32 {
     f32::from_le_bytes(bytes_of(checkpoint, name).try_into().unwrap())
-}
-
-#[test]
-fn an_index_decides_which_file_has_a_name() {
-    for (extension, write) in [
-        ("safetensors", floats as fn(&[(&str, f32)]) -> Vec<u8>),
-        ("bin", torch as fn(&[(&str, f32)]) -> Vec<u8>),
-    ] {
-        let stem = if extension == "bin" { "pytorch_model" } else { "model" };
-        let (one, two) = (format!("{stem}-1.{extension}"), format!("{stem}-2.{extension}"));
-        // `b` and `d` are in both files; the index takes `b` from the second and `d` from the first. `extra` is not in the index
-        // and is kept.
-        let folder = Folder::new()
-            .with(&one, write(&[("a", 1.0), ("b", 2.0), ("d", 6.0)]))
-            .with(&two, write(&[("b", 3.0), ("c", 4.0), ("d", 7.0), ("extra", 5.0)]))
-            .with(
-                &format!("{stem}.{extension}.index.json"),
-                index(&[("a", &one), ("b", &two), ("c", &two), ("d", &one)]),
-            );
-        let checkpoint = folder.open().unwrap();
-        assert_eq!(names(&checkpoint), ["a", "d", "b", "c", "extra"]);
-        assert_eq!((value(&checkpoint, "b"), value(&checkpoint, "d")), (3.0, 6.0));
-        assert_eq!(checkpoint.tensor("a").unwrap().shard(), 0);
-        assert_eq!(checkpoint.tensor("c").unwrap().shard(), 1);
-        assert_eq!((checkpoint.files().count(), checkpoint.nbytes()), (2, 20));
-    }
-}
-
-#[test]
-fn a_name_that_is_not_in_the_shard_of_the_index_is_an_error() {
-    // `b` is in another file than the index says; `c` is in none.
-    let folder = Folder::new()
-        .with("model-1.safetensors", floats(&[("a", 1.0)]))
-        .with("model-2.safetensors", floats(&[("b", 1.0)]))
-        .with(
-            "model.safetensors.index.json",
-            index(&[
-                ("a", "model-1.safetensors"),
-                ("b", "model-1.safetensors"),
-                ("c", "model-2.safetensors"),
-            ]),
-        );
-    let error = folder.open().unwrap_err();
-    assert_eq!(error.code(), Code::IndexKey);
-    assert!(error.message().contains("\"b\", and 1 more"), "{error}");
-}
-
-#[test]
-fn one_name_in_two_shards_needs_an_index() {
-    let folder = Folder::new()
-        .with("one.safetensors", floats(&[("a", 1.0), ("b", 2.0)]))
-        .with("two.safetensors", floats(&[("b", 3.0)]));
-    let error = folder.open_files(&["one.safetensors", "two.safetensors"]).unwrap_err();
-    assert_eq!(error.code(), Code::ShardDuplicate);
-    assert_eq!(error.path(), Some(folder.path("two.safetensors").as_path()));
-    assert_eq!(folder.open_files(&["one.safetensors"]).unwrap().len(), 2);
-    let twice = folder.open_files(&["two.safetensors", "two.safetensors"]).unwrap_err();
-    assert_eq!(twice.code(), Code::ShardDuplicate);
 }
 
 #[test]
@@ -128,18 +60,6 @@ fn a_damaged_shard_is_named() {
         .with("two.safetensors", &floats(&[("b", 3.0)])[..40]);
     let error = folder.open_files(&["one.safetensors", "two.safetensors"]).unwrap_err();
     assert_eq!(error.path(), Some(folder.path("two.safetensors").as_path()));
-}
-
-#[test]
-fn tensors_of_all_files_count_towards_one_limit() {
-    let folder = Folder::new()
-        .with("one.safetensors", floats(&[("a", 1.0), ("b", 2.0)]))
-        .with("two.safetensors", floats(&[("c", 3.0)]));
-    let mut options = Options::default();
-    options.limits.tensors = 2;
-    let paths = [folder.path("one.safetensors"), folder.path("two.safetensors")];
-    let error = Checkpoint::open_all(&paths, options).unwrap_err();
-    assert!(matches!(error.subject(), Subject::Limit { name: "tensors", found: 3, .. }), "{error:?}");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::support::pickle::{Tensor, torch_dict};
+use crate::support::{bytes_of, f32s, names};
 use rustload::internals::bytes::Source;
 use rustload::internals::container::safetensors::Header;
 use rustload::internals::container::zip::{Archive, Trailing};
@@ -74,4 +76,26 @@ fn a_safetensors_file_opens() {
     let found: Vec<_> = header.tensors.iter().map(|t| (t.name.as_str(), t.dtype, t.shape.to_vec())).collect();
     assert_eq!(found, [("w", DType::F32, vec![2, 3]), ("b", DType::BF16, vec![64])]);
     assert_eq!(header.metadata.unwrap(), [("format".to_owned(), "pt".to_owned())]);
+}
+
+#[test]
+fn archives_of_torch_open_as_checkpoints() {
+    for (name, notes) in
+        [("torch.pt", 0), ("no_crc.pt", 1), ("zipfile_deflated.pt", 0), ("info_zip_piped.pt", 0)]
+    {
+        let path = format!("{}/tests/data/containers/{name}", env!("CARGO_MANIFEST_DIR"));
+        let checkpoint = rustload::Checkpoint::open(path).expect(name);
+        assert_eq!(names(&checkpoint), ["w", "b"], "{name}");
+        assert_eq!(bytes_of(&checkpoint, "w"), f32s(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), "{name}");
+        assert_eq!(checkpoint.notes().len(), notes, "{name}: {:?}", checkpoint.notes());
+    }
+}
+
+#[test]
+fn the_builder_of_pickles_writes_what_torch_writes() {
+    let source = source("torch.pt");
+    let archive = Archive::open(&source, &Limits::default(), Trailing::Error).unwrap();
+    let whole = |dtype, shape: &[i64], key| Tensor::whole(dtype, shape, key);
+    let ours = torch_dict(&[("w", whole(DType::F32, &[2, 3], "0")), ("b", whole(DType::BF16, &[64], "1"))]);
+    assert_eq!(ours, member(&archive, "/data.pkl"));
 }

@@ -11,5 +11,3 @@ mod pickle;
 mod sources;
 mod stream;
 mod support;
-mod torch_attacks;
-mod torch_index;

@@ -111,11 +111,14 @@ add("E01", "a key of a configuration twice", {
     "field": raw('{"config": {"w": {"path_name": "weight_1", ' + json.dumps(payload())[1:] + "}}"),
     "size": raw('{"config": {"w": %}}'.replace("%", json.dumps(payload()).replace('"as_int": 2', '"as_int": 1, "as_int": 2'))),
     "escaped": raw('{"config": {"w": %, "\\u0077": %}}'),
+    **{key: raw('{"config": {"w": %}}'.replace("%", json.dumps(payload()).replace(f'"{key}":', f'"{key}": {value}, "{key}":'))) for key, value in {
+        "dtype": "6", "layout": "7", "type": '"cpu"', "path_name": '"weight_0"',
+    }.items()},
 }, malformed)  # fmt: skip
 add("E02", "a path name that leaves its folder", {
     key: export({"w": payload(name)}) for key, name in {
         "up": "../weights/weight_0", "absolute": "/etc/passwd", "dots": "..", "inside": "a/weight_0", "backslash": "..\\weight_0",
-        "null": "weight_0\0", "empty": "", "hidden": ".data",
+        "null": "weight_0\0", "empty": "", "hidden": ".data", "here": ".",
     }.items()
 }, malformed)  # fmt: skip
 add("E03", "a member that is missing", {
@@ -138,8 +141,12 @@ add("E04", "", {"odd": export(weight_0=SIX + b"x")}, Refused("StorageBounds"))
 add("E05", "a number that is no integer of 64 bits", {
     key: raw('{"config": {"w": %}}'.replace("%", json.dumps(payload()).replace('"as_int": 2', f'"as_int": {value}'))) for key, value in {
         "nan": "NaN", "infinity": "Infinity", "float": "2.0", "exponent": "2e0", "text": '"2"', "bool": "true", "null": "null", "list": "[2]",
-        "large": "18446744073709551616", "digits": "9" * 5000, "hex": "0x2",
+        "large": "18446744073709551616", "digits": "9" * 5000, "hex": "0x2", "2_63": "9223372036854775808", "dict": "{}", "underscore": "1_0",
     }.items()
+}, malformed)  # fmt: skip
+add("E05", "", {
+    "bare": of(meta(2, 3, sizes=[2, 3])), "no_int": of(meta(2, 3, sizes=[{}, {}])), "as_float": of(meta(2, 3, sizes=[{"as_float": 2.0}] * 2)),
+    "flag": of(meta(2, 3, requires_grad=1)),
 }, malformed)  # fmt: skip
 add("E06", "a size that is an expression", {
     "size": of(meta({"as_expr": {"expr_str": "s0", "hint": {"as_int": 2}}}, 3)),

@@ -159,6 +159,7 @@ family("L15b", f"{TAR}with a link or a device", {
     "symlink": lambda: tar(before=tar_member("pickle", b"", kind=b"2", link="/etc/passwd")),
     "hardlink": lambda: tar(before=tar_member("pickle", b"", kind=b"1", link="tensors")),
     "device": lambda: tar(before=tar_member("pickle", b"", kind=b"3")),
+    **{f"kind_{kind}": (lambda kind=kind: tar(before=tar_member("a", b"", kind=kind.encode()))) for kind in ["4", "6", "7", "M", "V", "N", "K", "X", "A"]},
 }, structure, suffix=".tar")  # fmt: skip
 PAX = b"18 size=999999999\n"
 family("L15c", f"{TAR}with a PAX header whose size contradicts the member's header", {
@@ -200,6 +201,11 @@ family(
 )
 family("L15j", f"{TAR}with path traversal or absolute paths in member names", {
     "parent": lambda: tar(before=tar_member("../../escaped", b"x")), "absolute": lambda: tar(before=tar_member("/tmp/escaped", b"x")),
+    **{f"name_{number}": (lambda name=name: tar(before=tar_member(name, b"x"))) for number, name in enumerate(
+        ("..", "a/../b", "a//b", "a/./b", "a\\..\\b")
+    )},
+    "again": lambda: tar(before=tar_member("./pickle", b"x")), "below_a_file": lambda: tar(after=tar_member("pickle/b", b"x")),
+    "folder_of_bytes": lambda: tar(before=tar_member("a/", b"12345", kind=b"5")),
 }, structure, suffix=".tar")  # fmt: skip
 
 # A call whose result is popped: the pickle's value is what torch writes there, and an unpickler has executed the call.

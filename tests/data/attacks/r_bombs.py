@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attacks.pickles import NONE, SIX, get, integer, listed, many, name, put, tensor, text
+from attacks.pickles import NONE, SIX, get, integer, listed, many, name, named, put, tensor, text
 from attacks.registry import Build, Fails, Opens, Refused, family, shown
 from attacks.zips import Zip, around
 
@@ -37,6 +37,7 @@ def dag(levels: int, kind: str, bottom: bytes) -> bytes:
             "list": b"](" + both + b"e",
             "dict": b"}(" + text("a") + get(level) + text("b") + get(level) + b"u",
             "dup": get(level) + b"2\x86",
+            "ordered": name("collections.OrderedDict") + b")R(K\0" + get(level) + b"K\1" + get(level) + b"u",
             "binget": b"]" + get(level) + b"a" + get(level) + b"a",
             "global": name("mine.Node") + both + b"\x86R",
         }[kind])  # fmt: skip
@@ -51,7 +52,16 @@ small = Opens("opens; shared values stay shared")
 family("R01", "2^60 leaves in 60 shared containers", bombs(
     **{kind: (lambda kind=kind: dag(60, kind, NONE)) for kind in ("tuple", "list", "dict")},
 ), small)  # fmt: skip
-family("R01", "", bombs(tensors=lambda: dag(60, "list", tensor())), limit("name_bytes_total"))
+family("R01", "", bombs(**{
+    f"tensors_{kind}": (lambda kind=kind: dag(60, kind, tensor())) for kind in ("tuple", "list", "dict", "dup", "global", "ordered")
+}), limit("name_bytes_total"), "")  # fmt: skip
+
+
+def named_1024(ckpt) -> None:
+    assert len(ckpt) == 1024
+
+
+family("R01", "", bombs(few=lambda: dag(10, "list", tensor())), Opens("opens", named_1024))
 family("R02", "a billion laughs by DUP and by BINGET", bombs(
     dup=lambda: dag(60, "dup", text("lol")), binget=lambda: dag(60, "binget", text("lol")),
 ), small)  # fmt: skip
@@ -81,6 +91,10 @@ family(
     "ten million nested lists",
     bombs(lists=lambda: b"]" * DEEP + b"a" * (DEEP - 1)),
     exported("depth"),
+)
+family("R07", "", bombs(around_a_tensor=lambda: tensor() + b"\x85" * 1_000_000), limit("depth"))
+family(
+    "R08", "", bombs(around_a_tensor=lambda: b"]" * 1_000_001 + tensor() + b"a" * 1_000_001), limit("depth")
 )
 family(
     "R09",
@@ -114,6 +128,17 @@ def tiny_tensors(count: int) -> bytes:
 
 
 family("R12", "ten million tensors", lambda: tiny_tensors(10_000_000), limit("tensors"))
+
+
+def calls(first: int, second: int) -> Callable[[], bytes]:
+    """Calls of two classes, none of which is a tensor."""
+    classes = name("mine.A") + put(0) + b"0" + name("mine.B") + put(1) + b"0"
+    return lambda: around(classes + b"](" + b"h\0)R" * first + b"h\1)R" * second + b"e")
+
+
+few = {"limits": {"tensors": 10}}
+family("R12", "", {"calls": calls(11, 0), "other_calls": calls(0, 11)}, limit("tensors"), "", options=few)
+family("R12", "", {"calls_of_two": calls(10, 10)}, Opens("opens"), "DisallowedGlobal", options=few)
 family(
     "R13",
     "a million views of one storage",
@@ -170,3 +195,83 @@ def last_wins(ckpt) -> None:
 family("R17", "a million equal keys", bombs(
     same=lambda: b"}(" + b"K\1N" * 1_000_000 + b"K\2\x88u",
 ), Opens("linear, the last wins", last_wins), "DuplicateKey")  # fmt: skip
+
+
+# What many values share is read once.
+
+MANY = 100_000
+
+
+def shared(first: bytes, called: str, each: bytes, *, more: bytes = b"") -> bytes:
+    """`first` in the memo at 0, what is called at 1, then `more`, and a list of `each`, many times."""
+    return first + put(0) + b"0" + name(called) + put(1) + b"0" + more + b"](" + each * MANY + b"e"
+
+
+SAME_KEY, NONES, LONG = b"}(" + b"K\1N" * MANY + b"u", b"(" + NONE * MANY + b"t", text("x" * 1_000_000)
+CALL, STATE = b"h\1h\0\x85R", b"h\1)Rh\0b"
+MODULE = named({key: get(0) for key in ("_parameters", "_buffers", "_modules")}) + put(2) + b"0"
+counted = exported("export_nodes")
+"""Every use of a shared value counts where the tree is exported."""
+family("R17", "", bombs(
+    dict=lambda: shared(SAME_KEY, "mine.A", b"h\0"), argument=lambda: shared(SAME_KEY, "mine.A", CALL),
+), Opens("linear"), "DuplicateKey")  # fmt: skip
+family("R17", "", bombs(
+    ordered=lambda: shared(SAME_KEY, "collections.OrderedDict", CALL), state=lambda: shared(SAME_KEY, "mine.A", STATE),
+    modules=lambda: shared(SAME_KEY, "mine.Net", b"h\1)Rh\2b", more=MODULE),
+), counted, "DuplicateKey")  # fmt: skip
+family("R17", "", bombs(
+    dtype=lambda: shared(b"(" + text("f4") + NONE * MANY + b"t", "numpy.dtype", b"h\1h\0R"),
+    dtype_state=lambda: shared(NONES, "numpy.dtype", b"h\1h\2Rh\0b", more=many(text("f4"), NONE, NONE) + put(2) + b"0"),
+    pairs=lambda: shared(
+        NONE + NONE + b"\x86" + put(3) + b"0](" + get(3) * MANY + b"e", "collections.OrderedDict", CALL
+    ),
+    arguments=lambda: shared(NONES, "mine.A", b"h\1h\0R"),
+), counted, "")  # fmt: skip
+family("R17", "", bombs(
+    text=lambda: shared(LONG, "_codecs.encode", b"h\1h\0h\2\x86R", more=text("latin1") + put(2) + b"0"),
+), exported("export_bytes"), "")  # fmt: skip
+family("R17", "", bombs(name=lambda: shared(NONE, "mine." + "n" * 4000, b"h\1)R")), Opens("linear"), "")
+
+DEEP_KEY = text("k" * 4_000_000) + put(0) + b"0"
+family("R20", "400 nested dicts with one key of 4 MB", bombs(
+    tensor=lambda: DEEP_KEY + (b"}" + get(0)) * 400 + tensor() + b"s" * 400,
+    opaque=lambda: DEEP_KEY + (b"}" + get(0)) * 400 + name("mine.A") + b")\x81" + b"s" * 400,
+), limit("name_bytes_total"), "")  # fmt: skip
+KEY_OF_TEN = DEEP_KEY + b"}(" + get(0) * 20 + b"t" + tensor() + b"s"
+family("R20", "", bombs(tuple_key=lambda: KEY_OF_TEN), limit("name_bytes_total"), "",
+       options={"limits": {"name_bytes_total": 16 << 20}})  # fmt: skip
+family("R20", "", bombs(tuple_key_fits=lambda: KEY_OF_TEN), Opens("opens"), "")
+
+
+def all_globals(ckpt):
+    return ckpt.globals
+
+
+def long_globals(count: int) -> Callable[[], bytes]:
+    names = b"".join(get(0) + text(f"N{number}") + b"\x93" for number in range(count))
+    return lambda: around(text("m" * 4000) + put(0) + b"0](" + names + b"e", protocol=4)
+
+
+family("R22", "200,000 names in a module with a name of 4,000 bytes", {
+    "listed": long_globals(200_000),
+}, Fails("Limit", all_globals, "listing its globals", "name_bytes_total"), "")  # fmt: skip
+family("R22", "", {"few": long_globals(100)}, Opens("opens"), "")
+
+
+def long_shards(count: int) -> Callable[[Path], Path]:
+    """A folder of shards with 20 calls each of long names."""
+
+    def build(folder: Path) -> Path:
+        (folder / "R22").mkdir(exist_ok=True)
+        for number in range(1, count + 1):
+            module = "m" * 2000 + str(number)
+            calls = b"](" + b"".join(name(f"{module}.N{at}") + b")R" for at in range(20)) + b"e"
+            (folder / "R22" / f"pytorch_model-{number:05}-of-{count:05}.bin").write_bytes(around(calls))
+        return folder / "R22"
+
+    return build
+
+
+some = {"limits": {"name_bytes_total": 100_000}}
+family("R22", "", {"four_shards": long_shards(4)}, limit("name_bytes_total"), "", placed=True, options=some)
+family("R22", "", {"two_shards": long_shards(2)}, Opens("opens"), "", placed=True, options=some)

@@ -92,6 +92,7 @@ def empty(ckpt) -> None:
 
 
 family("T13", "no elements, and a huge dimension", part((0, MAX), (1, 1), 3), Opens("opens, empty", empty))
+family("T13", "", {"no_record": w(tensor((0, 3), on=storage(numel=0)), {})}, Opens("opens, empty", empty))
 family(
     "T14",
     "different numbers of strides and sizes",
@@ -175,6 +176,12 @@ family(
     "one storage with two locations",
     two(tensor((6,)), tensor((6,), on=storage(at="cuda:0"))),
     Opens("opens, noted", noted),
+)
+family(
+    "T22",
+    "",
+    {"class_of_cuda": w(tensor(on=storage("torch.cuda.FloatStorage", at="cuda:0")))},
+    Opens("opens"),
 )
 
 

@@ -41,11 +41,12 @@ family("Z02", "", {"to_the_end": lambda: Zip().with_(comment=b"hello").bytes()},
 family("Z03", "a second end record inside the comment", {
     "same": lambda: Zip().with_(comment=Zip().bytes()[-22:]).bytes(),
     "other_archive": lambda: Zip().with_(comment=Zip(EVIL).bytes()[-22:]).bytes(),
+    "signature": lambda: Zip().with_(comment=b"PK\5\6").bytes(),
 }, Refused("ZipAmbiguous"))  # fmt: skip
 family("Z04", "bytes after the archive", {
     "one": lambda: Zip().with_(suffix=b"\0").bytes(),
     "60_kib": lambda: Zip().with_(suffix=bytes(60 << 10)).bytes(),
-    "pickle": lambda: Zip().with_(suffix=EVIL).bytes(),
+    "pickle": lambda: Zip().with_(suffix=EVIL).bytes(), "zip64": lambda: Zip().with_(zip64={}, suffix=bytes(1000)).bytes(),
 }, Refused("ZipTrailing"))  # fmt: skip
 family(
     "Z04",
@@ -82,11 +83,21 @@ family("Z08", "a zip64 end record that disagrees with the 32-bit one", {
     "count": zip64(count=3), "size": zip64(size=10), "start": zip64(start=1), "disk": zip64(disk=1),
 }, structure)  # fmt: skip
 family("Z08", "", {"agrees": zip64()}, good)
-family("Z09", "a zip64 locator that points elsewhere", {
-    "outside": zip64(at=1 << 40), "start": zip64(at=0), "itself": zip64(at=500), "disks": zip64(disks=2),
-}, structure)  # fmt: skip
-
 SENTINEL = 0xFFFFFFFF
+SENTINELS = {"here": 0xFFFF, "count": 0xFFFF, "start": SENTINEL, "size": SENTINEL}
+
+
+def only_zip64(**fields: int):
+    return lambda: Zip().with_(end=SENTINELS, zip64=fields).bytes()
+
+
+family("Z08", "", {
+    "alone_count": only_zip64(count=2), "alone_start": only_zip64(start=0), "alone_size": only_zip64(size=400), "alone_disk": only_zip64(disk=1),
+}, structure)  # fmt: skip
+family("Z08", "", {"alone": only_zip64()}, good)
+family("Z09", "a zip64 locator that points elsewhere", {
+    "outside": zip64(at=1 << 40), "most": zip64(at=(1 << 64) - 1), "start": zip64(at=0), "itself": zip64(at=500), "disks": zip64(disks=2),
+}, structure)  # fmt: skip
 
 
 def extra(*fields: bytes) -> bytes:
@@ -104,7 +115,9 @@ family("Z10", "a malformed or superfluous zip64 field in the central directory",
     "long": directory(usize=SENTINEL, extra=extra(SIZE + SIZE)),
     "superfluous": directory(extra=extra(SIZE)),
     "past_its_end": directory(usize=SENTINEL, extra=b"\1\0\xff\0" + SIZE),
+    "empty_twice": directory(extra=extra(b"", b"")), "cut": directory(extra=b"\1\0\x09"),
 }, structure)  # fmt: skip
+family("Z10", "", {"right": directory(usize=SENTINEL, extra=extra(SIZE))}, good)
 family("Z11", "a size or offset of 0xFFFFFFFF without a zip64 field", {
     "usize": directory(usize=SENTINEL), "csize": directory(csize=SENTINEL), "offset": directory(offset=SENTINEL),
 }, structure)  # fmt: skip
@@ -138,9 +151,24 @@ family(
         "csize": local("data.pkl", csize=1),
         "usize": local("data.pkl", usize=1),
         "zeros": local("data.pkl", csize=0, usize=0),
+        "sentinel": local("data.pkl", csize=SENTINEL),
+        "short_field": local("data.pkl", extra=extra(bytes(4))),
+        "field": local("data.pkl", extra=extra(struct.pack("<Q", 1))),
     },
     mismatch,
 )
+family("Z15", "", {"odd_extra": local("data.pkl", extra=b"\x09\0\0\0\0")}, good)
+
+
+def unicode_path(path: bytes) -> bytes:
+    """Info-ZIP's extra field for the name in UTF-8."""
+    return struct.pack("<2sHBI", b"up", 5 + len(path), 1, 0) + path
+
+
+OTHER_PATH = unicode_path(b"archive/data/1")
+family("Z13", "", {"unicode_path": directory(extra=OTHER_PATH)}, Refused("ZipName"))
+family("Z13", "", {"local_unicode_path": local("data/0", extra=OTHER_PATH)}, later("ZipName"), "ZipName")
+family("Z13", "", {"same_unicode_path": directory(extra=unicode_path(b"archive/data/0"))}, good)
 both("Z16", "a local header with other flags", "ZipMismatch", flags=1)
 family(
     "Z16", "", {"utf8": local("data.pkl", flags=0x800), "descriptor": local("data.pkl", flags=8)}, mismatch
@@ -241,9 +269,15 @@ def _offset_of(archive: Zip, name: str) -> int:
     raise KeyError(name)
 
 
-family("Z30", "two central directory entries with one local header", shared_header, overlap)
+family("Z30", "two central directory entries with one local header", {
+    "": shared_header, "past_the_directory": directory(offset=4000),
+}, overlap)  # fmt: skip
 family("Z31", "a storage that reaches over the next member", {
     "both_sizes": lambda: Zip().spoil("data/0", central={"csize": 60, "usize": 60}).bytes(),
+}, overlap)  # fmt: skip
+LONGER = {"csize": 8, "usize": 8}
+family("Z31", "", {
+    "by_its_extra_field": lambda: Zip().spoil("byteorder", local=LONGER | {"extra": bytes(4)}, central=LONGER).bytes(),
 }, overlap)  # fmt: skip
 family(
     "Z32",
@@ -265,7 +299,7 @@ def described(name: str, after: bytes):
 CRC = zlib.crc32(SIX)
 family("Z33", "a data descriptor that disagrees with the central directory", {
     "crc": described("data/0", descriptor(1, 24, 24)), "csize": described("data/0", descriptor(CRC, 1, 24)),
-    "usize": described("data/0", descriptor(CRC, 24, 1)),
+    "usize": described("data/0", descriptor(CRC, 24, 1)), "signature": described("data/0", descriptor(CRC, 24, 24, b"PK\7\7")),
 }, later("ZipMismatch"), "ZipMismatch")  # fmt: skip
 family("Z33", "", {"absent": described("data/0", b"")}, later("RecordOverlap"), "RecordOverlap")
 family("Z33", "", {"agrees": described("data/0", descriptor(CRC, 24, 24))}, Opens("reads", six))
@@ -279,6 +313,12 @@ family(
     "Z34",
     "a wrong checksum",
     {name: wrong_crc(name) for name in ("data.pkl", "version", "byteorder")},
+    Refused("ZipCrc"),
+)
+family(
+    "Z34",
+    "",
+    {"zero": lambda: Zip().spoil("data.pkl", central={"crc": 0}, local={"crc": 0}).bytes()},
     Refused("ZipCrc"),
 )
 family("Z34", "", {"storage": wrong_crc("data/0")}, Opens("opens unverified", read))
@@ -328,15 +368,22 @@ family(
     Refused("Limit", "pickle_bytes"),
 )
 family("Z36", "", {"says_1000": lying_bomb}, structure)
+
+
+def counted(ckpt) -> None:
+    assert ckpt.nbytes == len(SIX)
+
+
 family("Z37", "a deflated storage", {"copied": deflated("data/0")}, Opens("inflates when read", six))
+family("Z37", "", {"counted": deflated("data/0")}, Opens("counts as its tensors", counted))
 family("Z37", "", {"view": deflated("data/0")}, Fails("RecordCompressed", view, "`copy=False`"))
 family("Z37", "", {"larger_than_said": lambda: Zip().spoil("data/0", data=bytes(1 << 20), method=8, local={"usize": 24}, central={"usize": 24}).bytes()},
        later("ZipStructure"))  # fmt: skip
 family("Z38", "a compression method that is neither stored nor deflate", {
-    str(method): (lambda method=method: Zip().spoil("data/0", method=method).bytes()) for method in (12, 14, 93, 99)
+    str(method): (lambda method=method: Zip().spoil("data/0", method=method).bytes()) for method in (1, 9, 12, 14, 93, 95, 99)
 }, Refused("ZipUnsupported"))  # fmt: skip
 family("Z39", "a member flagged as encrypted or patched", {
-    **{f"bit{bit}": (lambda bit=bit: Zip().spoil("data.pkl", flags=1 << bit).bytes()) for bit in (0, 5, 6)},
+    **{f"bit{bit}": (lambda bit=bit: Zip().spoil("data.pkl", flags=1 << bit).bytes()) for bit in (0, 5, 6, 13)},
     "directory_only": lambda: Zip(EVIL).spoil("data.pkl", central={"flags": 1}).bytes(),
 }, Refused("ZipUnsupported"))  # fmt: skip
 
@@ -351,7 +398,8 @@ family("Z40", "a deflate stream that does not end where its member does", {
     "trailing": lambda: odd_deflate(lambda raw: raw + b"more"),
     "cut": lambda: odd_deflate(lambda raw: raw[:-4]),
     "wrong_size": deflated("data.pkl", local={"usize": 5}, central={"usize": 5}),
-    "garbage": lambda: odd_deflate(lambda raw: b"\xff" * len(raw)),
+    "garbage": lambda: odd_deflate(lambda raw: b"\xff" * len(raw)), "empty": lambda: odd_deflate(lambda raw: raw[:0]),
+    "larger": deflated("data.pkl", local={"usize": len(GOOD) + 1}, central={"usize": len(GOOD) + 1}),
 }, structure)  # fmt: skip
 
 
@@ -372,6 +420,7 @@ family("Z41", "more than a million members", lambda: entries((1 << 20) + 1), Ref
 
 missing = Refused("RecordMissing")
 family("Z42", "no `version`", lambda: Zip().drop("version").bytes(), missing)
+family("Z42", "", {"no_data_pkl": lambda: Zip().drop("data.pkl").bytes()}, missing)
 family("Z42", "", {"hidden": lambda: Zip().rename("version", ".data/version").bytes()}, Opens("opens", six))
 
 
@@ -431,6 +480,7 @@ family(
     lambda: Zip().add("data/", b"x").bytes(),
     structure,
 )
+family("Z50", "", {"empty": lambda: Zip().add("data/", b"").bytes()}, good)
 shown(
     "Z51",
     "each of these archives behind an object that is read by ranges, such as a URL",

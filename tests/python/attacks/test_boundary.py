@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attacks.n_numpy import npy
 from attacks.pickles import SIX, named, pickle, tensor
 from attacks.streams import info, legacy, safetensors
 from attacks.zips import Zip, around
@@ -26,6 +27,7 @@ SMALL = {
     "legacy": legacy(),
     "safetensors": safetensors({"w": info("F32", [2, 3], 0, 24)}, SIX),
     "pickle": pickle(named({"a": b"](K\1K\2e"}), protocol=4),
+    "npy": npy(),
 }
 
 

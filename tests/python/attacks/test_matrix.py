@@ -126,7 +126,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "Z": 53,
         "P": 56,
         "C": 31,
-        "R": 17,
+        "R": 19,
         "T": 38,
         "L": 25,
         "D": 22,

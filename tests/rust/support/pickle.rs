@@ -102,12 +102,6 @@ impl Pickle {
         Pickle { memoizing: true, ..Pickle::new() }
     }
 
-    /// Another protocol at the start.
-    pub(crate) fn proto(&mut self, version: u8) -> &mut Pickle {
-        self.bytes[1] = version;
-        self
-    }
-
     /// The bytes with STOP.
     pub(crate) fn stop(mut self) -> Vec<u8> {
         self.bytes.push(b'.');
@@ -157,23 +151,10 @@ impl Pickle {
         }
     }
 
-    /// LONG1 of any bytes: an integer beyond 64 bits.
-    pub(crate) fn long(&mut self, bytes: &[u8]) -> &mut Pickle {
-        self.op(0x8a).op(bytes.len() as u8).raw(bytes)
-    }
-
-    pub(crate) fn float(&mut self, value: f64) -> &mut Pickle {
-        self.op(b'G').raw(&value.to_be_bytes())
-    }
-
     pub(crate) fn text(&mut self, text: &str) -> &mut Pickle {
         self.once(text.as_bytes().to_vec(), |p| {
             p.op(b'X').raw(&(text.len() as u32).to_le_bytes()).raw(text.as_bytes());
         })
-    }
-
-    pub(crate) fn short_bytes(&mut self, bytes: &[u8]) -> &mut Pickle {
-        self.op(b'C').op(bytes.len() as u8).raw(bytes)
     }
 
     pub(crate) fn global(&mut self, module: &str, name: &str) -> &mut Pickle {

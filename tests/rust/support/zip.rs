@@ -30,11 +30,6 @@ impl Archive {
         empty.with("data.pkl", &pickle).with("byteorder", b"little").with("version", b"3\n")
     }
 
-    /// An empty archive.
-    pub(crate) fn bare() -> Archive {
-        Archive { members: Vec::new(), ..Archive::new(Vec::new()) }
-    }
-
     /// Adds a member in the root folder.
     pub(crate) fn with(self, name: &str, bytes: &[u8]) -> Archive {
         let name = format!("{}/{name}", self.root);
