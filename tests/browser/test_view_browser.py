@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import struct
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from support import sparse
 
 import rustload
 
@@ -77,20 +76,6 @@ def browser(tmp_path_factory):
     started = chromium.Browser(tmp_path_factory.mktemp("chromium"))
     yield started
     started.close()
-
-
-def sparse(path, tensors):
-    size = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
-    header, offset = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        nbytes = math.prod(shape) * size[dtype]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + nbytes]}
-        offset += nbytes
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + offset)
-    return path
 
 
 def llama(layers=32, width=4096):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
+import math
 import os
 import pickle
 import struct
@@ -105,6 +107,21 @@ def pickled(obj: Any, protocol: int = 2) -> bytes:
 def safetensors_bytes(header: bytes, data: bytes = b"") -> bytes:
     header += b" " * (-len(header) % 8)
     return struct.pack("<Q", len(header)) + header + data
+
+
+def sparse(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> Path:
+    """A safetensors file of zeros with these dtypes and shapes, whose data takes no room on the disk."""
+    sizes = {"BOOL": 1, "U8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4}
+    header, offset = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = offset + math.prod(shape) * sizes[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    start = safetensors_bytes(json.dumps(header).encode())
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(len(start) + offset)
+    return path
 
 
 def child(

@@ -27,7 +27,7 @@ import safetensors
 import safetensors.torch
 import torch
 from attacks import CASES
-from support import assert_same_bits, child, sizes_of
+from support import assert_same_bits, child, sizes_of, sparse
 
 import rustload
 
@@ -555,11 +555,7 @@ def test_a_source_that_changes_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     size = shutil.disk_usage(tmp_path).free + (1 << 30)
-    header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    source = tmp_path / "large.safetensors"
-    with source.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + size)
+    source = sparse(tmp_path / "large.safetensors", {"x": ("U8", [size])})
     if sizes_of(source)[1] > 1 << 20:
         pytest.skip("the file system of the temporary directory has no holes")
     for target in ("out.safetensors", "out"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html.parser
 import io
-import json
 import pickle
 import re
 import struct
@@ -13,7 +12,7 @@ import time
 
 import pytest
 import torch
-from support import child
+from support import child, sparse
 
 import rustload
 import rustload.torch
@@ -215,15 +214,7 @@ def test_a_scan_of_many_files_is_cut(tmp_path):
 
 
 def large(path, names):
-    header, offset = {}, 0
-    for name in names:
-        header[name] = {"dtype": "BF16", "shape": [4, 2], "data_offsets": [offset, offset + 16]}
-        offset += 16
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + offset)
-    return rustload.open(path)
+    return rustload.open(sparse(path, dict.fromkeys(names, ("BF16", [4, 2]))))
 
 
 def test_150_000_tensors_are_50_kb_in_two_seconds(tmp_path):

@@ -193,18 +193,3 @@ def test_names_and_strings_of_python_2_are_those_of_python_3() -> None:
         assert config["range"].class_name == "builtins.range"
         assert config["args"].state == {"lr": 0.5}
         assert "builtins.set" in ckpt.globals
-
-
-def test_a_view_beyond_its_root_is_refused() -> None:
-    """L10, L11: views of storages are validated."""
-    for view in (("11", 4, 3), ("11", -1, 2), ("11", 0, -1), ("11", 1 << 62, 1)):
-        obj = {"w": make_old.tensor(make_old.storage("Float", "10", 6, view), 1)}
-        with pytest.raises(rustload.FormatError) as caught:
-            rustload.open(make_old.stream(obj, {"10": (6, make_old.FLOATS)}))
-        assert caught.value.code == "StorageBounds"
-        assert caught.value.offset is not None
-    first, second = (make_old.storage("Float", "10", 6, ("11", at, 2)) for at in (0, 2))
-    obj = {"a": make_old.tensor(first, 2), "b": make_old.tensor(second, 2)}
-    with pytest.raises(rustload.FormatError) as caught:
-        rustload.open(make_old.stream(obj, {"10": (6, make_old.FLOATS)}))
-    assert caught.value.code == "StorageConflict"

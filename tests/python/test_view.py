@@ -9,7 +9,6 @@ import json
 import math
 import re
 import runpy
-import struct
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import child
+from support import child, sparse
 from torch.distributed import checkpoint as dcp
 
 import rustload
@@ -104,21 +103,6 @@ def from_runs(runs):
             value += int(difference)
             out.append(value)
     return out
-
-
-def sparse(path, tensors):
-    """A safetensors file with these tensors, whose data takes no room on the disk."""
-    size = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
-    header, offset = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        nbytes = math.prod(shape) * size[dtype]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + nbytes]}
-        offset += nbytes
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + offset)
-    return path
 
 
 def experts(layers, per_layer):

@@ -157,20 +157,6 @@ def test_out_must_fit(simple: Path) -> None:
 # Frameworks without an allocator.
 
 
-@pytest.fixture
-def many(save: Callable[..., Path]) -> tuple[Path, dict[str, torch.Tensor]]:
-    """300 tensors, small and large, of several dtypes, some tied."""
-    generator = torch.Generator().manual_seed(3)
-    state = {f"layer.{n:03}.weight": torch.randn(40 + n, 50, generator=generator) for n in range(150)}
-    state |= {f"layer.{n:03}.bias": torch.randn(n % 7, generator=generator) for n in range(150)}
-    state |= {f"int.{n}": patterns("int16", (n, 9)) for n in range(20)}
-    state["large"] = torch.randn(900, 1100, generator=generator).to(torch.bfloat16)
-    state["tied"] = state["large"]
-    state["tied part"] = state["large"][:10]
-    state["last"] = state["large"]
-    return save(state), state
-
-
 def bytes_of(buffer: rustload.Buffer) -> bytes:
     return fakecuda.read(buffer)
 

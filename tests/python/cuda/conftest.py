@@ -14,6 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
@@ -52,3 +54,20 @@ def on_fake(libcuda: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture
+def many(save: Callable[..., Path]) -> tuple[Path, dict[str, torch.Tensor]]:
+    """300 tensors, small and large, of several dtypes, some tied."""
+    import torch
+    from support import patterns
+
+    generator = torch.Generator().manual_seed(3)
+    state = {f"layer.{n:03}.weight": torch.randn(40 + n, 50, generator=generator) for n in range(150)}
+    state |= {f"layer.{n:03}.bias": torch.randn(n % 7, generator=generator) for n in range(150)}
+    state |= {f"int.{n}": patterns("int16", (n, 9)) for n in range(20)}
+    state["large"] = torch.randn(900, 1100, generator=generator).to(torch.bfloat16)
+    state["tied"] = state["large"]
+    state["tied part"] = state["large"][:10]
+    state["last"] = state["large"]
+    return save(state), state
