@@ -153,12 +153,18 @@ def test_the_error_for_an_index_with_an_absent_key_names_the_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 5}}', '{"other": {}}']
-)
+    "text",
+    [
+        "", "[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 5}}', '{"other": {}}', '{"weight_map": {"w": "1.st"}} x',
+        '{"weight_map": {"w": "1.st", "w": "1.st"}}', '{"weight_map": {}, "weight_map": {}}',
+        *(json.dumps({"weight_map": {"w": name}}) for name in ("../1.st", "/etc/passwd", "..", "", "a\\b", "C:x", "a\0b")),
+    ],
+)  # fmt: skip
 def test_a_broken_index_is_index_format(tmp_path, text):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(text)
-    refused(path, rustload.FormatError, "IndexFormat")
+    (tmp_path / "1.st").write_bytes(b"x")
+    assert refused(path, rustload.FormatError, "IndexFormat").path == str(path)
 
 
 @pytest.mark.parametrize("name", ["../out.safetensors", "/etc/passwd", "a/../../b.safetensors"])
