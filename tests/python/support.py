@@ -130,6 +130,7 @@ def child(
     timeout: float = 100,
     check: bool = True,
     env: dict[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must exit with 0 and write nothing to stderr.
 
@@ -137,10 +138,21 @@ def child(
     """
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
     whole = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2", **(env or {})}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=whole, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=whole, cwd=cwd, check=False
+    )
     if check:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done
+
+
+def cli(*args: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command `rustload` in a fresh process, whatever its exit code; `env` adds to the environment."""
+    command = [sys.executable, "-m", "rustload", *map(str, args)]
+    whole = {**os.environ, "PYTHONIOENCODING": "utf-8", **env}
+    return subprocess.run(
+        command, cwd=cwd, env=whole, capture_output=True, encoding="utf-8", timeout=100, check=False
+    )
 
 
 def sizes_of(path: Path) -> tuple[int, int]:

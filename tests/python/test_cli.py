@@ -11,6 +11,7 @@ import sys
 import zipfile
 
 import pytest
+from support import child
 
 torch = pytest.importorskip("torch")
 
@@ -287,7 +288,7 @@ def test_neither_torch_nor_numpy_is_imported_and_no_tensor_is_read(folder, tmp_p
         "import sys; from rustload._cli import main; code = main(['info', sys.argv[1]]);"
         "print(*sorted({'torch', 'numpy', 'rich'} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, spoilt], capture_output=True, text=True, check=False)
+    done = child(code, spoilt, check=False)
     assert (done.returncode, done.stderr) == (0, "\n")
 
 

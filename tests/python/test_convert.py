@@ -11,9 +11,6 @@ import pickle
 import random
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -578,14 +575,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
         except OSError as error:
             print(error.errno, error.code)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == [str(errno.EFBIG), "Io"] * 2, done.stderr
+    assert child(code, cwd=tmp_path).stdout.split() == [str(errno.EFBIG), "Io"] * 2
     assert names(tmp_path) == ["m.bin"]
 
 
@@ -609,14 +599,7 @@ def test_ctrl_c_leaves_nothing_temporary(tmp_path: Path) -> None:
     except KeyboardInterrupt:
         print("interrupted")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "interrupted", done.stderr
+    assert child(code, cwd=tmp_path).stdout.strip() == "interrupted"
     assert set(names(tmp_path)) <= {"m", "out"}
     if (tmp_path / "out").exists():
         assert len(rustload.open(tmp_path / "out")) == 8

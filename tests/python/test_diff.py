@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from support import cli
 
 import rustload
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
     from pathlib import Path
 
@@ -222,12 +222,7 @@ def test_reports_fold_layers(save: Callable[..., Path]) -> None:
 
 
 def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rustload", "diff", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return cli("diff", *arguments)
 
 
 def test_the_command_says_what_differs(save: Callable[..., Path], tmp_path: Path) -> None:

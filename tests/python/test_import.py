@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import ml_dtypes
@@ -260,8 +258,7 @@ def test_a_fresh_process_reads_a_tensor_in_well_under_a_second(tmp_path):
     path.write_bytes(saved({"x": torch.ones(10)}))
     start = time.perf_counter()
     code = "import rustload, sys; print(rustload.open(sys.argv[1])['x'].bytes() == b'\\0\\0\\x80\\x3f' * 10)"
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
+    assert child(code, path).stdout == "True\n"
     assert time.perf_counter() - start < 1
 
 

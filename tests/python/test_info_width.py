@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import cli
 
 from rustload._common import columns
 
@@ -133,11 +134,7 @@ def test_deep_trees_keep_to_the_width(tmp_path):
 
 
 def test_a_pipe_gets_whole_rows(folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "rustload", "info", "--tensors", "sample.npz"],
-        cwd=folder, capture_output=True, encoding="utf-8", check=True,
-        env={**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
+    done = cli("info", "--tensors", "sample.npz", cwd=folder, COLUMNS="40")
     rows = done.stdout.split("\ntensors\n")[1].split("\n\n")[0].splitlines()
     assert len(rows) == 46
     assert all(re.search(r" \[[\d, ]*\] +[\d.]+ K?i?B$", row) for row in rows)
@@ -196,10 +193,7 @@ def test_filter_counts_what_matches(folder):
     import json
 
     def info(*args):
-        return subprocess.run(
-            [sys.executable, "-m", "rustload", "info", *args, "sample.npz"],
-            cwd=folder, capture_output=True, encoding="utf-8", check=False, env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        )  # fmt: skip
+        return cli("info", *args, "sample.npz", cwd=folder)
 
     shown = info("--filter", "*conv?")
     assert "  tensors     24 of 46 match *conv?\n  elements    96\n  size        384 B\n" in shown.stdout
@@ -230,10 +224,7 @@ def test_depth_bounds_the_levels_of_the_tree(folder, depth):
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "two", "1.5"])
 def test_a_depth_is_a_whole_number_from_1_on(folder, wrong):
-    done = subprocess.run(
-        [sys.executable, "-m", "rustload", "info", f"--depth={wrong}", "sample.npz"],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = cli("info", f"--depth={wrong}", "sample.npz", cwd=folder)
     assert done.returncode == 2
     assert "a whole number from 1 on" in done.stderr
 

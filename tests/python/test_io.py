@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support import assert_same_bits, child, patterns
+from support import assert_same_bits, child, cli, patterns
 
 import rustload
+
+if TYPE_CHECKING:
+    import subprocess
 
 MIB = 1 << 20
 ON_NETWORK = {"RUSTLOAD_FILESYSTEM": "network"}
@@ -172,9 +174,7 @@ def test_a_network_file_is_read_and_not_mapped_unless_a_view_is_requested(save, 
 
 
 def doctor(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rustload", "doctor", *map(str, args)]
-    whole = {**os.environ, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=whole, check=False)
+    return cli("doctor", *args, **(env or {}))
 
 
 def test_doctor_reports_the_io_mode_and_its_reason(simple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import subprocess
-import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from attacks.n_numpy import npy as npy_bytes
 from attacks.n_numpy import plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import cli
 
 import rustload
 import rustload.torch
@@ -339,13 +338,7 @@ def test_several_files_are_one_checkpoint(tmp_path: Path):
 
 
 def info(path: Path, *options: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "rustload", "info", str(path), *options],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    return cli("info", path, *options).stdout
 
 
 def test_info_lists_the_arrays_and_those_that_are_not_read(tmp_path: Path):

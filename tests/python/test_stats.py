@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from support import cli
 
 import rustload
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
     from pathlib import Path
 
@@ -224,12 +224,7 @@ def test_a_meta_tensor_is_an_error(save: Callable[..., Path]) -> None:
 
 
 def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rustload", "stats", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return cli("stats", *arguments)
 
 
 def test_the_command_shows_every_tensor(save: Callable[..., Path]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support import cli
 from test_info_width import HOSTILE, on_terminal, plain
 
 if TYPE_CHECKING:
@@ -118,11 +116,7 @@ def test_a_title_that_is_a_long_path_is_wrapped(tmp_path: Path) -> None:
 
 
 def test_a_pipe_gets_whole_rows(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rustload", "stats", "--bins", "20", "a.npz"],
-        cwd=folder, capture_output=True, encoding="utf-8", check=True,
-        env={**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
+    done = cli("stats", "--bins", "20", "a.npz", cwd=folder, COLUMNS="40")
     rows = done.stdout.splitlines()[2:-1]
     assert len(rows) == 9
     assert all(re.search(r"^  \S+ +[a-z]+\d+\[[\d, ]*\]" + r" +[-\d.e+]+%?" * 5, row) for row in rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import io
-import subprocess
 import sys
 import tarfile
 import warnings
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from support import cli
 
 import rustload
 import rustload.torch
@@ -211,10 +211,7 @@ def test_convert_diff_safe_open_and_info(
         assert {name: bits(file.get_tensor(name)) for name in file.keys()} == {  # noqa: SIM118
             name: bits(tensor) for name, tensor in tensors.items()
         }
-    done = subprocess.run(
-        [sys.executable, "-m", "rustload", "info", str(path)], capture_output=True, text=True, check=True
-    )
-    assert "bfloat16" in done.stdout or "b" not in tensors
+    assert "bfloat16" in cli("info", path).stdout or "b" not in tensors
 
 
 def test_load_into(archive: tuple[Path, dict[str, torch.Tensor]]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import child, sparse
+from support import child, cli, sparse
 from torch.distributed import checkpoint as dcp
 
 import rustload
@@ -128,10 +128,7 @@ def state():
 
 def test_the_page_has_what_info_has(state, save, tmp_path):
     path = save({**state, "epoch": 3, "note": "second", "sizes": [1, 2]})
-    done = subprocess.run(
-        [sys.executable, "-m", "rustload", "info", "--json", path], capture_output=True, check=True
-    )
-    info = json.loads(done.stdout)["checkpoints"][0]
+    info = json.loads(cli("info", "--json", path).stdout)["checkpoints"][0]
     page = view(path, tmp_path)
     data = page.data
     for key in ("format", "elements", "nbytes", "storage_nbytes", "dtypes"):
