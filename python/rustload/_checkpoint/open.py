@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from io import BytesIO
 
+    from rustload._frameworks.adapters import Framework
     from rustload._rustload import Limits
 
 __all__ = ["open", "opened"]
-
-Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
 
 
 def open(

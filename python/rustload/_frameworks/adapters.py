@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from rustload import _rustload
 from rustload.errors import _error
@@ -24,16 +24,21 @@ if TYPE_CHECKING:
 __all__ = [
     "NAMES",
     "Adapter",
+    "Framework",
     "HandleContext",
     "check_copy",
     "default_framework",
     "framework_name",
+    "framework_of",
     "import_framework",
     "load_adapter",
 ]
 
-NAMES = ("torch", "numpy", "jax", "cupy", "dlpack")
+Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
 _ALIASES = {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}
+NAMES = tuple(name for name in get_args(Framework) if name not in _ALIASES)
+_OWNERS = {"rustload": "dlpack", "jaxlib": "jax"}
+"""The framework of objects of packages with other names."""
 _UNSUPPORTED = ("tf", "tensorflow", "keras", "mlx", "paddle", "tinygrad", "mindspore")
 _MINIMUM_VERSIONS = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as in the extras of pyproject.toml
 
@@ -182,6 +187,13 @@ def framework_name(name: str) -> str:
             note = f"write {str(name).lower()!r}"
         raise _error("Value", f"framework {name!r} is not one of {', '.join(NAMES)}", note)
     return found
+
+
+def framework_of(value: object) -> str:
+    """The framework of a tensor or array; torch for what is of none, such as a subclass of `torch.Tensor`."""
+    package = type(value).__module__.partition(".")[0]
+    name = _OWNERS.get(package, package)
+    return name if name in NAMES else "torch"
 
 
 def load_adapter(name: str) -> Adapter:

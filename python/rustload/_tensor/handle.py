@@ -486,11 +486,8 @@ class LazyTensor(Operators, _rustload.Handle):
             raise _error("Value", "out= and device= cannot be combined: the result is on the device of out=")
         if request.copy is False:
             raise _error("Buffer", "out= and copy=False cannot be combined: writing into out= is a copy")
-        module = type(out).__module__.partition(".")[0]
-        name = {"numpy": "numpy", "rustload": "dlpack", "jaxlib": "jax", "jax": "jax", "cupy": "cupy"}.get(
-            module, "torch"
-        )
-        if not adapters.load_adapter(name).write_into(self._core, out, request, cast=cast, sync=sync):
+        adapter = adapters.load_adapter(adapters.framework_of(out))
+        if not adapter.write_into(self._core, out, request, cast=cast, sync=sync):
             raise _error(
                 "Type",
                 f"out= is a {type(out).__name__}, not an array or tensor that can be written to",
