@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin
 
-from rustload._common.waiting import in_parallel, interruptible
+from rustload._common.waiting import in_parallel
 from rustload._remote.folder import (
     LOOKUPS_MAX,
     ObjectFolder,
@@ -16,13 +16,13 @@ from rustload._remote.folder import (
 )
 from rustload._remote.fsspec_ranges import FsspecRanges, is_http, is_hub, open_file
 from rustload._remote.hub import pinned
-from rustload._remote.ranges import failed
+from rustload._remote.ranges import attempt, failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
 from rustload._remote.web import answered, repeated
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["from_path", "from_url"]
 
@@ -73,7 +73,7 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
     """
     name = name_of(fs.unstrip_protocol(path)) if name is None else name
     if is_hub(fs):
-        path = _try(name, lambda: pinned(fs, path, {} if commits is None else commits))
+        path = attempt(name, lambda: pinned(fs, path, {} if commits is None else commits))
         name = f"hf://{path}"
     if is_http(fs):
         # A web server has no folders: what ends with a slash is taken for one.
@@ -86,7 +86,7 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
     is_repository = is_hub(fs) and path.count("/") == 1 + path.startswith(
         ("datasets/", "spaces/", "kernels/")
     )
-    info = {"type": "directory"} if is_repository else _try(name, lambda: dict(fs.info(path)))
+    info = {"type": "directory"} if is_repository else attempt(name, lambda: dict(fs.info(path)))
     if info.get("type") == "directory":
         return FsspecFolder(fs, path, trimmed(name))
     folder, _, last = path.rpartition("/")
@@ -99,16 +99,6 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
 def _in_folder(file: FsspecRanges, folder: ObjectFolder) -> FsspecRanges:
     file.home = folder
     return file
-
-
-def _try(name: str, call: Callable[[], Any]) -> Any:
-    """The result of `call`; an error of the store is raised without its text, outside of the handler."""
-    error: BaseException | None = None
-    try:
-        return interruptible(call)
-    except Exception as cause:  # noqa: BLE001  # stores raise anything
-        error = failed(name, cause)
-    raise error
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -156,7 +146,7 @@ class FsspecFolder(ObjectFolder):
     def _listed(self) -> dict[str, dict[str, Any]]:
         """What is in the folder, by name. The store is asked once."""
         if self._entries is None:
-            entries = _try(self.name, self._list)
+            entries = attempt(self.name, self._list)
             found = {str(one["name"]).rstrip("/").rpartition("/")[2]: one for one in entries}
             self._entries = {name: one for name, one in found.items() if name not in ("", ".", "..")}
         return self._entries

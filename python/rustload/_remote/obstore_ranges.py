@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload._common.waiting import interruptible
 from rustload._remote.folder import ObjectFolder, check_plain, names_others
-from rustload._remote.ranges import ObjectRanges, failed
+from rustload._remote.ranges import ObjectRanges, attempt
 from rustload._remote.urls import name_of
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["ObstoreFolder", "ObstoreRanges", "from_store"]
 
@@ -32,25 +31,13 @@ def from_store(store: Any, path: str) -> ObjectRanges | ObjectFolder:
         return ObstoreFolder(store, folder)
     if names_others(last):
         return ObstoreFolder(store, folder, (last,))
-    found: ObstoreRanges = _try(_name(store, path), lambda: ObstoreRanges(store, path))
+    found: ObstoreRanges = attempt(_name(store, path), lambda: ObstoreRanges(store, path))
     found.home = ObstoreFolder(store, folder)
     return found
 
 
 def _name(store: Any, path: str) -> str:
     return name_of(f"{type(store).__name__}://{path}")
-
-
-def _try(name: str, call: Callable[[], Any]) -> Any:
-    """The result of `call`; an error of the store is raised without its text, outside of the handler."""
-    error: BaseException | None = None
-    try:
-        return interruptible(call)
-    except ImportError:
-        error = _error("RemoteUnavailable", "obstore is not installed", "pip install obstore")
-    except Exception as cause:  # noqa: BLE001  # stores raise anything
-        error = failed(name, cause)
-    raise error
 
 
 class ObstoreRanges(ObjectRanges):
@@ -111,7 +98,7 @@ class ObstoreFolder(ObjectFolder):
             return obstore.list_with_delimiter(self._store, self._path or None)
 
         if self._listing is None:
-            found = _try(self.name, listing)
+            found = attempt(self.name, listing)
             objects = {one["path"].rpartition("/")[2]: one for one in found["objects"]}
             self._listing = (
                 objects,
@@ -141,7 +128,7 @@ class ObstoreFolder(ObjectFolder):
         """An object of it."""
         meta = None if self._listing is None else self._listing[0].get(name)
         path = self._join(name)
-        return _try(_name(self._store, path), lambda: ObstoreRanges(self._store, path, meta))
+        return attempt(_name(self._store, path), lambda: ObstoreRanges(self._store, path, meta))
 
     def choose(self, names: Sequence[str]) -> ObjectFolder:
         """The same folder and listing."""

@@ -12,9 +12,11 @@ from rustload._remote.urls import name_of
 from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rustload._remote.folder import ObjectFolder
 
-__all__ = ["ObjectRanges", "changed", "failed", "wrong_length"]
+__all__ = ["ObjectRanges", "attempt", "changed", "failed", "wrong_length"]
 
 
 _CODES = ("Io", "RemoteRange", "RemoteScheme", "RemoteSize", "Value")
@@ -49,9 +51,7 @@ class ObjectRanges(ABC):
             FormatError: The object is another one than at first.
             OSError: It cannot be read.
         """
-        found, error = self._try(lambda: self._fetch(ranges))
-        if error is not None:
-            raise error
+        found = attempt(self.name, lambda: self._fetch(ranges))
         for (offset, length), part in zip(ranges, found, strict=True):
             if memoryview(part).nbytes != length:
                 raise wrong_length(self.name, offset, length, memoryview(part).nbytes)
@@ -64,18 +64,8 @@ class ObjectRanges(ABC):
             FormatError: It is not.
             OSError: The store cannot be asked.
         """
-        same, error = self._try(self._is_same)
-        if error is not None:
-            raise error
-        if not same:
+        if not attempt(self.name, self._is_same):
             raise changed(self.name)
-
-    def _try(self, call: Any) -> tuple[Any, BaseException | None]:
-        """The result of `call`, or the error to raise outside of the handler, so that it has no context with secrets."""
-        try:
-            return interruptible(call), None
-        except Exception as error:  # noqa: BLE001  # stores raise anything
-            return None, failed(self.name, error)
 
     @abstractmethod
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[Any]:
@@ -84,6 +74,15 @@ class ObjectRanges(ABC):
     @abstractmethod
     def _is_same(self) -> bool:
         """Whether the object is the one that was opened."""
+
+
+def attempt(name: str, call: Callable[[], Any]) -> Any:
+    """The result of `call`; an error of the store is raised outside of the handler, so that it has no context with secrets."""
+    try:
+        return interruptible(call)
+    except Exception as cause:  # noqa: BLE001  # stores raise anything
+        error = failed(name, cause)
+    raise error
 
 
 def changed(name: str) -> BaseException:
@@ -102,6 +101,8 @@ def failed(name: str, error: Exception) -> BaseException:
         type(error) in (OSError, ValueError) and getattr(error, "code", None) in _CODES
     ):
         return error
+    if isinstance(error, ImportError) and error.name == "obstore":
+        return _error("RemoteUnavailable", "obstore is not installed", "pip install obstore")
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         made: Any = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name_of(name))

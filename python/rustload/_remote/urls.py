@@ -21,9 +21,6 @@ __all__ = [
     "unavailable",
 ]
 
-DEFAULT_SCHEMES = frozenset({"abfs", "az", "gcs", "gs", "hf", "https", "memory", "s3"})
-"""What `remote=` allows by default; `http` has no encryption, so it must be named."""
-
 ENVIRONMENT = "RUSTLOAD_REMOTE"
 """The environment variable with the default schemes of this process, separated by commas; empty for none."""
 
@@ -39,6 +36,9 @@ PACKAGES = {
     "s3": "s3fs",
 }
 """The package to install for each scheme."""
+
+DEFAULT_SCHEMES = frozenset(PACKAGES) - {"http"}
+"""What `remote=` allows by default; `http` has no encryption, so it must be named."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*(?:::[A-Za-z][A-Za-z0-9+.\-]*)*)://")
 
