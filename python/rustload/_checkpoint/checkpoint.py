@@ -19,8 +19,6 @@ from rustload._tensor.handle import LazyTensor, new_handle
 from rustload.errors import RustloadError, TensorNotFoundError, _error
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rustload import _rustload
 
 __all__ = ["Checkpoint", "OpaqueClass", "restored_checkpoint"]
@@ -253,12 +251,7 @@ class Checkpoint(TensorMapping):
         """The checkpoint itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Closes it."""
         self.close()
 

@@ -12,7 +12,6 @@ from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from rustload._checkpoint.producers import Producer
     from rustload._common.progress import Progress
@@ -247,12 +246,7 @@ class Stream(Iterator[tuple[str, Any]]):
         """The stream itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Closes it."""
         self.close()
 

@@ -20,7 +20,6 @@ from rustload._cuda.split import STAGING_BYTES, Piece, cpu_only_pieces, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from types import TracebackType
 
     from rustload._common.request import Cast, Request
     from rustload._cuda.gpu import Gpu, StagingBuffer
@@ -170,12 +169,7 @@ class UploadQueue:
         """The queue itself."""
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Closes it."""
         self.close()
 

@@ -18,7 +18,6 @@ from rustload.errors import _safetensor_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from rustload._tensor.handle import LazyTensor
 
@@ -166,12 +165,7 @@ class PrefetchLoader:
         """The loader itself."""
         return self
 
-    def __exit__(
-        self,
-        _exc_type: type[BaseException] | None,
-        _exc_value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Closes it."""
         self.close()
 

@@ -30,7 +30,6 @@ from rustload.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.files import FileObject
@@ -309,12 +308,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         """The handle itself."""
         return self
 
-    def __exit__(
-        self,
-        _exc_type: type[BaseException] | None,
-        _exc_value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Closes the file; tensors and slices stay valid."""
         self._file = None
 

@@ -16,7 +16,7 @@ from rustload._rustload import dtype_name
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
 
-__all__ = ["Deferred", "Values", "is_tensor", "unsupported", "values_of"]
+__all__ = ["Deferred", "Values", "unsupported", "values_of"]
 
 Deferred: TypeAlias = tuple[str, tuple[int, ...], int | None, Callable[[], Any]]
 """dtype, shape, the storage that it shares with others (any number), and a function that returns a DLPack capsule of all
@@ -76,15 +76,6 @@ def values_of(name: str, value: Any) -> Values:
             raise
         return plain
     return _of_numpy(name, numpy.asarray(view), numpy)
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether `values_of` takes the value."""
-    try:
-        values_of("", value)
-    except TypeError:
-        return False
-    return True
 
 
 def unsupported(name: str, what: str, note: str) -> BaseException:

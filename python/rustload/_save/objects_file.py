@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 from rustload import _rustload
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rustload._save.target import Target
 
 __all__ = ["ObjectsFile"]
@@ -69,12 +67,7 @@ class ObjectsFile:
         """Returns the file itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Removes the file if it has not got its name."""
         if self._prepared is not None:
             self._prepared.discard()

@@ -14,7 +14,6 @@ from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
 __all__ = ["Writer"]
 
@@ -116,12 +115,7 @@ class Writer:
         """Returns the writer itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes the file; after an exception, discards it."""
         try:
             if kind is None:
