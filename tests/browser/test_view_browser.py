@@ -17,6 +17,7 @@ import torch
 from support import sparse
 
 import rustload
+from rustload._view.treemap import Rect, squarify
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -278,6 +279,18 @@ def test_a_click_in_the_map_zooms_in_and_escape_zooms_out(browser, model):
     browser.key("ArrowRight")
     browser.key("Enter")
     assert "model" in text_of(browser, ".crumbs")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_map_and_the_image_have_the_same_layout(browser, model, seed):
+    opened(browser, model)
+    random = torch.Generator().manual_seed(seed)
+    sizes = sorted((torch.rand(1 + 7 * seed, generator=random) ** 3 * 1e9 + 1).tolist(), reverse=True)
+    inside = (3.0, 5.0, 40.0 + 90 * (seed % 7), 300.0)
+    script = (Path(rustload.__file__).parent / "_view/page/treemap.js").read_text("utf-8")
+    function = script[script.index("function squarify") : script.index("// The modules")]
+    found = browser.js(f"(() => {{ {function} return squarify({sizes}, {', '.join(map(str, inside))}); }})()")
+    assert found == [pytest.approx(list(one)) for one in squarify(sizes, Rect(*inside))]
 
 
 def test_blocks_unfold(browser, model):
