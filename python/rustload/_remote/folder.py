@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rustload.errors import _error
 
@@ -82,9 +83,11 @@ class ObjectFolder(ABC):
             OSError: It does not exist, or cannot be read.
         """
 
-    @abstractmethod
-    def choose(self, names: Sequence[str]) -> ObjectFolder:
-        """The same folder, of which these files are named."""
+    def choose(self, names: Sequence[str]) -> Self:
+        """The same folder, with what is known of it, of which these files are named."""
+        chosen = copy.copy(self)
+        chosen.chosen = tuple(names)
+        return chosen
 
     @abstractmethod
     def folders(self) -> list[str]:
@@ -135,10 +138,6 @@ class ObjectList(ObjectFolder):
     def open(self, name: str, /) -> Any:
         """The object of that number."""
         return self._objects[name]
-
-    def choose(self, names: Sequence[str]) -> ObjectFolder:
-        """The objects of these numbers."""
-        return ObjectList([self._objects[name] for name in names])
 
     def folders(self) -> list[str]:
         """None."""

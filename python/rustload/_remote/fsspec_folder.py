@@ -130,16 +130,9 @@ class FsspecFolder(ObjectFolder):
 
     __slots__ = ("_entries", "_fs", "_opened", "_path")
 
-    def __init__(self, fs: Any, path: str, name: str, chosen: Sequence[str] = ()) -> None:
-        """A folder.
-
-        Args:
-            fs: The file system.
-            path: The folder's path in it.
-            name: A name for messages.
-            chosen: The files that are named.
-        """
-        self._fs, self._path, self.name, self.chosen = fs, path, name, tuple(chosen)
+    def __init__(self, fs: Any, path: str, name: str) -> None:
+        """A folder at a path of a file system, with its name for messages."""
+        self._fs, self._path, self.name, self.chosen = fs, path, name, ()
         self._entries: dict[str, dict[str, Any]] | None = None
         self._opened: dict[str, Any] = {}
 
@@ -203,19 +196,16 @@ class FsspecFolder(ObjectFolder):
         """A file of it. Those that were listed are not asked for again."""
         opened = self._opened.get(name)
         if opened is None:
-            info = None if self._entries is None else self._entries.get(check_plain(name))
-            opened = open_file(self._fs, self._file(name), joined(self.name, name), info)
+            opened = open_file(self._fs, self._file(name), joined(self.name, name), self._info(name))
             self._opened[name] = opened
         return opened
 
+    def _info(self, name: str) -> dict[str, Any] | None:
+        """What the listing says of a file; None if there is none."""
+        return None if self._entries is None else self._entries.get(check_plain(name))
+
     def _file(self, name: str) -> str:
         return f"{self._path}/{check_plain(name)}"
-
-    def choose(self, names: Sequence[str]) -> ObjectFolder:
-        """The same folder and listing."""
-        chosen = type(self)(self._fs, self._path, self.name, names)
-        chosen._entries, chosen._opened = self._entries, self._opened
-        return chosen
 
     def subfolder(self, name: str) -> ObjectFolder:
         """A folder in it."""
@@ -250,13 +240,8 @@ class HttpFolder(FsspecFolder):
         """The sizes. Each file is asked for, as listings have none."""
         return self._look_up(names)
 
-    def open(self, name: str, /) -> Any:
-        """A file of it."""
-        opened = self._opened.get(name)
-        if opened is None:
-            opened = open_file(self._fs, self._file(name), joined(self.name, name))
-            self._opened[name] = opened
-        return opened
+    def _info(self, name: str) -> None:
+        """None: listings have no sizes."""
 
     def _file(self, name: str) -> str:
         # Nothing in a name is a separator, a query or an escape of one.

@@ -30,7 +30,7 @@ def from_store(store: Any, path: str) -> ObjectRanges | ObjectFolder:
     if not last:
         return ObstoreFolder(store, folder)
     if names_others(last):
-        return ObstoreFolder(store, folder, (last,))
+        return ObstoreFolder(store, folder).choose((last,))
     found: ObstoreRanges = attempt(_name(store, path), lambda: ObstoreRanges(store, path))
     found.home = ObstoreFolder(store, folder)
     return found
@@ -77,15 +77,9 @@ class ObstoreFolder(ObjectFolder):
 
     __slots__ = ("_listing", "_path", "_store")
 
-    def __init__(self, store: Any, path: str, chosen: Sequence[str] = ()) -> None:
-        """A folder.
-
-        Args:
-            store: The store.
-            path: The folder's path in it, without a slash at its end.
-            chosen: The files that are named.
-        """
-        self._store, self._path, self.chosen = store, path, tuple(chosen)
+    def __init__(self, store: Any, path: str) -> None:
+        """A folder; its path in the store is without a slash at its end."""
+        self._store, self._path, self.chosen = store, path, ()
         self.name = _name(store, path)
         self._listing: tuple[dict[str, Any], list[str]] | None = None
 
@@ -129,12 +123,6 @@ class ObstoreFolder(ObjectFolder):
         meta = None if self._listing is None else self._listing[0].get(name)
         path = self._join(name)
         return attempt(_name(self._store, path), lambda: ObstoreRanges(self._store, path, meta))
-
-    def choose(self, names: Sequence[str]) -> ObjectFolder:
-        """The same folder and listing."""
-        chosen = ObstoreFolder(self._store, self._path, names)
-        chosen._listing = self._listing
-        return chosen
 
     def subfolder(self, name: str) -> ObjectFolder:
         """A folder in it."""
