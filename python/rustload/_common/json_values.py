@@ -17,26 +17,21 @@ Finite: TypeAlias = Annotated[float, {"type": ["number", "null"]}]
 """A float that is null in JSON if it is infinite or NaN."""
 
 FORMATS = [
-    "torch-zip",
-    "torch-legacy",
-    "torch-tar",
-    "torch-dcp",
-    "torch-export",
-    "pickle",
-    "safetensors",
-    "npy",
-    "npz",
-]
+    "torch-zip", "torch-legacy", "torch-tar", "torch-dcp", "torch-export", "pickle", "safetensors", "npy", "npz",
+]  # fmt: skip
 Format: TypeAlias = Annotated[str, {"enum": FORMATS}]
 """The format of a checkpoint."""
+
+_ATOMS = frozenset((str, int, bool, type(None)))
 
 
 def plain(value: Any) -> Any:
     """A value with NamedTuples as dicts and without infinities and NaN, which JSON does not have: they are None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(field) for name, field in value._asdict().items()}
     if isinstance(value, dict):
-        return {key: plain(field) for key, field in value.items()}
-    return type(value)(map(plain, value)) if isinstance(value, (list, tuple)) else value
+        return {key: field if type(field) in _ATOMS else plain(field) for key, field in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [item if type(item) in _ATOMS else plain(item) for item in value]
+        return (
+            dict(zip(value._fields, items, strict=True)) if hasattr(value, "_fields") else type(value)(items)
+        )
+    return None if isinstance(value, float) and not math.isfinite(value) else value
