@@ -338,6 +338,17 @@ def test_a_narrow_window_has_no_sideways_scroll(browser, model):
         browser.size(1440, 1000)
 
 
+@pytest.mark.parametrize("width", [800, 1280])
+def test_names_of_usual_length_are_shown_whole(browser, model, width):
+    browser.size(width, 800)
+    try:
+        opened(browser, model)
+        cut = "[...document.querySelectorAll('.rows .label')].filter((one) => one.scrollWidth > one.clientWidth)"
+        assert browser.js(f"{cut}.map((one) => one.textContent)") == []
+    finally:
+        browser.size(1440, 1000)
+
+
 def test_without_scripts_the_text_of_info_is_shown(browser, model):
     browser.scripts(on=False)
     try:
