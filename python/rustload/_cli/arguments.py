@@ -16,7 +16,7 @@ exit codes:
 """
 
 REPEATED: Any = {"action": "append", "default": []}
-"""What an argument has that may be given several times."""
+"""The options of an argument that may be repeated."""
 
 
 def add_paths(parser: argparse.ArgumentParser) -> None:

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rtol", type=_tolerance, default=0.0, metavar="X", help="the same, in proportion to the number in B"
     )
-    add("--cast", action="store_true", help="two dtypes are no difference if elements are equal after a cast")
+    add("--cast", action="store_true", help="ignore different dtypes if elements are equal after a cast")
     add("--dequantize", action="store_true", help="compare quantized tensors as the numbers they stand for")
     add("--select", metavar="P", help="only names that match P; may be repeated", **REPEATED)
     add("--key", metavar="K", help="the key under which the tensors of A are nested")

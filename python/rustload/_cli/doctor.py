@@ -27,7 +27,7 @@ _UNUSED = {
     "resume": "the same call with resume=True continues; --clean removes it",
     "publication": "not all of its files are in their folder; the next call for that, or --clean, moves the others",
 }
-"""What is said of leftovers that no writer holds."""
+"""Texts for leftovers that no writer holds."""
 
 PROBED_FILES_MAX = 4
 """The most files of a checkpoint whose read rate is measured."""

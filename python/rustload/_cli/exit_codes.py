@@ -12,7 +12,7 @@ USAGE = 2
 READ_FAILED = 3
 """Something could not be read, or the output could not be written."""
 VERIFY_FAILED = 4
-"""What was read back of a new file is not what was written."""
+"""A new file that was read back differs from what was written."""
 INTERRUPTED = 130
 """Interrupted by Ctrl-C (128 + SIGINT)."""
 BROKEN_PIPE = 141

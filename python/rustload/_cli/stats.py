@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _faults_of(found: Statistics, wanted: Sequence[str]) -> list[str]:
-    """What of `wanted` the numbers have."""
+    """The faults in `wanted` that a tensor has."""
     has = {"nan": found.nan, "inf": found.infinite, "zero": 0 < found.total == found.zeros}
     return [fault for fault in wanted if has[fault]]
 

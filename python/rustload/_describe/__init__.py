@@ -1,1 +1,1 @@
-"""What a checkpoint holds: `describe` makes the document of `rustload info --json`, `text` shows it."""
+"""The contents of a checkpoint: `describe` makes the document of `rustload info --json`, `text` shows it."""

@@ -127,7 +127,7 @@ def _identity(path: str) -> dict[str, str]:
 
 
 def _facts(model: Model) -> Iterator[tuple[str, str]]:
-    """What is known of the checkpoint, in properties of rustload's own."""
+    """The facts about the checkpoint, as `rustload:` properties."""
     described = model.described
     yield "format", described["format"]
     yield "tensors", str(len(described["tensors"]))

@@ -26,7 +26,7 @@ VALUES_SHOWN_MAX = 20
 
 
 class View(NamedTuple):
-    """Which tensors to show, and how.
+    """The selection and layout of the tensors to show.
 
     Attributes:
         listed: Whether to list all tensors in place of the tree.
@@ -208,7 +208,7 @@ def _table(page: Page, rows: list[Row], *, widest: int) -> None:
 
 
 def _inside(page: Page, node: tree.Node) -> str:
-    """How many tensors are in a group: `32 × 9 tensors` where it is folded."""  # noqa: RUF002 - as it is shown
+    """The number of tensors in a group: `32 × 9 tensors` if it is folded."""  # noqa: RUF002 - as it is shown
     if node.times == 1 or node.tensors % node.times:
         return count(node.tensors, "tensor")
     return f"{node.times} {page.times} {count(node.tensors // node.times, 'tensor')}"

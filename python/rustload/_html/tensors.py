@@ -131,7 +131,7 @@ def _tree(root: tree.Node, budget: Budget, all_of_it: str) -> str:
 
 
 def _levels(root: tree.Node) -> tuple[int, bool]:
-    """How many levels to show, at least one, and whether there are more."""
+    """Returns the number of levels to show, at least one, and whether there are more."""
     level, rows, depth = root.children, 0, 0
     while level and (depth == 0 or rows + len(level) <= ROWS_MAX):
         depth, rows = depth + 1, rows + len(level)

@@ -53,7 +53,7 @@ def document(
 
     Args:
         described: What `describe` returned.
-        scanned: The report of a scan; a text why there is none; None if none was asked for.
+        scanned: The report of a scan; a text that says why not; None if none was requested.
         statistics: The statistics of tensors by name; None if none were asked for.
     """
     files = [{"name": _text(os.path.basename(path)), "size": _size(path)} for path in described["files"]]

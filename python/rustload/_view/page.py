@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["GENERATOR", "page"]
 
 GENERATOR = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="rustload '
-"""How a page begins, up to the version."""
+"""The beginning of a page, up to the version."""
 SCRIPTS = ("data.js", "search.js", "treemap.js", "parts.js", "tree.js", "main.js")
 """The files of the script, in their order."""
 

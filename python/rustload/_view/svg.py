@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["SVG_GENERATOR", "svg_image"]
 
 SVG_GENERATOR = "<!-- generator: rustload "
-"""How an image begins, up to the version."""
+"""The beginning of an image, up to the version."""
 WIDTH, HEIGHT = 960, 520
 HEADER, FOOTER, MARGIN = 34, 30, 12
 GROUP_HEAD = 18
@@ -146,7 +146,7 @@ class _Image:
 
 
 def _is_uniform(described: Described) -> bool:
-    """Whether nearly all bytes are of one dtype, so that colours by dtype would tell little."""
+    """Whether nearly all bytes are of one dtype, so that colours by dtype would show little."""
     return (
         bool(described["dtypes"]) and described["dtypes"][0]["nbytes"] > UNIFORM_SHARE * described["nbytes"]
     )

@@ -66,6 +66,6 @@ def squarify(sizes: Sequence[float], inside: Rect) -> list[Rect]:
             y, height = y + thick, height - thick
         left -= total
         start = end
-    # What rounding has left without an area.
+    # Rounding has left the others without an area.
     out += [Rect(x, y, 0.0, 0.0)] * (len(sizes) - len(out))
     return out
