@@ -27,7 +27,7 @@ from rustload.torch._load_into import load_into
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rustload._checkpoint.names import Key, Rename, Strip
+    from rustload._common.options import Key, Rename, Strip
     from rustload._common.progress import Progress
     from rustload._rustload import Limits
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from rustload._checkpoint.names import Key, Rename, Strip, select_tensors, unflatten
+from rustload._checkpoint.names import select_tensors, unflatten
 from rustload._checkpoint.open import opened
+from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
 from rustload._common.patterns import matches, warn_of_unused_patterns
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
@@ -16,18 +17,15 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rustload._rustload import Limits
     from rustload._tensor.handle import LazyTensor
 
 __all__ = ["load", "unflatten"]
 
 
+@takes(SourceOptions)
 def load(
     path: Any,
     *,
-    key: Key = None,
-    strip: Strip = None,
-    rename: Rename = None,
     dtype: Any = None,
     transpose: Any = None,
     device: Any = None,
@@ -36,15 +34,12 @@ def load(
     copy: bool | None = None,
     allow_lossy: bool = False,
     progress: Progress = None,
-    limits: Limits | None = None,
+    **options: Unpack[SourceOptions],
 ) -> dict[str, Any]:
     """Reads the tensors of a checkpoint as JAX arrays, one at a time.
 
     Args:
         path: Anything that `rustload.open` takes, an open checkpoint, or a selection of its tensors.
-        key: The key in the file under which the tensors are nested, such as `"state_dict"`.
-        strip: A prefix, or several, to remove from names.
-        rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable.
         dtype: A dtype for float tensors, a mapping from glob patterns of the file's names, or a callable. None keeps
             the file's dtypes.
         transpose: A mapping from glob patterns, or a callable, to True (swaps the last two dimensions, which turns the weight of
@@ -57,7 +52,7 @@ def load(
         copy: As for `LazyTensor.materialize`.
         allow_lossy: Whether a cast may change the kind of number.
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
-        limits: Upper bounds on the memory and work that the file can cause.
+        **options: What to load (`SourceOptions`).
 
     Returns:
         The arrays; tied names share one array.
@@ -73,10 +68,11 @@ def load(
     >>> params["q"]["weight"].dtype, params["q"]["weight"].shape
     (dtype(bfloat16), (8, 8))
     """
-    checkpoint, chosen = opened(path, "jax", limits)
+    how = filled(load, options)
+    checkpoint, chosen = opened(path, "jax", how["limits"])
     rules = Rules(dtype=dtype, transpose=transpose)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
-    tensors = select_tensors(chosen, key, strip, rename)
+    tensors = select_tensors(chosen, **part(NamesOptions, how))
     rules.warn_of_kept(tensors.values())
     sharding_of = _sharding_rule(shardings)
     if shardings is not None and copy is False:

@@ -7,7 +7,7 @@ is downloaded, PEFT is not patched, and no pickle is run.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 try:
     import peft
@@ -18,20 +18,19 @@ except ImportError:
     raise
 
 from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
 from rustload.errors import _error
 from rustload.torch._report import mismatch_error
 
 if TYPE_CHECKING:
     import os
 
-    from rustload._checkpoint.names import Key, Rename, Strip
-    from rustload._rustload import Limits
-
 __all__ = ["load_adapter"]
 
 _CONFIG = "adapter_config.json"
 
 
+@takes(SourceOptions)
 def load_adapter(
     model: Any,
     path: str | os.PathLike[str],
@@ -40,10 +39,7 @@ def load_adapter(
     is_trainable: bool = False,
     config: Any = None,
     weights: str | None = None,
-    key: Key = None,
-    strip: Strip = None,
-    rename: Rename = None,
-    limits: Limits | None = None,
+    **options: Unpack[SourceOptions],
 ) -> Any:
     """Puts an adapter on a model, as `peft.PeftModel.from_pretrained(model, path)` does; the weights are bit-equal.
 
@@ -54,10 +50,7 @@ def load_adapter(
         is_trainable: Whether the adapter's parameters require gradients; if not, the model is set to evaluation mode.
         config: A `PeftConfig` to use in place of the folder's.
         weights: The weight file in the folder, if its names do not determine which one is meant.
-        key: The key in the file under which the weights are nested.
-        strip: A prefix, or several, to remove from names.
-        rename: Other names, as in `rustload.torch.load_into`.
-        limits: Upper bounds on the memory and work that the file can cause.
+        **options: What to load (`SourceOptions`).
 
     Returns:
         The `PeftModel`.
@@ -68,6 +61,7 @@ def load_adapter(
         ValueError: The folder has no `adapter_config.json`.
         FormatError: As for `rustload.open`; its other errors are possible too.
     """
+    how = filled(load_adapter, options)
     folder = Path(path)
     if config is None:
         # PEFT would look for a repository of that name on the hub.
@@ -76,9 +70,9 @@ def load_adapter(
         config = peft.PeftConfig.from_pretrained(str(folder))
     config.inference_mode = not is_trainable
     file = folder / weights if weights else folder
-    with open_checkpoint(file, framework="torch", limits=limits) as checkpoint:
+    with open_checkpoint(file, framework="torch", limits=how["limits"]) as checkpoint:
         # Owned, so that the adapter can be saved over its file.
-        state = checkpoint.materialize(key=key, strip=strip, rename=rename, copy=True)
+        state = checkpoint.materialize(**part(NamesOptions, how), copy=True)
     had_adapters = isinstance(model, peft.PeftModel)
     if had_adapters:
         model.add_adapter(adapter_name, config)

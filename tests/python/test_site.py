@@ -50,6 +50,18 @@ def test_the_reference_has_every_public_name_once():
         assert re.fullmatch(r"# .+\n(\n::: [\w.]+\n)+", text)
 
 
+def test_the_reference_shows_the_keywords_of_groups():
+    griffe = pytest.importorskip("griffe")
+    from docs.site.options import Options
+
+    package = griffe.load("rustload", search_paths=[SOURCES], extensions=griffe.Extensions(Options()))
+    function = package["_save.convert.convert"]
+    assert {"select", "key", "verify", "io"} <= {one.name for one in function.parameters}
+    assert str(function.parameters["io"].default) == "'auto'"
+    (described,) = (one for one in function.docstring.parse("google") if one.kind.value == "parameters")
+    assert [one.name for one in described.value] == [one.name for one in function.parameters]
+
+
 def public_modules():
     """The package and all modules whose paths have no underscore in front."""
     for path in sorted((SOURCES / "rustload").rglob("*.py")):

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload._checkpoint.producers import producer_for
 from rustload._checkpoint.stream import Stream
+from rustload._common.options import RequestOptions, part
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import checked_progress
-from rustload._common.request import Cast, Request, checked_cast
+from rustload._common.request import Request, checked_cast
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload._frameworks import adapters
@@ -16,7 +17,7 @@ from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload import _rustload
-    from rustload._common.progress import Progress
+    from rustload._common.options import StreamOptions
     from rustload._frameworks.adapters import HandleContext
     from rustload._tensor.handle import LazyTensor
 
@@ -33,35 +34,29 @@ def build_stream(
     device: Any,
     dtype: Any,
     transpose: Any,
-    request: Request,
+    options: StreamOptions,
     *,
-    memory: int | str,
-    order: Order,
-    progress: Progress,
-    framework: str | None,
-    cast: Cast,
-    sync: bool,
-    results_kept: bool,
+    order: Order = "file",
+    results_kept: bool = False,
 ) -> Stream:
     """Builds the stream for `Checkpoint.stream`, or for `Checkpoint.materialize`, which keeps all results (`results_kept`).
 
-    Invalid arguments raise here, before the first tensor. `names` are those of the results, one for each tensor. `request` has
-    the arguments that are the same for all tensors.
+    Invalid arguments raise here, before the first tensor. `names` are those of the results, one for each tensor.
     """
+    request = Request(**part(RequestOptions, options), threads=options["threads"])
     warn_of_unused_patterns(core, dtype=dtype, transpose=transpose)
-    framework = None if framework is None else adapters.framework_name(framework)
     if order not in ("file", "name", "given"):
         raise _error("Value", f"order= is 'file', 'name' or 'given', not {order!r}")
-    checked_progress(progress)
-    window = parse_bytes(memory, "memory")
+    progress = checked_progress(options["progress"])
+    window = parse_bytes(options["memory"], "memory")
     rules = Rules(dtype=dtype, transpose=transpose)
     if order == "name":
         by_name = sorted(range(len(names)), key=names.__getitem__)
         names, tensors = [names[index] for index in by_name], [tensors[index] for index in by_name]
-    framework = framework or context.resolve_framework()
+    given = options["framework"]
+    framework = context.resolve_framework() if given is None else adapters.framework_name(given)
     adapter = adapters.load_adapter(framework)
     target = adapter.check_device(device)
-    cast = checked_cast(cast)
     if not request.dequantize:
         rules.warn_of_kept(tensors)
     producer = producer_for(
@@ -75,8 +70,8 @@ def build_stream(
         threads=request.threads,
         share_storages=framework == "torch",
         results_kept=results_kept,
-        cast=cast,
-        sync=bool(sync),
+        cast=checked_cast(options["cast"]),
+        sync=bool(options["sync"]),
     )
     return Stream._of(producer, tensors, progress, names)
 

@@ -6,19 +6,17 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload._common.patterns import NAMES_SEARCHED_MAX, matching, warn_user
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    from rustload._common.options import Key, NamesOptions, Rename, Strip
     from rustload._tensor.handle import LazyTensor
 
 __all__ = [
-    "Key",
-    "Rename",
-    "Strip",
     "renamer",
     "resolve_names",
     "select_names",
@@ -26,11 +24,6 @@ __all__ = [
     "strip_prefix",
     "unflatten",
 ]
-
-Key: TypeAlias = str | tuple[Any, ...] | None
-Strip: TypeAlias = str | Iterable[str] | None
-Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
-
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -65,11 +58,11 @@ def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] 
 
 
 def select_tensors(
-    checkpoint: Mapping[str, LazyTensor], key: Key = None, strip: Strip = None, rename: Rename = None
+    checkpoint: Mapping[str, LazyTensor], **options: Unpack[NamesOptions]
 ) -> dict[str, LazyTensor]:
     """As `select_names`, with the handles in place of the names in the checkpoint."""
     # The handles are made last: that takes longer than to find that nothing matches.
-    return {new: checkpoint[name] for new, name in select_names(checkpoint, key, strip, rename).items()}
+    return {new: checkpoint[name] for new, name in select_names(checkpoint, **options).items()}
 
 
 def select_names(
@@ -82,12 +75,9 @@ def select_names(
 
     Args:
         checkpoint: The checkpoint.
-        key: The key under which the tensors are nested: a dotted name such as `"state_dict"`, or a tuple of keys. None selects
-            all.
-        strip: A prefix, or several, to remove from names: `"module."`, with or without the last dot.
-        rename: A mapping from names, prefixes of names or compiled regular expressions (replaced as by `re.sub`) to new names;
-            pairs of a regular expression and its replacement; or a callable from name to name. A new name of None omits the
-            tensor.
+        key: As in `NamesOptions`, like the next ones.
+        strip: A prefix, or several.
+        rename: New names.
 
     Raises:
         ValueError: No tensor is under `key`, or two tensors would get the same name.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.tensors import Selection, TensorMapping
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.hub import hub_snapshot
+from rustload._common.options import OpenOptions, filled, takes
 from rustload._common.paths import (
     StrPath,
     file_bytes,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["open", "opened"]
 
 
+@takes(OpenOptions)
 def open(
     path: StrPath
     | Iterable[StrPath | FileObject]
@@ -44,14 +46,10 @@ def open(
     | ObjectFolder,
     *,
     framework: Framework | None = None,
-    unknown: Literal["keep", "error"] = "keep",
     verify: bool = False,
-    limits: Limits | None = None,
-    compat: bool = False,
-    trailing: Literal["error", "ignore"] = "error",
-    io: Literal["auto", "buffered", "direct"] = "auto",
     storage_options: Mapping[str, Any] | None = None,
     remote: Collection[str] = DEFAULT_SCHEMES,
+    **options: Unpack[OpenOptions],
 ) -> Checkpoint:
     """Opens a checkpoint by reading its metadata; nothing that the file names is imported, called or built.
 
@@ -67,19 +65,10 @@ def open(
         framework: The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' names `"pt"`,
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
             the first `materialize`.
-        unknown: `"keep"` keeps values of unknown classes as inert data, and lists arrays of a NumPy archive whose elements are
-            no numbers; `"error"` raises DisallowedError for the first, UnsupportedError for the second.
         verify: Whether to verify the checksums of all storages now, which reads the whole file. Archives only.
-        limits: Upper bounds on the memory and work that the file can cause.
-        compat: Whether to accept duplicate keys in a safetensors header as the reference reader does: the last one wins.
-        trailing: Whether bytes after the end of an archive, a pickle or a NumPy array are an error or ignored.
-        io: How tensors are read into owned results. `"buffered"`: through the page cache. `"direct"`: with O_DIRECT if the
-            file system supports it (`notes` says if not), at the speed of the disk and without filling the page cache.
-            `"auto"`: direct for a file on a local disk that is not in the page cache and larger than half of the free memory,
-            buffered otherwise; on network file systems, tensors are read rather than viewed unless `copy=False`.
-            `rustload doctor` shows the choice.
         storage_options: What fsspec makes the file system of a URL with, credentials for example. No message shows them.
         remote: The schemes of URLs that are allowed; `()` for none. The default is all that are encrypted, and `memory`.
+        **options: How the file is read (`OpenOptions`).
 
     Returns:
         The checkpoint, a mapping from names to lazy tensors.
@@ -94,9 +83,7 @@ def open(
         ValueError: The scheme of the URL is not in `remote`, or another argument has an unknown value.
     """
     chosen = None if framework is None else adapters.framework_name(framework)
-    options = _rustload.OpenOptions(
-        unknown=unknown, verify=verify, limits=limits, compat=compat, trailing=trailing, io=io
-    )
+    how = _rustload.OpenOptions(verify=verify, **filled(open, options))
     source: Any = remote_source(path, storage_options=storage_options, remote=remote)
     if isinstance(source, ObjectRanges):
         source = ObjectList([source])
@@ -109,13 +96,13 @@ def open(
             source = (source, 0, file_name(source))
     if content is not None:
         with note_path_as_bytes(content):
-            core = _rustload.open(content, options)
+            core = _rustload.open(content, how)
     elif isinstance(source, (ObjectFolder, tuple)):
-        core = _rustload.open(source, options)
+        core = _rustload.open(source, how)
     else:
         paths = [hub_snapshot(one) for one in path_list(source)]
         with note_checkpoints_below(paths):
-            core = _rustload.open(paths, options)
+            core = _rustload.open(paths, how)
     return Checkpoint._wrap(core, chosen)
 
 

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload._checkpoint.build_stream import build_stream
 from rustload._checkpoint.names import resolve_names, select_names
+from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
 from rustload._common.patterns import is_literal, matching, warn_user
-from rustload._common.request import Request
 from rustload._common.similar import did_you_mean, similar
 from rustload._common.sizes import format_bytes
 from rustload._tensor.handle import LazyTensor
@@ -20,10 +20,8 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from rustload import _rustload
     from rustload._checkpoint.build_stream import Order
-    from rustload._checkpoint.names import Key, Rename, Strip
     from rustload._checkpoint.stream import Stream
-    from rustload._common.progress import Progress
-    from rustload._common.request import Cast, Overflow
+    from rustload._common.options import Key, Rename, Strip
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
@@ -140,29 +138,31 @@ class TensorMapping(Mapping[str, LazyTensor]):
         """
         return self._renamed(rename=rename)
 
-    def _renamed(self, key: Key = None, strip: Strip = None, rename: Rename = None) -> Selection:
+    def _renamed(self, **options: Unpack[NamesOptions]) -> Selection:
         self._check_open()
-        names = select_names(self, key, strip, rename)
+        names = select_names(self, **options)
         return Selection._of(self._root(), {new: self._file_name(old) for new, old in names.items()})
 
     def _chosen(
-        self, names: str | Iterable[str] | None, key: Key, strip: Strip, rename: Rename
+        self, names: str | Iterable[str] | None, **options: Unpack[NamesOptions]
     ) -> tuple[list[str], list[LazyTensor]]:
         """The names of results, and the tensors, for the arguments of `stream` and `materialize`."""
+        self._check_open()
         source: TensorMapping = self
         if isinstance(names, Selection) and names._source is self._root():
             source, names = names, None
         chosen = resolve_names(source, names)
-        if key is None and strip is None and rename is None:
+        if not any(value is not None for value in options.values()):
             return chosen, source._handles(chosen)
         if names is not None:
             for name in chosen:
                 if name not in source:
                     raise source._unknown("names=", name)
             source = Selection._of(self._root(), {name: source._file_name(name) for name in chosen})
-        renamed = select_names(source, key, strip, rename)
+        renamed = select_names(source, **options)
         return list(renamed), source._handles(list(renamed.values()))
 
+    @takes(StreamOptions)
     def stream(
         self,
         names: str | Iterable[str] | None = None,
@@ -170,20 +170,8 @@ class TensorMapping(Mapping[str, LazyTensor]):
         dtype: Any = None,
         transpose: Any = None,
         *,
-        memory: int | str = "256MiB",
         order: Order = "file",
-        progress: Progress = None,
-        threads: int | None = None,
-        key: Key = None,
-        strip: Strip = None,
-        rename: Rename = None,
-        copy: bool | None = None,
-        framework: str | None = None,
-        allow_lossy: bool = False,
-        dequantize: bool = False,
-        overflow: Overflow = "nan",
-        cast: Cast = "auto",
-        sync: bool = True,
+        **options: Unpack[StreamOptions],
     ) -> Stream:
         """Iterates over tensors; reads and casts the next ones in the background while you use the current one.
 
@@ -207,24 +195,9 @@ class TensorMapping(Mapping[str, LazyTensor]):
                 applies only to float64, float32, float16 and bfloat16 tensors; use a mapping or a callable for others.
             transpose: A callable, or a mapping from glob patterns, to True (swap the last two dimensions), a permutation, or
                 None.
-            memory: The most bytes that the stream holds (back pressure): results that are in progress or not yet taken, recycled
-                memory of freed results, and scratch. A number, or a str such as `"256MiB"`. A tensor that is larger is made
-                alone.
             order: `"file"` is the order of the data in the file, interleaved over several shards; `"name"` is sorted by name;
                 `"given"` is the order of `names`, or of the checkpoint.
-            progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`; None for no output.
-            threads: The number of threads; None for up to one per core, depending on the size.
-            key: The key under which the tensors are nested, as for `under`; the results' names are the rest of their names.
-            strip: A prefix, or several, to remove from the results' names, as for `strip`.
-            rename: Other names for the results, as for `rename`, after `key` and `strip`. Patterns in `names`, `dtype` and
-                `transpose` match the names before.
-            copy: As for `LazyTensor.materialize`: None returns views of tensors without a conversion.
-            framework: As for `LazyTensor.materialize`.
-            allow_lossy: As for `LazyTensor.materialize`.
-            dequantize: As for `LazyTensor.materialize`; a plain dtype then also applies to quantized tensors.
-            overflow: As for `LazyTensor.materialize`.
-            cast: As for `LazyTensor.materialize`.
-            sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is returned.
+            **options: The names of results, what they are, and how they are read (`StreamOptions`).
 
         Returns:
             A `Stream`: an iterator over pairs of name and tensor, with `len` and `close`; a context manager.
@@ -236,49 +209,20 @@ class TensorMapping(Mapping[str, LazyTensor]):
             KeyboardInterrupt: Ctrl-C, within a tenth of a second.
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
-        self._check_open()
-        request = Request(
-            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
-        )
-        chosen, tensors = self._chosen(names, key, strip, rename)
+        how = filled(TensorMapping.stream, options)
+        chosen, tensors = self._chosen(names, **part(NamesOptions, how))
         return build_stream(
-            self._core,
-            self._context,
-            chosen,
-            tensors,
-            device,
-            dtype,
-            transpose,
-            request,
-            memory=memory,
-            order=order,
-            progress=progress,
-            framework=framework,
-            cast=cast,
-            sync=sync,
-            results_kept=False,
+            self._core, self._context, chosen, tensors, device, dtype, transpose, how, order=order
         )
 
+    @takes(StreamOptions)
     def materialize(
         self,
         names: str | Iterable[str] | None = None,
         device: Any = None,
         dtype: Any = None,
         transpose: Any = None,
-        *,
-        memory: int | str = "256MiB",
-        progress: Progress = None,
-        threads: int | None = None,
-        key: Key = None,
-        strip: Strip = None,
-        rename: Rename = None,
-        copy: bool | None = None,
-        framework: str | None = None,
-        allow_lossy: bool = False,
-        dequantize: bool = False,
-        overflow: Overflow = "nan",
-        cast: Cast = "auto",
-        sync: bool = True,
+        **options: Unpack[StreamOptions],
     ) -> dict[str, Any]:
         """Reads tensors and returns them as a dict, in the order of `names` or of the checkpoint.
 
@@ -296,56 +240,22 @@ class TensorMapping(Mapping[str, LazyTensor]):
             device: As for `stream`.
             dtype: As for `stream`.
             transpose: As for `stream`.
-            memory: As for `stream`.
-            progress: As for `stream`.
-            threads: As for `stream`.
-            key: As for `stream`.
-            strip: As for `stream`.
-            rename: As for `stream`.
-            copy: As for `stream`.
-            framework: As for `stream`.
-            allow_lossy: As for `stream`.
-            dequantize: As for `stream`.
-            overflow: As for `stream`.
-            cast: As for `stream`.
-            sync: Whether tensors on a GPU are complete when the dict is returned.
+            **options: As for `stream` (`StreamOptions`); `sync` is for the whole dict.
 
         Raises:
             RustloadError: As for `stream`.
         """
-        self._check_open()
-        request = Request(
-            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
-        )
-        chosen, tensors = self._chosen(names, key, strip, rename)
+        how = filled(TensorMapping.materialize, options)
+        chosen, tensors = self._chosen(names, **part(NamesOptions, how))
         stream = build_stream(
-            self._core,
-            self._context,
-            chosen,
-            tensors,
-            device,
-            dtype,
-            transpose,
-            request,
-            memory=memory,
-            order="file",
-            progress=progress,
-            framework=framework,
-            cast=cast,
-            sync=sync,
-            results_kept=True,
+            self._core, self._context, chosen, tensors, device, dtype, transpose, how, results_kept=True
         )
         found = stream._rest()
         return found if list(found) == chosen else {name: found[name] for name in chosen}
 
+    @takes(StatsOptions)
     def stats(
-        self,
-        names: str | Iterable[str] | None = None,
-        *,
-        sample: int | None = None,
-        bins: int | None = None,
-        dequantize: bool = False,
-        threads: int | None = None,
+        self, names: str | Iterable[str] | None = None, **options: Unpack[StatsOptions]
     ) -> dict[str, Statistics]:
         """Reads tensors and returns what their numbers are like: NaN, infinities, zeros, extremes, mean and standard deviation.
 
@@ -358,10 +268,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
 
         Args:
             names: As for `stream`.
-            sample: As for `LazyTensor.stats`, for each tensor.
-            bins: As for `LazyTensor.stats`.
-            dequantize: As for `LazyTensor.stats`.
-            threads: As for `LazyTensor.stats`.
+            **options: How statistics are made (`StatsOptions`).
 
         Returns:
             The statistics by name, in the order of `names` or of the checkpoint.
@@ -371,15 +278,12 @@ class TensorMapping(Mapping[str, LazyTensor]):
         """
         from rustload._common.statistics import statistics_of
 
-        self._check_open()
-        chosen, tensors = self._chosen(names, None, None, None)
+        how = filled(TensorMapping.stats, options)
+        chosen, tensors = self._chosen(names)
         cores = [tensor._core for tensor in tensors]
         # Names of one and the same tensor have one statistic.
         different = {core.id: core for core in cores}
-        found = statistics_of(
-            list(different.values()), sample=sample, bins=bins, dequantize=dequantize, threads=threads
-        )
-        by_id = dict(zip(different, found, strict=True))
+        by_id = dict(zip(different, statistics_of(list(different.values()), how), strict=True))
         return {name: by_id[core.id] for name, core in zip(chosen, cores, strict=True)}
 
     def fingerprint(self, *, data: bool = False, threads: int | None = None) -> str:

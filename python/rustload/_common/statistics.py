@@ -13,6 +13,8 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rustload._common.options import StatsOptions
+
 __all__ = ["ExponentCount", "Histogram", "Statistics", "statistics_of"]
 
 BINS_MAX = 1 << 16
@@ -97,14 +99,10 @@ NOTHING = Statistics(0, 0, 0, 0, 0, 0, None, None, None, None, None, [], None, s
 
 
 def statistics_of(
-    cores: Sequence[_rustload.Tensor | _rustload.Joined],
-    *,
-    sample: int | None,
-    bins: int | None,
-    dequantize: bool,
-    threads: int | None,
+    cores: Sequence[_rustload.Tensor | _rustload.Joined], options: StatsOptions
 ) -> list[Statistics]:
-    """The statistics of tensors, in their order. Arguments are as for `LazyTensor.stats`."""
+    """The statistics of tensors, in their order."""
+    sample, bins = options["sample"], options["bins"]
     for name, value, most in (("sample", sample, None), ("bins", bins, BINS_MAX)):
         if value is None:
             continue
@@ -113,7 +111,7 @@ def statistics_of(
         if value < 1 or (most is not None and value > most):
             upper = f" to {most:,}" if most else " on"
             raise _error("Value", f"{name}= is a number from 1{upper}, not {value!r}")
-    request = Request(dequantize=dequantize, threads=threads)
+    request = Request(dequantize=options["dequantize"], threads=options["threads"])
     tensors = list(cores)
     found = _rustload.statistics(tensors, request, bins=bins, sample=sample, threads=request.threads)
     return [

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
-from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
+from rustload._checkpoint.names import select_tensors
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.options import NamesOptions, filled, takes
 from rustload._common.patterns import matches
 from rustload._common.progress import reporting
 from rustload._common.request import Request
@@ -32,6 +33,7 @@ BATCH_BYTES = 1 << 30
 """The bytes of tensors that are compared between two reports of progress."""
 
 
+@takes(NamesOptions)
 def diff(
     a: Any,
     b: Any,
@@ -42,16 +44,15 @@ def diff(
     cast: bool = False,
     dequantize: bool = False,
     select: str | Iterable[str] | None = None,
-    key: Key = None,
-    strip: Strip = None,
-    rename: Rename = None,
     progress: Progress = None,
     threads: int | None = None,
+    **options: Unpack[NamesOptions],
 ) -> DiffReport:
     """Compares the tensors of two checkpoints, whatever their formats and however they are divided among files.
 
     Compares names, dtypes and shapes, which reads metadata only; with `data`, every element too, in some MiB per thread.
-    Nothing that the files name is imported or run. Values that are no tensors are not compared.
+    Nothing that the files name is imported or run. Values that are no tensors are not compared. `key`, `strip` and `rename` are
+    for the names of `a`.
 
     Args:
         a: A checkpoint: what `rustload.open` takes, a `Checkpoint`, or a selection of its tensors.
@@ -64,11 +65,9 @@ def diff(
             other, of others to a dtype that has the numbers of both. Compares elements, as `data` does.
         dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers.
         select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`.
-        key: The key under which the tensors of `a` are nested, as for `Checkpoint.under`.
-        strip: A prefix, or several, to remove from the names of `a`.
-        rename: Other names for the tensors of `a`, as for `Checkpoint.rename`.
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
         threads: The number of threads; None for one per core.
+        **options: The names of the tensors of `a` (`NamesOptions`).
 
     Returns:
         The report; `report.same` says whether there is a difference, `str(report)` what it is.
@@ -84,6 +83,7 @@ def diff(
     >>> rustload.diff("model.pt", "half.safetensors", cast=True).same
     True
     """
+    names = filled(diff, options)
     start = time.perf_counter()
     for argument, value in (("atol", atol), ("rtol", rtol)):
         given: Any = value
@@ -93,12 +93,11 @@ def diff(
     notes: list[str] = []
     label_a, of_a = _tensors(a)
     label_b, of_b = _tensors(b)
-    if not (key is None and strip is None and rename is None):
-        of_a = _Tensors(select_tensors(of_a, key, strip, rename), of_a.texts)
-    for names, more, label in ((of_a, of_b, label_a), (of_b, of_a, label_b)):
-        for name, kept in _aliases(names, label, notes).items():
+    of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
+    for tensors, more, label in ((of_a, of_b, label_a), (of_b, of_a, label_b)):
+        for name, kept in _aliases(tensors, label, notes).items():
             if name in more:
-                names[name] = names[kept]
+                tensors[name] = tensors[kept]
     if select is not None:
         of_a, of_b = _selected(select, of_a), _selected(select, of_b)
         if not (of_a or of_b):

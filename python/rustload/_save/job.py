@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.options import CastOptions, part
+from rustload._common.request import Request
+from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload._save.arrays import unsupported, values_of
 from rustload._save.flatten import flatten
@@ -18,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rustload import _rustload
-    from rustload._common.request import Request
-    from rustload._common.rules import Rules
     from rustload._save.arrays import Values
+    from rustload._save.options import SaveOptions
 
 __all__ = [
     "SHARD_BYTES",
@@ -85,19 +87,15 @@ class Job:
         nbytes: The bytes of all tensors, as they are written.
     """
 
-    def __init__(self, rules: Rules, plain: Request) -> None:
-        """Starts without tensors.
-
-        Args:
-            rules: Dtypes and transposes of tensors.
-            plain: The other arguments of the conversions.
-        """
+    def __init__(self, options: SaveOptions) -> None:
+        """Starts without tensors."""
         self.tensors = 0
         self.converted = 0
         self.dequantized: set[str] = set()
         self.kept: list[str] = []
         self.nbytes = 0
-        self._rules, self._plain = rules, plain
+        self._rules = Rules(dtype=options["dtype"], transpose=options["transpose"])
+        self._plain = Request(copy=True, threads=options["threads"], **part(CastOptions, options))
         self._requests: dict[Any, Request] = {}
 
     def add(self, name: str, value: Any, core: Values) -> tuple[str, Values, Request]:
@@ -180,14 +178,7 @@ def header_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def write_options(
-    *,
-    overwrite: Any,
-    fsync: Any,
-    memory: int | str,
-    threads: int | None,
-    verify: Any = False,
-    resume: Any = False,
-    report: Callable[[str, int, bool], None] | None = None,
+    options: SaveOptions, report: Callable[[str, int, bool], None] | None = None
 ) -> _rustload._WriteOptions:
     """The options of the extension. It calls `report` with a tensor's name, a number of bytes, and whether they are reused.
 
@@ -195,12 +186,12 @@ def write_options(
         ValueError: `memory` is no size.
     """
     return {
-        "overwrite": bool(overwrite),
-        "sync": bool(fsync),
-        "verify": bool(verify),
-        "resume": bool(resume),
-        "memory": parse_bytes(memory, "memory"),
-        "threads": threads,
+        "overwrite": bool(options["overwrite"]),
+        "sync": bool(options["fsync"]),
+        "verify": bool(options.get("verify")),
+        "resume": bool(options.get("resume")),
+        "memory": parse_bytes(options["memory"], "memory"),
+        "threads": options["threads"],
         "report": report,
     }
 

@@ -10,7 +10,8 @@ from rustload._common.progress import reporting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rustload._common.progress import Progress, Report
+    from rustload._common.progress import Report
+    from rustload._save.options import SaveOptions
 
 __all__ = ["Watch", "watching"]
 
@@ -40,15 +41,14 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watching(progress: Progress, nbytes: int, what: str, *, verify: bool, resume: bool) -> Iterator[Watch]:
+def watching(options: SaveOptions, nbytes: int, what: str) -> Iterator[Watch]:
     """Opens a progress display for one call.
 
     Args:
-        progress: As the user gave it.
+        options: Those of the call. With `verify`, every byte counts twice; with `resume`, reused ones count as done.
         nbytes: The bytes of all tensors, as they are written.
         what: The label of the display.
-        verify: Whether every byte is read back, which counts as much as writing it.
-        resume: Whether what an earlier call has written is reused.
     """
-    with reporting(progress, nbytes * (2 if verify else 1), what) as report:
-        yield Watch(report, is_needed=resume or progress not in (None, False))
+    progress = options["progress"]
+    with reporting(progress, nbytes * (2 if options["verify"] else 1), what) as report:
+        yield Watch(report, is_needed=bool(options["resume"]) or progress not in (None, False))

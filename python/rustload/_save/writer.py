@@ -67,7 +67,9 @@ class Writer:
             os.fsdecode(path),
             declared,
             metadata=list(header_texts(metadata).items()),
-            options=write_options(overwrite=overwrite, fsync=fsync, memory=memory, threads=threads),
+            options=write_options(
+                {"overwrite": overwrite, "fsync": fsync, "memory": memory, "threads": threads}
+            ),
         )
 
     def write(

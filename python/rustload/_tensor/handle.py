@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from rustload import _rustload
 from rustload._common.dtype_args import value_for
 from rustload._common.dtypes import Size
-from rustload._common.request import (
-    Cast,
-    Overflow,
-    Request,
-    Transpose,
-    checked_cast,
-)
+from rustload._common.options import ReadOptions, RequestOptions, StatsOptions, filled, part, takes
+from rustload._common.request import Request, Transpose, checked_cast
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.operators import Operators
@@ -26,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from rustload._common.request import Cast
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
@@ -359,14 +355,8 @@ class LazyTensor(Operators, _rustload.Handle):
         """The parts along the first dimension."""
         return (self[position] for position in range(len(self)))
 
-    def stats(
-        self,
-        *,
-        sample: int | None = None,
-        bins: int | None = None,
-        dequantize: bool = False,
-        threads: int | None = None,
-    ) -> Statistics:
+    @takes(StatsOptions)
+    def stats(self, **options: Unpack[StatsOptions]) -> Statistics:
         """Reads the tensor and returns what its numbers are like: NaN, infinities, zeros, extremes, mean and standard deviation.
 
         Takes some MiB of memory per thread, whatever the size of the tensor.
@@ -377,12 +367,7 @@ class LazyTensor(Operators, _rustload.Handle):
         (64, 0, 0)
 
         Args:
-            sample: Reads about so many elements, in up to 64 runs that are spread evenly, instead of all. Counts and extremes are
-                then of the sample.
-            bins: The number of bins of the histogram from the smallest to the largest finite number; None for no histogram.
-                For dtypes of more than 16 bits, the data is read twice.
-            dequantize: As for `materialize`: whether numbers of a quantized tensor are the dequantized ones.
-            threads: The number of threads; None for up to one per core, depending on the size.
+            **options: How statistics are made (`StatsOptions`).
 
         Raises:
             ValueError: `sample` or `bins` is below 1, or there are more than 65,536 bins.
@@ -391,24 +376,18 @@ class LazyTensor(Operators, _rustload.Handle):
         """
         from rustload._common.statistics import statistics_of
 
-        found = statistics_of([self._core], sample=sample, bins=bins, dequantize=dequantize, threads=threads)
-        return found[0]
+        return statistics_of([self._core], filled(LazyTensor.stats, options))[0]
 
+    @takes(ReadOptions)
     def materialize(
         self,
         device: Any = None,
         dtype: Any = None,
         transpose: Transpose | Mapping[str, Transpose] | Callable[[LazyTensor], Transpose] = None,
         *,
-        copy: bool | None = None,
         out: Any = None,
-        framework: str | None = None,
-        allow_lossy: bool = False,
-        dequantize: bool = False,
-        overflow: Overflow = "nan",
         threads: int | None = None,
-        cast: Cast = "auto",
-        sync: bool = True,
+        **options: Unpack[ReadOptions],
     ) -> Any:
         """Reads the elements and returns them as a tensor of the framework; casts and transposes while reading.
 
@@ -419,22 +398,10 @@ class LazyTensor(Operators, _rustload.Handle):
                 a mapping from glob patterns of names to dtypes, or a callable that gets this handle. None keeps the file's dtype.
             transpose: True swaps the last two dimensions, a tuple is a permutation of all; or a mapping or a callable, as for
                 `dtype`.
-            copy: None returns a view of the file (a private copy-on-write mapping, no anonymous memory) without a cast or
-                transpose, and owned memory otherwise. True always returns owned memory. False returns a view or raises.
             out: An array or tensor of the result's shape to write into, on the CPU or a GPU; its dtype sets the cast.
                 Nothing else may use its memory until the call returns; a concurrent call with the same `out` is an error.
-            framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
-            allow_lossy: Whether to allow casts from complex to real, from float to int, and to bool. A float out of the range of
-                the int saturates, and NaN becomes 0.
-            dequantize: Whether to convert the integers of a quantized tensor, and fp8 with scales (`block_scale`), to numbers,
-                in float32 or the float dtype of `dtype`. It has no effect on tensors that are numbers as they are.
-            overflow: The result of a cast to fp8 for values out of range: `"nan"` (as in the OCP specification) or `"saturate"`.
             threads: The number of threads; None for up to one per core, depending on the size.
-            cast: Where a result on a GPU is cast and transposed. `"cpu"`: while reading. `"gpu"`: after the H2D copy, if the
-                result is bit-equal. `"auto"`: the CPU casts if that makes the copy shorter and not slower, and the GPU does the
-                rest. No effect on results on the CPU.
-            sync: Whether a result on a GPU is complete when it is returned. If False, it is complete for all work that you
-                enqueue on the current stream (torch and CuPy; others are always complete). No effect on results on the CPU.
+            **options: What the result is (`ReadOptions`).
 
         Returns:
             A `torch.Tensor`, `numpy.ndarray`, `jax.Array`, `cupy.ndarray` or `rustload.Buffer`; `out` if it was passed. Owned
@@ -450,36 +417,32 @@ class LazyTensor(Operators, _rustload.Handle):
             LimitError: A broadcast tensor (stride 0) would need more than `Limits.materialize_bytes`.
         """
         # The fast path of most calls: no arguments to resolve or check.
-        is_plain = device is None and dtype is None and transpose is None and copy is None and out is None
-        is_plain = is_plain and framework is None and threads is None and not dequantize
-        if is_plain and overflow == "nan" and cast == "auto":
+        if not options and device is dtype is transpose is out is threads is None:
             made = self._context.fast_view(self._core)
             if made is not None:
                 return made
+        how = filled(LazyTensor.materialize, options)
         requested, order = value_for(dtype, self), value_for(transpose, self)
-        if dequantize and requested is None and out is None and self._is_scaled():
+        if how["dequantize"] and requested is None and out is None and self._is_scaled():
             requested = "float32"
         request = Request(
             dtype=requested,
             transpose=order,  # type: ignore[arg-type]  # checked there
-            copy=copy,
-            allow_lossy=allow_lossy,
-            dequantize=dequantize,
-            overflow=overflow,
             threads=threads,
             mappings=self._context.mappings,
+            **part(RequestOptions, how),
         )
-        cast = checked_cast(cast)
+        cast, sync = checked_cast(how["cast"]), bool(how["sync"])
         if out is not None:
-            return self._materialize_out(out, device, request, cast=cast, sync=bool(sync))
-        adapter = adapters.load_adapter(framework or self._context.resolve_framework())
+            return self._materialize_out(out, device, request, cast=cast, sync=sync)
+        adapter = adapters.load_adapter(how["framework"] or self._context.resolve_framework())
         target = adapter.check_device(device)
         gpu = None if self.is_meta else adapter.gpu_for(target)
         if gpu is None:
             return adapter.make(self._core, request, target, self._context)
         from rustload._cuda import results
 
-        return results.make(self._core, request, gpu, cast=cast, sync=bool(sync))
+        return results.make(self._core, request, gpu, cast=cast, sync=sync)
 
     def _materialize_out(self, out: Any, device: Any, request: Request, *, cast: Cast, sync: bool) -> Any:
         if device is not None:

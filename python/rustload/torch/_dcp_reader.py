@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch.distributed.checkpoint._traverse import set_element
@@ -20,8 +20,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
+from rustload._checkpoint.names import select_tensors
 from rustload._checkpoint.open import opened
+from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
 from rustload._common.rules import Rules
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import Limits
@@ -65,39 +66,30 @@ class Reader(StorageReader):
     True
     """
 
+    @takes(SourceOptions)
     def __init__(
         self,
         path: Any,
         *,
-        key: Key = None,
-        strip: Strip = None,
-        rename: Rename = None,
         dtype: Any = None,
         allow_lossy: bool = False,
         threads: int | None = None,
-        limits: Limits | None = None,
+        **options: Unpack[SourceOptions],
     ) -> None:
         """Opens nothing yet.
 
         Args:
             path: Anything that `rustload.open` takes, or an open checkpoint.
-            key: The key in the file under which the tensors are nested. With `key`, `strip` or `rename`, only tensors are loaded.
-            strip: A prefix, or several, to remove from names.
-            rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable, such as
-                `lambda name: "model." + name`.
             dtype: The dtype of tensors that DCP itself creates: a dtype for float tensors, a mapping from glob patterns, or a
                 callable. Existing tensors keep theirs, and are cast to.
             allow_lossy: Whether a cast may change the kind of number.
             threads: The number of threads; None for up to one per core.
-            limits: Upper bounds on the memory and work that the file can cause.
+            **options: What to load (`SourceOptions`). With `key`, `strip` or `rename`, only tensors are loaded.
         """
-        self._path = path
-        self._selection = (key, strip, rename)
+        self._path, self._options = path, filled(Reader.__init__, options)
         self._rules = Rules(dtype=dtype)
         self._allow_lossy = bool(allow_lossy)
         self._threads = threads
-        self._limits = limits
-        self._visits_max = (limits or Limits()).export_nodes
         self._contents: Contents | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -108,12 +100,13 @@ class Reader(StorageReader):
 
     def _opened(self) -> Contents:
         if self._contents is None:
-            checkpoint, chosen = opened(self._path, "torch", self._limits)
-            if chosen is not checkpoint or self._selection != (None, None, None):
-                tensors = select_tensors(chosen, *self._selection)
+            checkpoint, chosen = opened(self._path, "torch", self._options["limits"])
+            names = part(NamesOptions, self._options)
+            if chosen is not checkpoint or any(value is not None for value in names.values()):
+                tensors = select_tensors(chosen, **names)
                 self._contents = Contents(tensors, {}, {name: (name,) for name in tensors})
             else:
-                self._contents = contents_of(checkpoint, self._visits_max)
+                self._contents = contents_of(checkpoint, (self._options["limits"] or Limits()).export_nodes)
             self._rules.warn_of_kept(self._contents.tensors.values())
         return self._contents
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 
-from rustload._checkpoint.names import Key, Rename, Strip, renamer, select_tensors
+from rustload._checkpoint.names import renamer, select_tensors
 from rustload._checkpoint.open import opened
+from rustload._common.options import CastOptions, NamesOptions, SourceOptions, filled, part, takes
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, checked_progress, reporting
 from rustload._common.request import checked_cast
@@ -38,19 +39,20 @@ if TYPE_CHECKING:
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.request import Cast
-    from rustload._rustload import Limits
     from rustload.torch._hooks import CustomLoading
 
 __all__ = ["load_into"]
 
 
+class IntoOptions(SourceOptions, CastOptions, total=False):
+    """What to load of a checkpoint, and which conversions of numbers are made."""
+
+
+@takes(IntoOptions)
 def load_into(
     model: torch.nn.Module,
     path: Any,
     *,
-    key: Key = None,
-    strip: Strip = None,
-    rename: Rename = None,
     dtype: Any = None,
     transpose: Any = None,
     device: Any = None,
@@ -58,31 +60,25 @@ def load_into(
     strict: bool = True,
     assign: Literal["auto"] | bool = "auto",
     copy: bool | None = None,
-    allow_lossy: bool = False,
-    dequantize: bool = False,
     cast: Cast = "auto",
     memory: str | int = "256MiB",
     share: Share = None,
     progress: Progress = None,
-    limits: Limits | None = None,
+    **options: Unpack[IntoOptions],
 ) -> LoadReport:
     """Loads a checkpoint into a model; memory peaks at the model plus a window, whatever the file's dtype and format.
 
     Parameters and buffers with memory are written in place, on the CPU or a GPU. Those on the meta device get storage, and keep
     `requires_grad`, attributes and ties; on the CPU, without a cast or transpose, the storage is a view of the file (a private
     copy-on-write mapping). Names that are tied in the file and get new storage become one parameter. Everything that does not fit
-    is reported in one error before anything is written.
+    is reported in one error before anything is written. Scales of what is dequantized are not loaded.
 
     Args:
         model: The module. Build it under `torch.device("meta")` so that its memory is allocated only once.
         path: Anything that `rustload.open` takes, an open checkpoint, or a selection of its tensors.
-        key: The key in the file under which the state dict is nested, such as `"state_dict"` or `("model", "ema")`.
-        strip: A prefix, or several, to remove from names, such as `"module."`.
-        rename: New names: a mapping from names or prefixes of names (None omits a tensor), pairs of a regular expression and a
-            replacement, or a callable.
         dtype: The dtype of parameters: a dtype for float tensors that go into float parameters, a mapping from glob patterns of
             the file's names, or a callable that gets the lazy tensor. None, or no match, keeps the model's dtypes; with
-            `assign=True`, the file's.
+            `assign=True`, the file's, and float32 for what is dequantized.
         transpose: A mapping from glob patterns, or a callable, to True (swap the last two dimensions) or a permutation.
         device: The device of all tensors. None keeps tensors with memory on their device, and puts the others on the CPU.
         device_map: A mapping from module names to devices, as in accelerate; `""` is the whole model. Not "disk".
@@ -90,9 +86,6 @@ def load_into(
         assign: "auto" writes in place, and assigns new storage to meta tensors; True assigns new storage to all; False only
             writes in place.
         copy: True makes new storage own its memory instead of being a view of the file.
-        allow_lossy: Whether a cast may change the kind of number, as for `LazyTensor.materialize`.
-        dequantize: Whether to dequantize quantized tensors, and fp8 weights with scales (`LazyTensor.block_scale`); the scales
-            are then not loaded. The result has the model's dtype; with `assign=True`, float32.
         cast: Whether the CPU or the GPU casts tensors that go to a GPU, as for `LazyTensor.materialize`.
         memory: The most host memory for temporary tensors, used where a tensor cannot be read directly into its destination; in
             bytes or as "256MiB"; at least 1 MiB.
@@ -101,7 +94,7 @@ def load_into(
             of all. None: each rank reads for itself, and nothing is communicated; where the page cache fetches each page once,
             this is faster (docs/guides/distributed.md).
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
-        limits: Upper bounds on the memory and work that the file can cause.
+        **options: What to load, and which conversions are made (`IntoOptions`).
 
     Returns:
         A report of what was loaded.
@@ -122,6 +115,8 @@ def load_into(
     >>> model["q"].weight.dtype, report.bytes, report.missing
     (torch.bfloat16, 512, [])
     """
+    how = filled(load_into, options)
+    names = part(NamesOptions, how)
     start = time.perf_counter()
     shared = is_shared(share)
     with agreed(shared=shared):
@@ -129,35 +124,33 @@ def load_into(
         if assign not in ("auto", True, False):
             raise _error("Value", f"assign={assign!r} is not 'auto', True or False")
         checked_progress(progress)
-        options = LoadOptions(
+        applied = LoadOptions(
             rules=Rules(dtype=dtype, transpose=transpose),
             device_of=device_rule(device, device_map),
             assign=assign,
             copy=copy,
-            allow_lossy=allow_lossy,
             window=max(parse_bytes(memory, "memory"), 1 << 20),
-            dequantize=dequantize,
             cast=checked_cast(cast),
+            **part(CastOptions, how),
         )
         if not isinstance(model, torch.nn.Module):
             raise _error("Type", _not_a_module(model))
-        checkpoint, chosen = opened(path, "torch", limits)
+        checkpoint, chosen = opened(path, "torch", how["limits"])
         warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
         context = private_context()  # the model owns its parameters: no other view shares this mapping
         tensors = {
-            name: lazy._with_context(context)
-            for name, lazy in select_tensors(chosen, key, strip, rename).items()
+            name: lazy._with_context(context) for name, lazy in select_tensors(chosen, **names).items()
         }
-        if dequantize:
+        if applied.dequantize:
             tensors = without_companions(tensors)
-        names = options.rules.kept(tensors.values())
-        kept = [kept_text(names)] if names else []
+        unchanged = applied.rules.kept(tensors.values())
+        kept = [kept_text(unchanged)] if unchanged else []
         custom = None
         if has_custom_loading(model):
-            transposed = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
-            versions = module_versions(checkpoint, key, strip) if chosen is checkpoint else {}
+            transposed = {name: apply_transpose(lazy, applied.rules) for name, lazy in tensors.items()}
+            versions = module_versions(checkpoint, how["key"], how["strip"]) if chosen is checkpoint else {}
             custom = run_custom_loading(model, transposed, versions)
-            if dequantize:
+            if applied.dequantize:
                 check_scaled(custom.tensors)
         slots = slots_of(model)
         check_device_map(model, device_map)
@@ -165,10 +158,10 @@ def load_into(
             model,
             slots,
             tensors,
-            options,
+            applied,
             checkpoint=checkpoint,
-            key=key,
-            new_name=renamer(strip, rename),
+            key=how["key"],
+            new_name=renamer(how["strip"], how["rename"]),
             custom=custom,
         )
         # Post hooks may remove names from the lists, so names are checked after the hooks have run.
@@ -192,7 +185,7 @@ def load_into(
     with agreed(shared=shared):
         try:
             with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
-                for step in execute_steps(plan.steps, options, peak.sample):
+                for step in execute_steps(plan.steps, applied, peak.sample):
                     peak.sample()
                     done += 1
                     report(step.nbytes, step.slot.names[0])
@@ -203,7 +196,7 @@ def load_into(
             raise
         for module, extra in plan.extra:
             module.set_extra_state(extra)
-        _move_unfilled(plan, options)
+        _move_unfilled(plan, applied)
         missing, unexpected = list(plan.missing), list(plan.unexpected)
         if run_post_hooks(model, missing, unexpected):
             plan.missing = {name: plan.missing.get(name, ()) for name in missing}

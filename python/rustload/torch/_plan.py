@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rustload._checkpoint.checkpoint import Checkpoint
-    from rustload._checkpoint.names import Key
+    from rustload._common.options import Key
     from rustload._common.request import Cast
     from rustload._common.rules import Rules
     from rustload._tensor.handle import LazyTensor

@@ -6,35 +6,28 @@ import copy
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
+from rustload._common.options import filled, takes
 from rustload._rustload import dtype_name
+from rustload._save.options import WriteOptions
 from rustload._save.save import save_with
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rustload._common.progress import Progress
     from rustload._save.report import SaveReport
 
 __all__ = ["save_model"]
 
 
+@takes(WriteOptions)
 def save_model(
     model: torch.nn.Module,
     path: Any,
-    *,
-    metadata: Mapping[str, str] | None = None,
-    dtype: Any = None,
-    max_shard_size: int | str | None = None,
-    overwrite: bool | None = None,
-    fsync: bool = True,
-    verify: bool = False,
-    progress: Progress = None,
-    memory: int | str = "256MiB",
-    threads: int | None = None,
+    **options: Unpack[WriteOptions],
 ) -> SaveReport:
     """Writes a module's parameters and buffers as safetensors, and in a folder its configuration: what `from_pretrained` reads.
 
@@ -53,15 +46,7 @@ def save_model(
     Args:
         model: A module; of transformers and diffusers, its configuration is saved too, into a folder.
         path: A folder, or a file whose name ends with `.safetensors`.
-        metadata: As for `rustload.save`, like all other arguments.
-        dtype: As for `rustload.save`.
-        max_shard_size: As for `rustload.save`.
-        overwrite: As for `rustload.save`.
-        fsync: As for `rustload.save`.
-        verify: As for `rustload.save`.
-        progress: As for `rustload.save`.
-        memory: As for `rustload.save`.
-        threads: As for `rustload.save`.
+        **options: How the files are written (`WriteOptions`).
 
     Returns:
         The report of `rustload.save`.
@@ -71,6 +56,7 @@ def save_model(
         UnsupportedError: A parameter is on the meta device, or has a dtype that safetensors lacks.
         RustloadError: As for `rustload.save`.
     """
+    how = filled(save_model, options)
     given: Any = model
     if not isinstance(given, torch.nn.Module):
         from rustload.errors import _error
@@ -80,27 +66,13 @@ def save_model(
     # State dicts may have values of `get_extra_state`, which are no tensors.
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return save_with(
-        _configurations(model, dtype),
+        _configurations(model, how["dtype"]),
         tensors,
         path,
-        metadata=metadata,
-        dtype=dtype,
-        transpose=None,
-        allow_lossy=False,
-        dequantize=False,
-        ties="drop",
-        keep=(),
-        discard=_derived(model, tensors),
-        max_shard_size=max_shard_size,
         name="diffusion_pytorch_model" if _is_of(model, "diffusers") else "model",
-        keep_nesting=False,
-        overwrite=overwrite,
-        fsync=fsync,
-        verify=verify,
-        resume=False,
-        progress=progress,
-        memory=memory,
-        threads=threads,
+        ties="drop",
+        discard=_derived(model, tensors),
+        **how,
     )
 
 

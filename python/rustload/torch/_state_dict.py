@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from rustload._checkpoint.names import Key, Rename, Strip, select_tensors, strip_prefix
+from rustload._checkpoint.names import select_tensors, strip_prefix
 from rustload._checkpoint.open import opened
+from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.rules import Rules
 from rustload._common.similar import did_you_mean, similar
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rustload._checkpoint.checkpoint import Checkpoint
-    from rustload._rustload import Limits
+    from rustload._common.options import Key, Strip
 
 __all__ = ["StateDict", "module_versions", "state_dict"]
 
@@ -49,15 +50,13 @@ class StateDict(dict[str, TorchHandle]):
         return f"<StateDict of {len(self)} lazy tensors, {sum(handle.nbytes for handle in self.values()):,} bytes>"
 
 
+@takes(SourceOptions)
 def state_dict(
     path: Any,
     *,
-    key: Key = None,
-    strip: Strip = None,
-    rename: Rename = None,
     dtype: Any = None,
     device: Any = None,
-    limits: Limits | None = None,
+    **options: Unpack[SourceOptions],
 ) -> StateDict:
     """Returns a checkpoint as a state dict with lazy handles in place of tensors.
 
@@ -67,13 +66,10 @@ def state_dict(
 
     Args:
         path: Anything that `rustload.open` takes, an open checkpoint, or a selection of its tensors.
-        key: The key in the file under which the state dict is nested, such as `"state_dict"` or `("model", "ema")`.
-        strip: A prefix, or several, to remove from names.
-        rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable.
         dtype: The dtype of read tensors: a dtype for float tensors, a mapping from glob patterns of names, or a callable; None
             keeps the file's.
         device: The device of read tensors; None is the CPU.
-        limits: Upper bounds on the memory and work that the file can cause.
+        **options: What to load (`SourceOptions`).
 
     Returns:
         The handles by name, in the file's order.
@@ -87,10 +83,11 @@ def state_dict(
     >>> model.load_state_dict(rustload.torch.state_dict("model.pt"))
     <All keys matched successfully>
     """
-    checkpoint, tensors = opened(path, "torch", limits)
+    how = filled(state_dict, options)
+    checkpoint, tensors = opened(path, "torch", how["limits"])
     rules = Rules(dtype=dtype)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype)
-    found = select_tensors(tensors, key, strip, rename)
+    found = select_tensors(tensors, **part(NamesOptions, how))
     rules.warn_of_kept(found.values())
     target = check_device(device)
     views = PrivateViews()
@@ -98,7 +95,7 @@ def state_dict(
         (name, TorchHandle(lazy, rules.dtype(lazy), target, views)) for name, lazy in found.items()
     )
     if tensors is checkpoint:  # the names of a selection are not those of the modules
-        made._module_versions = _ModuleVersions(checkpoint, key, strip)
+        made._module_versions = _ModuleVersions(checkpoint, how["key"], how["strip"])
     return made
 
 
@@ -124,8 +121,8 @@ def module_versions(
     if checkpoint.format == "safetensors":
         return {}
     tree = checkpoint.objects
-    for part in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    for step in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
+        tree = tree.get(step) if isinstance(tree, Mapping) else None
     found = getattr(tree, "_metadata", None)
     if not isinstance(found, Mapping):
         return {}

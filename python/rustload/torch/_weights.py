@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from rustload._checkpoint.names import Key, Rename, Strip, select_names
+from rustload._checkpoint.names import select_names
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.memory import trim
 from rustload._common.progress import Progress, reporting
@@ -17,6 +17,8 @@ from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from rustload._common.options import Key, Rename, Strip
 
 __all__ = ["WeightOptions", "is_first_rank", "weights"]
 

@@ -1,0 +1,281 @@
+"""Groups of keyword arguments that functions share, each written once: names, types, defaults and descriptions.
+
+A function takes a group as `**options: Unpack[Group]`, which type checkers and editors read. At run time, `takes(Group)` gives it
+the signature with each keyword, and the description of each in place of that of `**options`, so that `help()` shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from rustload._common.similar import did_you_mean, similar
+from rustload.errors import _error
+
+if TYPE_CHECKING:
+    from typing import TypedDict as Group
+
+    from rustload._common.progress import Progress
+    from rustload._common.request import Cast, Overflow
+    from rustload._rustload import Limits
+else:
+
+    class Group:
+        """In place of `TypedDict`, which is slow to make. It has the keywords of its bases, then its own."""
+
+        _types: ClassVar[dict[str, str]] = {}
+        _text = ""
+
+        def __init_subclass__(cls, *, total=False):
+            cls._types = {name: kind for base in cls.__bases__ for name, kind in base._types.items()}
+            cls._types |= cls.__annotations__
+            own = _dedented((cls.__doc__ or "").partition("Args:\n")[2])
+            cls._text = "\n".join(filter(None, (*(base._text for base in cls.__bases__), own)))
+
+
+__all__ = [
+    "CastOptions",
+    "Group",
+    "Key",
+    "NamesOptions",
+    "OpenOptions",
+    "ReadOptions",
+    "Rename",
+    "RequestOptions",
+    "SourceOptions",
+    "StatsOptions",
+    "StreamOptions",
+    "Strip",
+    "WorkOptions",
+    "filled",
+    "part",
+    "takes",
+]
+
+Key: TypeAlias = str | tuple[Any, ...] | None
+Strip: TypeAlias = str | Iterable[str] | None
+Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
+
+F = TypeVar("F", bound=Callable[..., Any])
+G = TypeVar("G", bound=Mapping[str, object])
+
+_DEFAULTS: dict[str, object] = {
+    "allow_lossy": False,
+    "cast": "auto",
+    "compat": False,
+    "dequantize": False,
+    "discard": (),
+    "fsync": True,
+    "io": "auto",
+    "keep": (),
+    "memory": "256MiB",
+    "overflow": "nan",
+    "resume": False,
+    "sync": True,
+    "ties": "auto",
+    "trailing": "error",
+    "unknown": "keep",
+    "verify": False,
+}
+"""The default of a keyword, in whatever group; None for all others."""
+
+
+def takes(group: Any) -> Callable[[F], F]:
+    """Decorates a function that has the keywords of a group as `**options`: gives it the signature and description of each."""
+
+    def decorate(function: Any) -> Any:
+        code = function.__code__
+        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        names = (*own, *group._types)
+        shown = FunctionType(
+            _nothing.__code__.replace(
+                co_argcount=code.co_argcount,
+                co_kwonlyargcount=len(names) - code.co_argcount,
+                co_nlocals=len(names),
+                co_varnames=names,
+                co_filename=code.co_filename,
+                co_firstlineno=code.co_firstlineno,
+            ),
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+        )
+        function.defaults = {name: _DEFAULTS.get(name) for name in group._types}
+        shown.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **function.defaults}
+        shown.__annotations__ = {**function.__annotations__, **group._types}
+        del shown.__annotations__["options"]
+        shown.__module__, shown.__qualname__ = function.__module__, function.__qualname__
+        if function.__doc__:
+            before, _, rest = function.__doc__.partition("**options:")
+            before, _, margin = before.rpartition("\n")
+            text = "\n".join(margin + line for line in group._text.split("\n"))
+            function.__doc__ = shown.__doc__ = "\n".join((before, text, rest.partition("\n")[2]))
+        function.__wrapped__ = shown  # `inspect` follows it, and takes longer to import than this package
+        return function
+
+    return decorate
+
+
+def filled(function: Callable[..., Any], options: G) -> G:
+    """The keywords that a function with `takes` was called with, and the defaults of the others.
+
+    Raises:
+        TypeError: The function has no such keyword.
+    """
+    defaults: dict[str, object] = function.defaults  # type: ignore[attr-defined]  # set by `takes`
+    found = {**defaults, **options}
+    if len(found) == len(defaults):
+        return found  # type: ignore[return-value]  # it has the keywords of the group
+    name = next(name for name in options if name not in defaults)
+    known = function.__wrapped__.__code__.co_varnames  # type: ignore[attr-defined]  # as well
+    text = f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+    raise _error("Type", text, did_you_mean(similar(name, known)))
+
+
+def part(group: type[G], options: Mapping[str, Any]) -> G:
+    """The keywords of one group, of those of several."""
+    return {name: options[name] for name in group._types}  # type: ignore[attr-defined,return-value]  # of `Group`
+
+
+def _nothing() -> None: ...
+
+
+def _dedented(text: str) -> str:
+    """The descriptions of arguments, without the margin of the first line; from Python 3.13 on, it depends on the version."""
+    lines = text.rstrip().split("\n")
+    margin = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[margin:] for line in lines)
+
+
+class OpenOptions(Group, total=False):
+    """How a file is read when it is opened.
+
+    Args:
+        unknown: `"keep"` keeps values of unknown classes as inert data, and lists arrays of a NumPy archive whose elements are
+            no numbers; `"error"` raises DisallowedError for the first, UnsupportedError for the second.
+        limits: Upper bounds on the memory and work that the file can cause.
+        compat: Whether to accept duplicate keys in a safetensors header as the reference reader does: the last one wins.
+        trailing: Whether bytes after the end of an archive, a pickle or a NumPy array are an error or ignored.
+        io: How tensors are read into owned results. `"buffered"`: through the page cache. `"direct"`: with O_DIRECT if the
+            file system supports it (`notes` says if not), at the speed of the disk and without filling the page cache.
+            `"auto"`: direct for a file on a local disk that is not in the page cache and larger than half of the free memory,
+            buffered otherwise; on network file systems, tensors are read rather than viewed unless `copy=False`.
+            `rustload doctor` shows the choice.
+    """
+
+    unknown: Literal["keep", "error"]
+    limits: Limits | None
+    compat: bool
+    trailing: Literal["error", "ignore"]
+    io: Literal["auto", "buffered", "direct"]
+
+
+class NamesOptions(Group, total=False):
+    """Which tensors, and under which names.
+
+    Args:
+        key: The key under which the tensors are nested: a dotted name such as `"state_dict"`, or a tuple of keys such as
+            `("model", "ema")`. Other tensors are left out, and names are the rest.
+        strip: A prefix, or several of which the first that fits is removed from a name: `"module."`, with or without the last
+            dot.
+        rename: New names, after `key` and `strip`: a mapping from names, prefixes of names or compiled regular expressions
+            (replaced as by `re.sub`); pairs of a regular expression and its replacement; or a callable from name to name. A new
+            name of None leaves the tensor out.
+    """
+
+    key: Key
+    strip: Strip
+    rename: Rename
+
+
+class SourceOptions(NamesOptions, total=False):
+    """What to load of a checkpoint.
+
+    Args:
+        limits: Upper bounds on the memory and work that the file can cause.
+    """
+
+    limits: Limits | None
+
+
+class CastOptions(Group, total=False):
+    """Which conversions of numbers are made.
+
+    Args:
+        allow_lossy: Whether to allow casts from complex to real, from float to int, and to bool. A float out of the range of the
+            int saturates, and NaN becomes 0.
+        dequantize: Whether to convert the integers of a quantized tensor, and fp8 with scales (`LazyTensor.block_scale`), to
+            numbers, in float32 or the float dtype of `dtype`. It has no effect on tensors that are numbers as they are.
+    """
+
+    allow_lossy: bool
+    dequantize: bool
+
+
+class RequestOptions(CastOptions, total=False):
+    """What a result is.
+
+    Args:
+        copy: None returns a view of the file (a private copy-on-write mapping, no anonymous memory) without a cast or transpose,
+            and owned memory otherwise. True always returns owned memory. False returns a view or raises.
+        overflow: The result of a cast to fp8 for values out of range: `"nan"` (as in the OCP specification) or `"saturate"`.
+    """
+
+    copy: bool | None
+    overflow: Overflow
+
+
+class ReadOptions(RequestOptions, total=False):
+    """What a result is, and how it gets to the framework.
+
+    Args:
+        framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
+        cast: Where a result on a GPU is cast and transposed. `"cpu"`: while reading. `"gpu"`: after the H2D copy, if the result
+            is bit-equal. `"auto"`: the CPU casts if that makes the copy shorter and not slower, and the GPU does the rest. No
+            effect on results on the CPU.
+        sync: Whether a result on a GPU is complete when it is returned. If False, it is complete for all work that you enqueue on
+            the current stream (torch and CuPy; others are always complete). No effect on results on the CPU.
+    """
+
+    framework: str | None
+    cast: Cast
+    sync: bool
+
+
+class WorkOptions(Group, total=False):
+    """What work on many tensors may use, and where it is shown.
+
+    Args:
+        memory: The most bytes of buffers: results that are in progress or not yet taken, recycled memory of freed results, and
+            scratch; to write, less where a quarter of what the cgroup's limit and RLIMIT_DATA leave is less. A number, or a str
+            such as `"256MiB"`.
+        progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`; None for no output.
+        threads: The number of threads; None for up to one per core, depending on the size.
+    """
+
+    memory: int | str
+    progress: Progress
+    threads: int | None
+
+
+class StreamOptions(NamesOptions, ReadOptions, WorkOptions, total=False):
+    """The names of results, what they are, and how they are read."""
+
+
+class StatsOptions(Group, total=False):
+    """How statistics are made.
+
+    Args:
+        sample: Reads about so many elements of a tensor, in up to 64 runs that are spread evenly, instead of all. Counts and
+            extremes are then of the sample.
+        bins: The number of bins of the histogram from the smallest to the largest finite number; None for no histogram. For
+            dtypes of more than 16 bits, the data is read twice.
+        dequantize: Whether numbers of a quantized tensor are the dequantized ones.
+        threads: The number of threads; None for up to one per core, depending on the size.
+    """
+
+    sample: int | None
+    bins: int | None
+    dequantize: bool
+    threads: int | None
