@@ -8,6 +8,10 @@ use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Seq
 use crate::error::{Code, Error, Result};
 use crate::num::to_u64;
 
+mod strict;
+
+pub(super) use strict::{Fields, Object, Reader, Value, object};
+
 /// The nesting depth of objects and arrays that a header or an index file may have.
 pub(super) const MAX_DEPTH: u8 = 8;
 

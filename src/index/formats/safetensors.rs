@@ -23,7 +23,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
         notes: header.notes,
         ..Index::empty(Format::Safetensors, source)
     };
-    let mut offsets = match saved_offsets(&index.metadata, options.limits.rank) {
+    let mut offsets = match saved_offsets(&index.metadata, &options.limits) {
         Err(_) if options.compat => None,
         offsets => offsets?,
     };

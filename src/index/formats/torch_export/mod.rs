@@ -235,8 +235,8 @@ impl Reader<'_> {
         if meta.layout != STRIDED {
             return Err(unknown("layout", meta.layout));
         }
-        let (nbytes, is_meta) = (self.member(number)?.size(), meta.device == "meta");
-        let has_elements = meta.sizes.iter().all(|&size| size != 0);
+        let (nbytes, is_meta) = (self.member(number)?.size(), meta.device.0 == "meta");
+        let has_elements = meta.sizes.iter().all(|size| size.0 != 0);
         let flags = Flags { parameter, requires_grad: meta.requires_grad, ..Flags::default() };
         let storage = match nbytes {
             // Fake tensors have no bytes. torch gives empty tensors one member too, so a member without bytes is no tie.
@@ -249,9 +249,9 @@ impl Reader<'_> {
         };
         let raw = RawTensor {
             dtype,
-            shape: meta.sizes.clone(),
-            strides: meta.strides.clone(),
-            offset: meta.storage_offset,
+            shape: meta.sizes.iter().map(|size| size.0).collect(),
+            strides: meta.strides.iter().map(|stride| stride.0).collect(),
+            offset: meta.storage_offset.0,
             storage,
             flags,
         };
@@ -277,7 +277,7 @@ impl Reader<'_> {
                     () if known.dtype != dtype => {
                         format!("the storage has elements of {} and of {dtype}", known.dtype)
                     }
-                    () if device != Some(&*meta.device) => "the storage is on two devices".to_owned(),
+                    () if device != Some(&*meta.device.0) => "the storage is on two devices".to_owned(),
                     () => return Ok(known.number),
                 };
                 return Err(Error::new(Code::StorageConflict, text));
@@ -297,8 +297,8 @@ impl Reader<'_> {
     }
 
     fn add_storage(&mut self, location: Location, nbytes: u64, numel: u64, meta: &TensorMeta) -> u32 {
-        if *self.device != *meta.device {
-            self.device = Arc::from(&*meta.device);
+        if *self.device != *meta.device.0 {
+            self.device = Arc::from(&*meta.device.0);
         }
         let number = to_u32(self.index.storages.len());
         let big_endian = self.big_endian && nbytes > 0;
