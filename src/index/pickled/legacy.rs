@@ -9,10 +9,8 @@ use crate::bytes::{Fetched, Region, Requests, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::index::model::{Location, Options, Storage};
-use crate::index::pickled::meaning::{
-    CallInterpreter, Found, PersistentIdForm, PersistentIds, SHORT_STRING_MAX_BYTES,
-};
-use crate::index::pickled::read::check_side_pickle;
+use crate::index::pickled::checks::check_side_pickle;
+use crate::index::pickled::meanings::{Found, SHORT_STRING_MAX_BYTES};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{self, Disasm, Opcode, Pickle, ResumePoint, Value};
@@ -44,35 +42,6 @@ pub(crate) struct SingleStorage {
     pub(crate) dtype: DType,
     /// The name of its class.
     pub(crate) class: Box<str>,
-}
-
-/// Reads a stream that consists of one storage, as torch writes it into other pickles (torch/storage.py: `__reduce__`).
-pub(crate) fn read_single_storage(source: &Source, options: &Options) -> Result<SingleStorage> {
-    let not_single = || Error::new(Code::PickleType, "the stream is not a single storage");
-    let (head, keys, _) = open(source, options)?;
-    let Pickle { values, root, .. } = head.run(OBJECT, &options.limits).in_member(PICKLES[OBJECT])?;
-    let is_single = values.globals().len() == 1 && values.calls().len() == 0;
-    let (Value::PersistentId(pid), Some((class, _)), true) =
-        (values.get(root), values.globals().next(), is_single)
-    else {
-        return Err(not_single());
-    };
-    let positions = positions(&keys);
-    let locate = |key: &str, _: u64| locate(&positions, key);
-    let ids = PersistentIds::described(PersistentIdForm::Legacy, &locate);
-    let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
-    interpreter.add_bare(&[pid]).in_member(PICKLES[OBJECT])?;
-    let mut meanings = interpreter.finish();
-    let end = locate_storages(source, &mut meanings.storages, &keys, head.end(), &options.cancel)?;
-    check_end(source, end, options)?;
-    match (&meanings.tensors[..], meanings.storages.pop()) {
-        // The tensor of a view is only a slice of the storage.
-        ([tensor], Some(storage)) if tensor.layout().numel() == storage.numel => {
-            let class = values.global(class).name.into();
-            Ok(SingleStorage { storage, dtype: tensor.dtype(), class })
-        }
-        _ => Err(not_single()),
-    }
 }
 
 /// Reads the pickles, the storage keys, and notes about the writer's system.
@@ -154,7 +123,7 @@ impl Head {
         self.data.get(start..end).unwrap_or_default()
     }
 
-    fn run(&self, number: usize, limits: &Limits) -> Result<Pickle> {
+    pub(super) fn run(&self, number: usize, limits: &Limits) -> Result<Pickle> {
         pickle::run(self.pickle(number).to_vec(), 0, limits)
     }
 

@@ -8,17 +8,16 @@
 use std::sync::Arc;
 
 use super::quantized::quantized_dtype;
-use super::storage::StorageSlice;
-use super::{CallInterpreter, Found, Meaning, PersistentIdForm};
+use super::{CallInterpreter, Found, Meaning, PersistentIdForm, PersistentIds, StorageSlice};
 use crate::bytes::Source;
 use crate::container::{Format, sniff};
-use crate::error::{Code, Error, Kind, Result};
+use crate::error::{Code, Error, Kind, Result, ResultExt};
 use crate::index::model::{Location, Options, Storage, Tensor, Unknown};
 use crate::index::pickled::known::Known;
-use crate::index::pickled::legacy::{SingleStorage, read_single_storage};
+use crate::index::pickled::legacy::{self, SingleStorage};
 use crate::index::pickled::tree::{Object, View};
 use crate::limits::Limits;
-use crate::pickle::{Call, Handle, Value, Values};
+use crate::pickle::{Call, Handle, Pickle, Value, Values};
 
 impl<'a> CallInterpreter<'a> {
     /// Interprets a call of `_load_from_bytes` as a storage. A call on bytes that are not a legacy stream is opaque.
@@ -136,6 +135,36 @@ pub fn holds_storage(values: &Values, handle: Handle, limits: &Limits) -> bool {
     };
     let options = Options { limits: limits.clone(), unknown: Unknown::Error, ..Options::default() };
     bytes.is_some_and(|bytes| read_single_storage(&Source::memory(Arc::new(bytes)), &options).is_ok())
+}
+
+/// Reads a stream that consists of one storage, as torch writes it into other pickles (torch/storage.py: `__reduce__`).
+fn read_single_storage(source: &Source, options: &Options) -> Result<SingleStorage> {
+    let not_single = || Error::new(Code::PickleType, "the stream is not a single storage");
+    let (head, keys, _) = legacy::open(source, options)?;
+    let Pickle { values, root, .. } =
+        head.run(legacy::OBJECT, &options.limits).in_member(legacy::PICKLES[legacy::OBJECT])?;
+    let is_single = values.globals().len() == 1 && values.calls().len() == 0;
+    let (Value::PersistentId(pid), Some((class, _)), true) =
+        (values.get(root), values.globals().next(), is_single)
+    else {
+        return Err(not_single());
+    };
+    let positions = legacy::positions(&keys);
+    let locate = |key: &str, _: u64| legacy::locate(&positions, key);
+    let ids = PersistentIds::described(PersistentIdForm::Legacy, &locate);
+    let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
+    interpreter.add_bare(&[pid]).in_member(legacy::PICKLES[legacy::OBJECT])?;
+    let mut meanings = interpreter.finish();
+    let end = legacy::locate_storages(source, &mut meanings.storages, &keys, head.end(), &options.cancel)?;
+    legacy::check_end(source, end, options)?;
+    match (&meanings.tensors[..], meanings.storages.pop()) {
+        // The tensor of a view is only a slice of the storage.
+        ([tensor], Some(storage)) if tensor.layout().numel() == storage.numel => {
+            let class = values.global(class).name.into();
+            Ok(SingleStorage { storage, dtype: tensor.dtype(), class })
+        }
+        _ => Err(not_single()),
+    }
 }
 
 /// Adds the offset of the call, and a note, to an error of an embedded stream.

@@ -1,30 +1,10 @@
 //! Persistent ids of torch 0.1: numbers that refer to tensors and storages which the file describes before the pickle that has them
 //! (torch/serialization.py: `legacy_load`).
 
-use std::collections::HashMap;
-
-use super::storage::{StorageSlice, is_key, short_string};
-use super::{CallInterpreter, Found};
+use super::storage::{is_key, short_string};
+use super::{CallInterpreter, Keyed, StorageSlice};
 use crate::error::{Code, Error, Result};
-use crate::index::model::{Storage, Tensor};
 use crate::pickle::{Handle, Value, Values};
-
-/// What a number refers to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Keyed {
-    /// The tensor with this number.
-    Tensor(u32),
-    /// A storage, or a part of one.
-    Storage(StorageSlice),
-}
-
-/// The tensors and storages that a file describes before its pickle.
-#[derive(Debug, Default)]
-pub(crate) struct KeyedObjects {
-    pub(crate) by_key: HashMap<i64, Keyed>,
-    pub(crate) tensors: Vec<Tensor>,
-    pub(crate) storages: Vec<Storage<Found>>,
-}
 
 impl CallInterpreter<'_> {
     /// Resolves every persistent id. Fails for one that is neither a class nor the key of a tensor or storage.

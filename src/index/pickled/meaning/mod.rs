@@ -8,7 +8,7 @@
 
 mod build;
 mod distributed;
-mod embedded;
+pub(super) mod embedded;
 mod forms;
 mod keyed;
 mod numpy;
@@ -21,167 +21,42 @@ mod storage;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-#[cfg(feature = "scan")]
-pub use self::embedded::holds_storage;
-pub(crate) use self::keyed::{Keyed, KeyedObjects};
-pub(crate) use self::numpy::NumpyType;
-use self::storage::DescribedObject;
-pub(crate) use self::storage::StorageSlice;
+use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::index::model::{Extra, Location, SparseLayout, Storage, Tensor, ValueBytes};
 use crate::index::pickled::known::{Known, Rebuild, lookup};
 use crate::index::pickled::legacy::SingleStorage;
+use crate::index::pickled::meanings::{
+    Found, Keyed, KeyedObjects, Locate, Meaning, Meanings, NumpyType, PersistentIdForm, PersistentIds,
+    SHORT_STRING_MAX_BYTES, StorageSlice,
+};
 use crate::index::pickled::script::ScriptClasses;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{Call, CallId, GlobalId, Handle, Snapshot, Value, Values};
 
-/// The maximum length, in bytes, of a string that is a key, a device or the like. Any number of calls may share one string, so
-/// its length is checked before it is read.
-pub(crate) const SHORT_STRING_MAX_BYTES: usize = 256;
-
 /// The number of calls between two checks for cancellation.
 const CANCEL_CHECK_INTERVAL_CALLS: usize = 1 << 12;
 
-/// The interpretation of one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meaning {
-    /// The tensor with this number.
-    Tensor(u32),
-    /// A storage whose bytes lie in the pickle, as a 1-D tensor.
-    Storage(u32),
-    /// A sparse tensor of this layout.
-    Sparse(SparseLayout),
-    /// A mapping of this class.
-    Dict(Known),
-    /// A list, a deque or a set of this class.
-    Sequence(Known),
-    /// `torch.Size(sizes)`, `tuple(items)`.
-    Tuple,
-    /// `_codecs.encode(text, 'latin1')`.
-    Bytes,
-    /// `bytearray(...)`.
-    ByteArray,
-    /// `complex(re, im)`.
-    Complex,
-    /// A NumPy dtype.
-    NumpyDtype(NumpyType),
-    /// A NumPy scalar and its bytes.
-    Scalar(NumpyType, Handle),
-    /// A small inert value, usual in a checkpoint.
-    Record,
-    /// A call of an unknown function, or in an unknown form; kept as data.
-    Opaque,
+/// What the first persistent id with a key described. torch keeps storages and views in one table, and a key refers to what it referred
+/// to first, whatever a later id says of it (torch/serialization.py: `deserialized_objects`, `loaded_storages`). A key that is described
+/// in two ways is refused.
+enum DescribedObject {
+    Storage(DescribedStorage),
+    /// A slice of a storage with a key of its own (torch before 0.4).
+    View(StorageSlice, Class),
 }
 
-/// The form of persistent ids: five items in a zip archive, six in a legacy stream (torch/serialization.py: `persistent_load`), a number
-/// in torch 0.1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PersistentIdForm {
-    /// `('storage', class, key, location, numel)`.
-    #[default]
-    Archive,
-    /// `('storage', class, key, location, numel, view)`, and `('module', class, file, source)`.
-    Legacy,
-    /// The number of a tensor or storage that the file describes elsewhere, and `(class, file, source)`.
-    Keyed,
-}
+/// The element type of a storage class, and its name if it is a quantized one.
+type Class = (DType, Option<&'static str>);
 
-/// How to read the persistent ids of a pickle.
-pub(crate) struct PersistentIds<'a> {
-    form: PersistentIdForm,
-    locate: Locate<'a>,
-    big_endian: bool,
-    objects: KeyedObjects,
-}
-
-impl<'a> PersistentIds<'a> {
-    /// Those of a form that describes storages. `locate` finds their bytes.
-    pub(crate) fn described(form: PersistentIdForm, locate: Locate<'a>) -> PersistentIds<'a> {
-        PersistentIds { form, locate, big_endian: false, objects: KeyedObjects::default() }
-    }
-
-    /// Whether the numbers of all storages are big-endian.
-    pub(crate) fn big_endian(self, big_endian: bool) -> PersistentIds<'a> {
-        PersistentIds { big_endian, ..self }
-    }
-
-    /// The numbers of these tensors and storages.
-    pub(crate) fn keyed(objects: KeyedObjects) -> PersistentIds<'static> {
-        let locate: Locate<'static> =
-            &|_, _| Err(Error::new(Code::InternalError, "a storage of torch 0.1 has no key of its own"));
-        PersistentIds { form: PersistentIdForm::Keyed, locate, big_endian: false, objects }
-    }
-}
-
-/// Finds the storage with this key and this size in bytes, as the pickle states it.
-pub(crate) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Found>;
-
-/// What is known of the location of a storage while its pickle is interpreted.
-#[derive(Clone, Debug)]
-pub(crate) enum Found {
-    /// Its location.
-    At(Location),
-    /// In the pickle itself: the bytes of this value, from this offset on.
-    Value(Handle, u64),
-    /// Its position in the list of storage keys of a legacy stream. The location follows from the sizes of those before it.
-    Listed(usize),
-}
-
-impl Storage<Found> {
-    /// The storage with its location; `values` are those of its pickle. Fails where the location is not known.
-    pub(crate) fn located<V: ValueBytes + 'static>(self, values: &Arc<V>) -> Result<Storage> {
-        let Storage { location, nbytes, numel, big_endian, device } = self;
-        let location = match location {
-            Found::At(location) => location,
-            Found::Value(value, start) => Location::Value(values.clone(), value, start),
-            Found::Listed(_) => return Err(Error::new(Code::InternalError, "a storage was not located")),
-        };
-        Ok(Storage { location, nbytes, numel, big_endian, device })
-    }
-}
-
-/// The interpretation of all calls of one pickle.
-#[derive(Debug, Default)]
-pub(crate) struct Meanings {
-    /// The form of persistent ids.
-    pub(crate) form: PersistentIdForm,
-    /// The interpretation of each call, by call id.
-    pub(crate) calls: Vec<Meaning>,
-    /// The known globals, by global id.
-    pub(crate) globals: Vec<Option<Known>>,
-    /// By persistent id, a storage that is a value of the tree itself and not part of a tensor, as a 1-D tensor.
-    pub(crate) bare: HashMap<Handle, u32>,
-    /// The quantized dtype of such a storage, by the number of its 1-D tensor.
-    pub(crate) quantized_storages: HashMap<u32, &'static str>,
-    /// The persistent ids that are tensors.
-    pub(crate) keyed_tensors: HashMap<Handle, u32>,
-    pub(crate) tensors: Vec<Tensor>,
-    /// The further properties of tensors that have any, by tensor number.
-    pub(crate) extras: HashMap<u32, Extra>,
-    pub(crate) storages: Vec<Storage<Found>>,
-    pub(crate) notes: Vec<String>,
-    /// The TorchScript classes of the pickle's values.
-    pub(crate) scripts: ScriptClasses,
-}
-
-impl Meanings {
-    /// The tensor that a persistent id is, or the 1-D tensor of the storage that it is.
-    pub(crate) fn tensor_of(&self, pid: Handle) -> Option<u32> {
-        self.keyed_tensors.get(&pid).or_else(|| self.bare.get(&pid)).copied()
-    }
-
-    /// The class of `('module', class, file, source)`, or in torch 0.1 of `(class, file, source)`: a persistent id that refers to the
-    /// class itself. It is always a global.
-    pub(crate) fn module(&self, values: &Values, pid: Handle) -> Option<Handle> {
-        let is_tag = |tag| matches!(values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
-        let class = match (self.form, values.get(pid)) {
-            (PersistentIdForm::Legacy, Value::Tuple(&[tag, class, _, _])) if is_tag(tag) => class,
-            (PersistentIdForm::Keyed, Value::Tuple(&[class, _, _])) => class,
-            _ => return None,
-        };
-        matches!(values.get(class), Value::Global(_)).then_some(class)
-    }
+/// A storage as the first persistent id described it.
+struct DescribedStorage {
+    id: u32,
+    class: Class,
+    numel: i64,
+    device: Handle,
+    /// Whether a note says that another id names another device.
+    device_conflict_noted: bool,
 }
 
 /// Interprets calls in program order, and adds storages as calls name them.

@@ -4,7 +4,7 @@
 //! `_frombuffer(bytes, dtype, shape, order)`. A dtype is `dtype('f4', False, True)` with BUILD `(3, byte order, ...)`. Arrays of
 //! objects, records, strings and times remain opaque.
 
-use super::{CallInterpreter, Found, Meaning};
+use super::{CallInterpreter, Found, Meaning, NumpyType};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::model::{RawTensor, Storage};
@@ -14,13 +14,6 @@ use crate::pickle::{Call, CallId, Handle, Value};
 /// What to know of arrays of uint16 in the form of Paddle.
 const PADDLE_BFLOAT16: &str =
     "Paddle saves bfloat16 as uint16: the file does not say which its uint16 tensors are";
-
-/// A NumPy dtype that rustload supports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NumpyType {
-    pub(crate) dtype: DType,
-    pub(crate) big_endian: bool,
-}
 
 impl<'a> CallInterpreter<'a> {
     /// Interprets a call of a NumPy function. `_reconstruct` makes an array without elements, which remains opaque until its BUILD.

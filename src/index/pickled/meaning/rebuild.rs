@@ -1,7 +1,6 @@
 //! Calls that rebuild a tensor. The argument forms are those of `torch/_utils.py` and `torch/_tensor.py`.
 
-use super::storage::StorageSlice;
-use super::{CallInterpreter, Found, Meaning};
+use super::{CallInterpreter, Found, Meaning, StorageSlice};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::model::{Flags, Location, RawTensor, Sizes, Storage, Tensor};

@@ -3,45 +3,15 @@
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use super::{CallInterpreter, PersistentIdForm, SHORT_STRING_MAX_BYTES};
+use super::{
+    CallInterpreter, Class, DescribedObject, DescribedStorage, PersistentIdForm, SHORT_STRING_MAX_BYTES,
+    StorageSlice,
+};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::model::{Storage, Tensor};
 use crate::index::pickled::known::Known;
 use crate::pickle::{Handle, Value, Values};
-
-/// What the first persistent id with a key described. torch keeps storages and views in one table, and a key refers to what it referred
-/// to first, whatever a later id says of it (torch/serialization.py: `deserialized_objects`, `loaded_storages`). A key that is described
-/// in two ways is refused.
-pub(super) enum DescribedObject {
-    Storage(DescribedStorage),
-    /// A slice of a storage with a key of its own (torch before 0.4).
-    View(StorageSlice, Class),
-}
-
-/// The element type of a storage class, and its name if it is a quantized one.
-type Class = (DType, Option<&'static str>);
-
-/// A storage as the first persistent id described it.
-pub(super) struct DescribedStorage {
-    id: u32,
-    class: Class,
-    numel: i64,
-    device: Handle,
-    /// Whether a note says that another id names another device.
-    device_conflict_noted: bool,
-}
-
-/// The slice of a storage that a persistent id refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct StorageSlice {
-    pub(crate) storage: u32,
-    /// The element type of the id's class.
-    pub(crate) dtype: DType,
-    /// The first byte; 0 unless the id has a view.
-    pub(crate) start: u64,
-    pub(crate) nbytes: u64,
-}
 
 impl<'a> CallInterpreter<'a> {
     /// Adds 1-D tensors for storages that are values of the tree themselves.

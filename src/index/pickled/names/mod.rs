@@ -13,7 +13,7 @@ use std::sync::Arc;
 use self::spelling::{NameBuffer, bracketed, dotted};
 use crate::error::{Error, Result};
 use crate::index::model::{Entry, OpaqueClass, Path, PathStep};
-use crate::index::pickled::meaning::Meaning;
+use crate::index::pickled::meanings::Meaning;
 use crate::index::pickled::tree::{Child, Naming, View};
 use crate::limits::Limits;
 use crate::num::{to_usize, u32_to_usize};

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use crate::index::model::PathStep;
-use crate::index::pickled::meaning::Meaning;
+use crate::index::pickled::meanings::Meaning;
 use crate::index::pickled::tree::{Object, View};
 use crate::pickle::{Handle, Text, Value};
 

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use super::{Object, View};
+use super::object::Object;
+use super::view::View;
 use crate::error::Result;
 use crate::index::model::{Component, PathStep, Scale};
-use crate::index::pickled::meaning::{Meaning, SHORT_STRING_MAX_BYTES};
+use crate::index::pickled::meanings::{Meaning, SHORT_STRING_MAX_BYTES};
 use crate::index::pickled::script::{self, ScriptClass};
 use crate::pickle::{Call, Handle, Snapshot, Text, Value};
 

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 
-use super::{Object, View};
+use super::object::Object;
+use super::view::View;
 use crate::error::Result;
 use crate::index::pickled::known::Known;
-use crate::index::pickled::meaning::Meaning;
+use crate::index::pickled::meanings::Meaning;
 use crate::num::to_u64;
 use crate::pickle::{Handle, Value};
 

@@ -1,6 +1,6 @@
 //! Reads NumPy scalars as numbers.
 
-use super::Object;
+use super::object::Object;
 use crate::dtype::DType;
 
 /// The number in little-endian bytes; `None` where their count is not that of the dtype, or the dtype has no scalar.
