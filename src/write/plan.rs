@@ -1,6 +1,6 @@
 //! Plans a folder of checkpoints and the files beside them, and writes it. The folder appears, or is replaced, in one step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -78,7 +78,7 @@ impl FolderPlan {
             &self.copies.iter().map(|copy| copy.0.as_str()).collect::<Vec<_>>()[..],
         ]
         .concat();
-        let mut planned = Planned::of(&divided, &others)?;
+        let mut planned = plan_paths(&divided, &others)?;
         let is_one_file = divided.len() == 1 && planned.paths.len() == 1;
         if self.joins && !options.overwrite && is_one_file && path.as_ref().is_dir() {
             let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options);
@@ -91,7 +91,7 @@ impl FolderPlan {
             for file in &mut divided {
                 file.path = planned.in_next_generation(&file.path, staged.target())?;
             }
-            planned = Planned::of(&divided, &others)?;
+            planned = plan_paths(&divided, &others)?;
         }
         let indexes = indexes(&divided)?;
         let staging = match resume {
@@ -127,6 +127,13 @@ impl FolderPlan {
         let note = staged.publish(&planned, order, sync)?;
         Ok((written, note))
     }
+}
+
+/// The files of a folder with these, their indexes, and others.
+fn plan_paths(files: &[SafetensorsFile], others: &[&str]) -> Result<Planned> {
+    let indexes: BTreeSet<&str> = files.iter().filter_map(|file| file.index.as_deref()).collect();
+    let others = indexes.into_iter().chain(others.iter().copied());
+    Planned::new(files.iter().map(|file| file.path.as_str()), others)
 }
 
 impl SafetensorsFile {

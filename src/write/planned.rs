@@ -5,7 +5,6 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path};
 
-use super::plan::SafetensorsFile;
 use super::shards::{FileNames, in_generation};
 use crate::error::{Code, Error, Result};
 
@@ -18,13 +17,6 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// The plan of a folder with these files, their indexes, and others.
-    pub(super) fn of(files: &[SafetensorsFile], others: &[&str]) -> Result<Planned> {
-        let indexes: BTreeSet<&str> = files.iter().filter_map(|file| file.index.as_deref()).collect();
-        let others = indexes.into_iter().chain(others.iter().copied());
-        Planned::new(files.iter().map(|file| file.path.as_str()), others)
-    }
-
     /// Fails if a path is not below the folder, or two are equal.
     pub(super) fn new<'a>(
         files: impl Iterator<Item = &'a str>,

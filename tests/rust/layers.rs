@@ -257,15 +257,15 @@ fn allowed_from(module: &str) -> Option<Vec<&'static str>> {
 }
 
 /// One file below `src`.
-struct Source {
+pub(crate) struct Source {
     /// Relative to `src`, with `/` between parts.
-    path: String,
+    pub(crate) path: String,
     /// The text with comments and literals blanked; lines stay where they are.
-    code: String,
+    pub(crate) code: String,
 }
 
 impl Source {
-    fn new(path: &str, text: &str) -> Source {
+    pub(crate) fn new(path: &str, text: &str) -> Source {
         Source { path: path.to_owned(), code: blank(text) }
     }
 
@@ -293,16 +293,24 @@ impl Faults {
     }
 }
 
-fn check(rule: impl Fn(&Source, &mut Faults)) {
+/// Every file below `src`.
+pub(crate) fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = BTreeSet::new();
     collect(&root, &mut files);
     assert!(!files.is_empty(), "no sources below {}", root.display());
-    let mut faults = Faults::default();
-    for file in files {
-        let text = fs::read_to_string(&file).expect("a source file is UTF-8");
+    let read = |file: &PathBuf| {
+        let text = fs::read_to_string(file).expect("a source file is UTF-8");
         let path = file.strip_prefix(&root).expect("it was found below the root");
-        rule(&Source::new(&path.to_string_lossy().replace('\\', "/"), &text), &mut faults);
+        Source::new(&path.to_string_lossy().replace('\\', "/"), &text)
+    };
+    files.iter().map(read).collect()
+}
+
+fn check(rule: impl Fn(&Source, &mut Faults)) {
+    let mut faults = Faults::default();
+    for source in sources() {
+        rule(&source, &mut faults);
     }
     assert!(faults.1 == 0, "{} fault(s):\n{}", faults.1, faults.0);
 }
@@ -384,14 +392,14 @@ fn heads(code: &str, at: usize) -> Vec<(usize, &str)> {
     found
 }
 
-fn ident_at(code: &str, at: usize) -> Option<(usize, &str)> {
+pub(crate) fn ident_at(code: &str, at: usize) -> Option<(usize, &str)> {
     let rest = &code[at..];
     let end = rest.find(|c: char| !is_ident(c)).unwrap_or(rest.len());
     (end > 0).then(|| (at, &rest[..end]))
 }
 
 /// The positions where a path starts with `path`; not those in the middle of a longer path.
-fn starts_of<'a>(code: &'a str, path: &'a str) -> impl Iterator<Item = usize> + 'a {
+pub(crate) fn starts_of<'a>(code: &'a str, path: &'a str) -> impl Iterator<Item = usize> + 'a {
     code.match_indices(path)
         .map(|(at, _)| at)
         .filter(|at| !code[..*at].ends_with(|c: char| is_ident(c) || c == ':' || c == '$'))

@@ -3,6 +3,7 @@
 
 mod bomb_drops;
 mod checkpoint;
+mod circles;
 mod container_real;
 mod cuda;
 mod layers;

@@ -58,7 +58,7 @@ pub(super) fn resolve(folder: &Folder, limits: &Limits) -> Result<Shards<String>
     let is_trainer_file = |name: &&String| TRAINER_FILES.iter().any(|stem| name.starts_with(stem));
     let weights: BTreeSet<String> = names.iter().filter(|name| !is_trainer_file(name)).cloned().collect();
     let mut notes = Vec::new();
-    let distributed = || distributed::pick(&names, &hidden, directory);
+    let distributed = || distributed::pick(&names, &hidden, directory).map(|name| Choice::Files(vec![name]));
     let choice = match SAFETENSORS.pick(&weights, directory)? {
         Some(choice) => {
             if distributed::has_chunks(&names) {

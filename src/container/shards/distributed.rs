@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::directory::Choice;
 use crate::error::{Code, Error, Result};
 
 /// The metadata of all ranks (torch/distributed/checkpoint/filesystem.py: `FileSystemWriter.finish`).
@@ -30,9 +29,9 @@ pub(super) fn has_chunks(names: &BTreeSet<String>) -> bool {
 
 /// The metadata of a directory with these names. Fails with `DcpRankLocal` where each rank has its own, and with `DcpUnfinished` where
 /// there is none.
-pub(super) fn pick(names: &BTreeSet<String>, hidden: &BTreeSet<String>, directory: &Path) -> Result<Choice> {
+pub(super) fn pick(names: &BTreeSet<String>, hidden: &BTreeSet<String>, directory: &Path) -> Result<String> {
     if hidden.contains(METADATA) {
-        return Ok(Choice::Files(vec![METADATA.to_owned()]));
+        return Ok(METADATA.to_owned());
     }
     let local: Vec<&str> =
         names.iter().map(String::as_str).filter(|name| name.ends_with(METADATA)).take(LISTED_MAX).collect();

@@ -8,8 +8,6 @@ use crate::bytes::{Cursor, Region, Source};
 use crate::error::{Code, Error, Result};
 use crate::num::to_u64;
 
-#[cfg(feature = "scan")]
-use super::salvage::DirectoryCandidate;
 use super::{Trailing, recode, structure};
 
 const SIGNATURE: &[u8; 4] = b"PK\x05\x06";
@@ -90,6 +88,15 @@ pub(crate) fn has_directories_of(source: &Source, parts: &[Region]) -> Result<bo
 #[cfg(feature = "scan")]
 pub(crate) fn may_end_as_zip(tail: &[u8]) -> bool {
     tail.windows(4).any(|window| window == SIGNATURE)
+}
+
+/// A possible central directory, and the length of the prefix to add to the offsets in it.
+#[cfg(feature = "scan")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirectoryCandidate {
+    pub(super) start: u64,
+    pub(super) len: u64,
+    pub(super) shift: u64,
 }
 
 /// The central directories that any EOCD record near the source's end points to, for a reader that accepts all of them.

@@ -78,14 +78,6 @@ pub fn salvage(source: &Source, limits: &Limits, cancel: &Cancel) -> Result<Salv
     Ok(SalvagedArchive { members: out.found.into_iter().collect(), complete: out.complete })
 }
 
-/// A possible central directory, and the length of the prefix to add to the offsets in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DirectoryCandidate {
-    pub(super) start: u64,
-    pub(super) len: u64,
-    pub(super) shift: u64,
-}
-
 impl Archive {
     /// The gaps between members, without data descriptors and those after members that were not verified; a reader that follows local file headers sees what is in them.
     pub fn gaps(&self) -> Result<Vec<Region>> {
