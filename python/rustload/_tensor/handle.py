@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from rustload import _rustload
 from rustload._common.dtype_args import value_for
-from rustload._common.dtypes import Size
 from rustload._common.options import ReadOptions, RequestOptions, StatsOptions, filled, part, takes
 from rustload._common.request import Request, Transpose, checked_cast
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
+from rustload._tensor.metadata import Metadata
 from rustload._tensor.operators import Operators
-from rustload._tensor.part import Part
+from rustload._tensor.scalar import read_number
 from rustload.errors import _clipped, _error
 
 if TYPE_CHECKING:
@@ -51,15 +51,6 @@ class Quantization(NamedTuple):
 
 new_handle = _rustload.Handle.__new__
 
-# For `item`: the dtype to read as, and its code in `struct`, by the beginning of the dtype's name.
-_WIDE = (
-    ("float", "float64", "d"),
-    ("bfloat", "float64", "d"),
-    ("complex", "complex128", "dd"),
-    ("bool", "bool", "?"),
-    ("uint", "uint64", "Q"),
-)
-
 
 def _index_note(key: Any) -> str | None:
     """What to do in place of an index that is not supported; None for indices of other kinds."""
@@ -74,13 +65,7 @@ def _index_note(key: Any) -> str | None:
     return None
 
 
-def _part_text(part: Part) -> str:
-    """A part in words."""
-    at = "" if part.offsets is None else f" at {list(part.offsets)}"
-    return f"of a larger tensor{at}" if part.shape is None else f"of {list(part.shape)}{at}"
-
-
-class LazyTensor(Operators, _rustload.Handle):
+class LazyTensor(Operators, Metadata):
     """A tensor that has not been read yet.
 
     Indexing, `.T` and `.permute` return other lazy tensors and read nothing. `materialize` reads only the selected elements and
@@ -115,64 +100,6 @@ class LazyTensor(Operators, _rustload.Handle):
         return self._wrap(self._core, context)
 
     @property
-    def name(self) -> str:
-        """The tensor's name in its checkpoint; empty for a tensor that is only reachable through `Checkpoint.objects`."""
-        return self._core.name
-
-    @property
-    def path(self) -> tuple[Any, ...]:
-        """The keys and indices that lead to it from the root of `Checkpoint.objects`."""
-        return self._core.path
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """The strides in the file, in elements."""
-        return self._core.strides
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self._core.shape)
-
-    def dim(self) -> int:
-        """The number of dimensions, as in torch."""
-        return len(self._core.shape)
-
-    @property
-    def size(self) -> Size:
-        """The number of elements, as in NumPy; called as in torch, `size()` is the shape and `size(dim)` one of it."""
-        return Size._of(self.numel(), self.shape)
-
-    def numel(self) -> int:
-        """The number of elements, as in torch."""
-        return self._core.size
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements are C-contiguous in the file."""
-        return self._core.is_contiguous
-
-    @property
-    def is_parameter(self) -> bool:
-        """Whether the file has it as a `torch.nn.Parameter`."""
-        return self._core.is_parameter
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether the file has `requires_grad` set."""
-        return self._core.requires_grad
-
-    @property
-    def is_meta(self) -> bool:
-        """Whether it was saved on the meta device: a shape without elements, which only framework "torch" can make."""
-        return self._core.is_meta
-
-    @property
-    def class_name(self) -> str | None:
-        """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors and parameters."""
-        return self._core.class_name
-
-    @property
     def attributes(self) -> dict[str, Any]:
         """The Python attributes that the tensor had when it was saved, as values like those of `Checkpoint.objects`; a new dict.
 
@@ -204,25 +131,6 @@ class LazyTensor(Operators, _rustload.Handle):
         """
         found = self._core.block_scale()
         return None if found is None else self._wrap_core(found)
-
-    def _is_scaled(self) -> bool:
-        """Whether `dequantize=True` makes other numbers of the elements, or fails because it does not know how."""
-        return self._core.is_quantized
-
-    @property
-    def _is_kept_as_stored(self) -> bool:
-        """Whether a dtype for all tensors leaves it, as it is the codes of a quantized weight or belongs to some."""
-        return self._core.is_kept_as_stored
-
-    @property
-    def part(self) -> Part | None:
-        """Which part of a larger tensor the file has; None for a whole tensor, and for a slice of any.
-
-        A process of a distributed program saves its part of a DTensor or ShardedTensor. Its file alone gives that part; the
-        files of all processes, opened together, give the whole tensor.
-        """
-        found = self._core.part
-        return None if found is None else Part(*found)
 
     def _wrap_core(self, core: _rustload.Tensor) -> LazyTensor:
         return LazyTensor._wrap(core, self._context)
@@ -294,19 +202,7 @@ class LazyTensor(Operators, _rustload.Handle):
         if self.numel() != 1:
             note = "index it down to one element, or materialize it"
             raise _error("Value", f"item() of a tensor with {self.numel():,} elements", note)
-        return self._number()
-
-    def _number(self) -> bool | int | float | complex:
-        name = self._core.dtype
-        if self.quantization is not None:
-            wide, code, request = "float32", "f", Request(dtype="float32", copy=True, dequantize=True)
-        else:
-            wide, code = next((found for start, *found in _WIDE if name.startswith(start)), ("int64", "q"))
-            request = Request(dtype=wide, copy=True)
-        import struct
-
-        read = struct.unpack(f"={code}", self._core.materialize(request).tobytes())
-        return complex(*read) if wide == "complex128" else read[0]
+        return read_number(self._core, is_quantized=self.quantization is not None)
 
     def __bool__(self) -> bool:
         """Reads the only element, and returns whether it is not zero.
@@ -315,7 +211,7 @@ class LazyTensor(Operators, _rustload.Handle):
             TypeError: It has no element, or several: then it has no truth value.
         """
         if self.numel() == 1:
-            return bool(self._number())
+            return bool(read_number(self._core, is_quantized=self.quantization is not None))
         raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
 
     def __float__(self) -> float:
@@ -349,7 +245,7 @@ class LazyTensor(Operators, _rustload.Handle):
             raise TypeError(
                 f"{what}() of a lazy tensor with {self.numel():,} elements: only one can be converted"
             )
-        return self._number()
+        return read_number(self._core, is_quantized=self.quantization is not None)
 
     def __iter__(self) -> Iterator[Self]:
         """The parts along the first dimension."""
@@ -532,7 +428,7 @@ class LazyTensor(Operators, _rustload.Handle):
         if quantization is not None:
             rows.append(("quantized", f"{quantization.dtype}, {quantization.scheme}"))
         if self.part is not None:
-            rows.append(("part", _part_text(self.part)))
+            rows.append(("part", self.part._text()))
         if self.class_name:
             rows.append(("class", self.class_name))
         flags = {"parameter": self.is_parameter, "requires grad": self.requires_grad, "meta": self.is_meta}

@@ -28,3 +28,7 @@ class Part(NamedTuple):
     mesh: tuple[int, ...] | None
     coordinate: tuple[int, ...] | None
     placements: tuple[str, ...] | None
+
+    def _text(self) -> str:
+        at = "" if self.offsets is None else f" at {list(self.offsets)}"
+        return f"of a larger tensor{at}" if self.shape is None else f"of {list(self.shape)}{at}"

@@ -1,0 +1,34 @@
+"""Reads the only element of a tensor as a Python number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rustload._common.request import Request
+
+if TYPE_CHECKING:
+    from rustload._common.request import Core
+
+__all__ = ["read_number"]
+
+# The dtype to read as, and its code in `struct`, by the beginning of the dtype's name.
+_WIDE = (
+    ("float", "float64", "d"),
+    ("bfloat", "float64", "d"),
+    ("complex", "complex128", "dd"),
+    ("bool", "bool", "?"),
+    ("uint", "uint64", "Q"),
+)
+
+
+def read_number(core: Core, *, is_quantized: bool) -> bool | int | float | complex:
+    """The only element of a tensor; of a quantized one, the float that it stands for."""
+    if is_quantized:
+        wide, code, request = "float32", "f", Request(dtype="float32", copy=True, dequantize=True)
+    else:
+        wide, code = next((found for start, *found in _WIDE if core.dtype.startswith(start)), ("int64", "q"))
+        request = Request(dtype=wide, copy=True)
+    import struct
+
+    read = struct.unpack(f"={code}", core.materialize(request).tobytes())
+    return complex(*read) if wide == "complex128" else read[0]
