@@ -15,7 +15,6 @@ from rustload._common.dtypes import DType
 from rustload._common.files import Ranges
 from rustload._common.memory import Memory, memory, trim
 from rustload._tensor.handle import LazyTensor, Quantization
-from rustload._tensor.part import Part
 from rustload.errors import (
     DeviceError,
     DisallowedError,
@@ -46,6 +45,7 @@ if _TYPE_CHECKING:
     from rustload._scan.scan import scan
     from rustload._tensor.inert import DefaultDict, Global, Opaque, Sparse
     from rustload._tensor.joined import JoinedTensor, concat, stack
+    from rustload._tensor.part import Part
     from rustload._view.view import view
 
 __all__ = [
@@ -134,6 +134,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
         "_scan.scan": ("scan",),
         "_tensor.inert": ("DefaultDict", "Global", "Opaque", "Sparse"),
         "_tensor.joined": ("JoinedTensor", "concat", "stack"),
+        "_tensor.part": ("Part",),
         "_view.view": ("view",),
     }
     _LAZY_IMPORTS = {name: f"rustload.{module}" for module, names in _LAZY_MODULES.items() for name in names}

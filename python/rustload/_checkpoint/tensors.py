@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rustload._checkpoint.build_stream import build_stream
 from rustload._checkpoint.names import resolve_names, select_names
 from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
 from rustload._common.patterns import is_literal, matching, warn_user
@@ -209,6 +208,8 @@ class TensorMapping(Mapping[str, LazyTensor]):
             KeyboardInterrupt: Ctrl-C, within a tenth of a second.
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
+        from rustload._checkpoint.build_stream import build_stream
+
         how = filled(TensorMapping.stream, options)
         chosen, tensors = self._chosen(names, **part(NamesOptions, how))
         return build_stream(
@@ -245,6 +246,8 @@ class TensorMapping(Mapping[str, LazyTensor]):
         Raises:
             RustloadError: As for `stream`.
         """
+        from rustload._checkpoint.build_stream import build_stream
+
         how = filled(TensorMapping.materialize, options)
         chosen, tensors = self._chosen(names, **part(NamesOptions, how))
         stream = build_stream(

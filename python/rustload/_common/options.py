@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rustload._common.progress import Progress
     from rustload._common.request import Cast, Overflow
     from rustload._rustload import Limits
+
+    F = TypeVar("F", bound=Callable[..., Any])
+    G = TypeVar("G", bound=Mapping[str, object])
 else:
 
     class Group:
@@ -28,10 +31,12 @@ else:
         _text = ""
 
         def __init_subclass__(cls, *, total=False):
-            cls._types = {name: kind for base in cls.__bases__ for name, kind in base._types.items()}
+            own = (cls.__doc__ or "").partition("Args:")[2].rstrip()
+            cls._text = "".join([base._text for base in cls.__bases__]) + own
+            cls._types = {}
+            for base in cls.__bases__:
+                cls._types |= base._types
             cls._types |= cls.__annotations__
-            own = _dedented((cls.__doc__ or "").partition("Args:\n")[2])
-            cls._text = "\n".join(filter(None, (*(base._text for base in cls.__bases__), own)))
 
 
 __all__ = [
@@ -56,9 +61,6 @@ __all__ = [
 Key: TypeAlias = str | tuple[Any, ...] | None
 Strip: TypeAlias = str | Iterable[str] | None
 Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
-
-F = TypeVar("F", bound=Callable[..., Any])
-G = TypeVar("G", bound=Mapping[str, object])
 
 _DEFAULTS: dict[str, object] = {
     "allow_lossy": False,
@@ -105,12 +107,13 @@ def takes(group: Any) -> Callable[[F], F]:
         shown.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **function.defaults}
         shown.__annotations__ = {**function.__annotations__, **group._types}
         del shown.__annotations__["options"]
-        shown.__module__, shown.__qualname__ = function.__module__, function.__qualname__
+        shown.__qualname__ = function.__qualname__
         if function.__doc__:
             before, _, rest = function.__doc__.partition("**options:")
-            before, _, margin = before.rpartition("\n")
-            text = "\n".join(margin + line for line in group._text.split("\n"))
-            function.__doc__ = shown.__doc__ = "\n".join((before, text, rest.partition("\n")[2]))
+            # The margins: functions and methods differ, and Python removes them from version 3.13 on.
+            start, margin = before.rstrip(), before[before.rindex("\n") :]
+            text = group._text.replace(group._text[: -len(group._text.lstrip())], margin)
+            function.__doc__ = shown.__doc__ = start + text + "\n" + rest.partition("\n")[2]
         function.__wrapped__ = shown  # `inspect` follows it, and takes longer to import than this package
         return function
 
@@ -139,13 +142,6 @@ def part(group: type[G], options: Mapping[str, Any]) -> G:
 
 
 def _nothing() -> None: ...
-
-
-def _dedented(text: str) -> str:
-    """The descriptions of arguments, without the margin of the first line; from Python 3.13 on, it depends on the version."""
-    lines = text.rstrip().split("\n")
-    margin = len(lines[0]) - len(lines[0].lstrip())
-    return "\n".join(line[margin:] for line in lines)
 
 
 class OpenOptions(Group, total=False):

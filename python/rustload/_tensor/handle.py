@@ -12,7 +12,6 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata
 from rustload._tensor.operators import Operators
-from rustload._tensor.scalar import read_number
 from rustload.errors import _clipped, _error
 
 if TYPE_CHECKING:
@@ -202,6 +201,11 @@ class LazyTensor(Operators, Metadata):
         if self.numel() != 1:
             note = "index it down to one element, or materialize it"
             raise _error("Value", f"item() of a tensor with {self.numel():,} elements", note)
+        return self._number()
+
+    def _number(self) -> bool | int | float | complex:
+        from rustload._tensor.scalar import read_number
+
         return read_number(self._core, is_quantized=self.quantization is not None)
 
     def __bool__(self) -> bool:
@@ -211,7 +215,7 @@ class LazyTensor(Operators, Metadata):
             TypeError: It has no element, or several: then it has no truth value.
         """
         if self.numel() == 1:
-            return bool(read_number(self._core, is_quantized=self.quantization is not None))
+            return bool(self._number())
         raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
 
     def __float__(self) -> float:
@@ -245,7 +249,7 @@ class LazyTensor(Operators, Metadata):
             raise TypeError(
                 f"{what}() of a lazy tensor with {self.numel():,} elements: only one can be converted"
             )
-        return read_number(self._core, is_quantized=self.quantization is not None)
+        return self._number()
 
     def __iter__(self) -> Iterator[Self]:
         """The parts along the first dimension."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._common.dtypes import Size
-from rustload._tensor.part import Part
+
+if TYPE_CHECKING:
+    from rustload._tensor.part import Part
 
 __all__ = ["Metadata"]
 
@@ -91,4 +93,8 @@ class Metadata(_rustload.Handle):
         files of all processes, opened together, give the whole tensor.
         """
         found = self._core.part
-        return None if found is None else Part(*found)
+        if found is None:
+            return None
+        from rustload._tensor.part import Part
+
+        return Part(*found)

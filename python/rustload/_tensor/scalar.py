@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 from rustload._common.request import Request
@@ -28,7 +29,5 @@ def read_number(core: Core, *, is_quantized: bool) -> bool | int | float | compl
     else:
         wide, code = next((found for start, *found in _WIDE if core.dtype.startswith(start)), ("int64", "q"))
         request = Request(dtype=wide, copy=True)
-    import struct
-
     read = struct.unpack(f"={code}", core.materialize(request).tobytes())
     return complex(*read) if wide == "complex128" else read[0]
