@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from rustload._common.progress import Progress
     from rustload._common.request import Cast, Overflow
     from rustload._rustload import Limits
-
-    F = TypeVar("F", bound=Callable[..., Any])
-    G = TypeVar("G", bound=Mapping[str, object])
 else:
 
     class Group:
@@ -61,6 +58,9 @@ __all__ = [
 Key: TypeAlias = str | tuple[Any, ...] | None
 Strip: TypeAlias = str | Iterable[str] | None
 Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
+
+F = TypeVar("F", bound=Callable[..., Any])
+G = TypeVar("G", bound=Mapping[str, object])
 
 _DEFAULTS: dict[str, object] = {
     "allow_lossy": False,
