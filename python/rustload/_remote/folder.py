@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -85,6 +84,8 @@ class ObjectFolder(ABC):
 
     def choose(self, names: Sequence[str]) -> Self:
         """The same folder, with what is known of it, of which these files are named."""
+        import copy
+
         chosen = copy.copy(self)
         chosen.chosen = tuple(names)
         return chosen
