@@ -19,15 +19,15 @@ struct Member {
 }
 
 impl Archive {
+    /// An empty archive.
+    pub(crate) fn bare() -> Archive {
+        let root = "archive".to_owned();
+        Archive { root, members: Vec::new(), descriptors: false, no_checksums: false }
+    }
+
     /// `archive/data.pkl`, `byteorder` and `version`, as torch writes them.
     pub(crate) fn new(pickle: Vec<u8>) -> Archive {
-        let empty = Archive {
-            root: "archive".to_owned(),
-            members: Vec::new(),
-            descriptors: false,
-            no_checksums: false,
-        };
-        empty.with("data.pkl", &pickle).with("byteorder", b"little").with("version", b"3\n")
+        Archive::bare().with("data.pkl", &pickle).with("byteorder", b"little").with("version", b"3\n")
     }
 
     /// Adds a member in the root folder.
