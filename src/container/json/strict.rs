@@ -153,7 +153,7 @@ impl<T: Object> Value for T {
 
 /// Values by names that the file chooses.
 impl<T: Value> Object for BTreeMap<String, T> {
-    const WHAT: &'static str = "an object of names";
+    const WHAT: &'static str = "values by name";
 
     fn read_fields<'de, A: MapAccess<'de>>(fields: &mut Fields<'_, A>) -> Result<Self, A::Error> {
         let mut found = BTreeMap::new();
