@@ -8,16 +8,16 @@ from pathlib import Path
 import rustload
 from rustload import _rustload
 from rustload._scan.codes import SCAN_CODES
-from rustload.errors import _CLASSES
+from rustload.errors import _CLASSES, _Note
 
 PAGE = Path(__file__).parent / "reference" / "errors.md"
 
 HEAD = """\
 # Errors
 
-Every error has a stable `code`; its message may change. `path`, `member` and `offset` (in bytes) say where, if known. The next
-step is in italics, and in a note of the exception with the likely cause. Without one, the file is damaged or was made by hand:
-fetch it again, or ask its author.
+Every error has a stable `code`; its message may change. `path`, `member`, `offset` (in bytes) and `argument` say where, if known.
+The next step is in italics, and in a note of the exception with the likely cause. Without one, the file is damaged or was made by
+hand: fetch it again, or ask its author.
 
 ```python
 import rustload
@@ -86,7 +86,7 @@ def page() -> str:
         out.append(f"\n## {shown}\n\n{who}\n\n" if who else f"\n## {shown}\n\n")
         for code, found, what, then in codes:
             if found == kind:
-                out.append(f"- `{code}`: {what}{remedy(then)}\n")
+                out.append(f"- `{code}`: {what}{remedy(_Note(then))}\n")
     out.append(SCAN)
     above = {code for code, *_ in codes}
     for code, (verdicts, meaning, executes) in SCAN_CODES.items():

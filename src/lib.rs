@@ -95,7 +95,7 @@ pub use bytes::{Access, Bytes, Io, RangeRead, ReadFolder, ReadRanges};
 pub use checkpoint::{Checkpoint, Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
 pub use container::Format;
 pub use dtype::{DType, Kind as NumberKind};
-pub use error::{Code, Error, Kind, Result, Subject};
+pub use error::{Code, Error, Kind, Remedy, Result, Subject, Value as RemedyValue};
 pub use half::{bf16, f16};
 pub use index::{OpaqueClass, Options, Unknown};
 pub use kernel::Overflow;

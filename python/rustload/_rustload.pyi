@@ -77,7 +77,7 @@ DTYPES: Final[list[tuple[str, int, str, str | None, int | None, str | None]]]
 LIMITS: Final[list[tuple[str, int, str]]]
 """Every limit: its name, its default, and what it bounds."""
 
-CODES: Final[list[tuple[str, str, str, str]]]
+CODES: Final[list[tuple[str, str, str, list[tuple[Any, ...]]]]]
 """Every error code: its spelling, who must act, what it means, and what to try next (may be empty)."""
 
 TORCH_GLOBALS: Final[list[tuple[str, str]]]

@@ -11,7 +11,10 @@ from __future__ import annotations
 import os
 import sys
 from _pickle import UnpicklingError  # defined there; importing `pickle` takes longer
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "DeviceError",
@@ -36,16 +39,24 @@ class RustloadError(Exception):
         path: The file, or None for bytes in memory.
         member: The archive member or tensor, or None.
         offset: The byte offset inside the member (or the file), or None.
+        argument: The argument that is at fault, or None.
     """
 
     code: str = ""
+    argument: str | None = None
     path: str | None = None
     member: str | None = None
     offset: int | None = None
 
 
 class RustloadWarning(UserWarning):
-    """An argument has no effect, such as a glob pattern that matches no name."""
+    """An argument has no effect, such as a glob pattern that matches no name.
+
+    Attributes:
+        argument: The argument, or None.
+    """
+
+    argument: str | None = None
 
 
 class FormatError(RustloadError, ValueError):
@@ -171,45 +182,117 @@ def _shown(text: str) -> str:
     return _printable(_clipped(text))
 
 
+class _Remedy(NamedTuple):
+    """What to try next, as in the core (src/error/remedy.rs). Each face words it."""
+
+    act: Literal["say", "raise", "pass", "call", "list"]
+    name: str = ""  # the words, limit, argument or function
+    value: Any = ...  # of the argument; `...` stands for any
+    why: str = ""
+
+
+def _pass(argument: str, why: str = "", *, value: Any = ...) -> _Remedy:
+    return _Remedy("pass", argument, value, why)
+
+
+def _for_python(remedy: _Remedy) -> str:
+    act, name, value, why = remedy
+    match act:
+        case "raise":
+            return f"raise it with limits=rustload.Limits({name}=...) if you trust the file"
+        case "pass":
+            return f"pass {name}={'' if value is ... else repr(value)} {why}".rstrip()
+        case "call":
+            return f"call rustload.{name} {why}"
+        case "list":
+            return "list the names: list(ckpt)"
+    return name
+
+
+class _Note(str):
+    """Remedies in the words for Python, as the note of an exception, which keeps them for other faces."""
+
+    remedies: tuple[_Remedy, ...]
+
+    def __new__(cls, remedies: Iterable[tuple[Any, ...]]) -> _Note:
+        made = tuple(_Remedy(*fields) for fields in remedies)
+        note = super().__new__(cls, _sentence(made, _for_python))
+        note.remedies = made
+        return note
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Note, (self.remedies,)
+
+
+def _sentence(remedies: Sequence[_Remedy], worded: Callable[[_Remedy], str]) -> str:
+    """The alternatives as a sentence; words for any caller that are the only one stay as they are."""
+    text = ", or ".join(map(worded, remedies))
+    if text and [act for act, *_ in remedies] != ["say"]:
+        text = f"{text[:1].upper()}{text[1:]}."
+    return _printable_lines(_clipped(text, _MESSAGE_MAX))
+
+
 def _from_core(
     *,
     kind: str,
     code: str,
     message: str,
-    note: str | None,
-    errno: int | None,
-    path: str | None,
+    remedies: Iterable[tuple[Any, ...]] = (),
+    argument: str | None = None,
+    errno: int | None = None,
+    path: str | None = None,
+    member: str | None = None,
+    offset: int | None = None,
     **details: Any,
 ) -> BaseException:
     """Creates the exception for an error of the Rust core; called by the extension."""
     error: BaseException
+    message = f"{argument}= {message}" if argument else message
     message = _printable_lines(_clipped(message, _MESSAGE_MAX))
     if kind == "Io":
         error = OSError(errno, os.strerror(errno), path) if errno else OSError(message)
     else:
         error = _CLASSES[kind](message)
-    for name, value in {"code": code, "path": path, **details}.items():
-        setattr(error, name, value)
-    if note:
-        error.add_note(_printable_lines(_clipped(note, _MESSAGE_MAX)))
+    vars(error).update(details, code=code, path=path, member=member, offset=offset, argument=argument)
+    if note := _Note(remedies):
+        error.add_note(note)
     return error
 
 
-def _error(code: str, message: str, note: str | None = None) -> BaseException:
-    """Creates the exception for an error that Python code found; `note` defaults to the advice of the catalogue for the code."""
+def _error(
+    code: str,
+    message: str,
+    *notes: str | _Remedy | None,
+    argument: str | None = None,
+    **details: Any,
+) -> BaseException:
+    """Creates the exception for an error that Python code found.
+
+    Args:
+        code: The code.
+        message: What is wrong.
+        *notes: What to try next; the default is what the catalogue has for the code.
+        argument: The argument at fault, whose name begins the message.
+        **details: The file, and other attributes.
+    """
     from rustload import _rustload
 
-    kind, advice = next((kind, advice) for name, kind, _, advice in _rustload.CODES if name == code)
+    kind, remedies = next((kind, remedies) for name, kind, _, remedies in _rustload.CODES if name == code)
+    own = [_Remedy("say", note) if isinstance(note, str) else note for note in notes if note]
     return _from_core(
-        kind=kind,
-        code=code,
-        message=message,
-        note=note or advice,
-        errno=None,
-        path=None,
-        member=None,
-        offset=None,
+        kind=kind, code=code, message=message, remedies=own or remedies, argument=argument, **details
     )
+
+
+def _check_one_of(argument: str, value: Any, allowed: tuple[object, ...]) -> None:
+    """Checks that the value of an argument is one of a few words, or None.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if value not in allowed:
+        *others, last = map(repr, allowed)
+        raise _error("Value", f"is {', '.join(others)} or {last}, not {value!r}", argument=argument)
 
 
 # Code that is ported to rustload contains `except safetensors.SafetensorError`, which must keep working. rustload does not import

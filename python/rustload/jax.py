@@ -71,7 +71,7 @@ def load(
     how = filled(load, options)
     checkpoint, chosen = opened(path, "jax", how["limits"])
     rules = Rules(dtype=dtype, transpose=transpose)
-    warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
+    warn_of_unused_patterns(checkpoint._core.names, dtype=dtype, transpose=transpose)
     tensors = select_tensors(chosen, **part(NamesOptions, how))
     rules.warn_of_kept(tensors.values())
     sharding_of = _sharding_rule(shardings)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rustload._frameworks.adapters import import_framework
 from rustload._remote.urls import check_environment, is_url, name_of
-from rustload.errors import _error
+from rustload.errors import _check_one_of, _error
 from rustload.torch._load import load
 from rustload.torch._native_values import find_inert, restore
 
@@ -93,8 +93,7 @@ class RustloadCheckpointIO(_Base, metaclass=abc.ABCMeta):  # type: ignore[misc] 
             ValueError: `unknown` is another value.
         """
         super().__init__()
-        if unknown not in ("error", "keep"):
-            raise _error("Value", f"unknown= is 'error' or 'keep', not {unknown!r}")
+        _check_one_of("unknown", unknown, ("error", "keep"))
         self._mmap = bool(mmap)
         self._keeps_unknown = unknown == "keep"
         self._limits = limits

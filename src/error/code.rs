@@ -1,5 +1,10 @@
 //! The catalogue of errors: the kinds, and the codes with what they mean and what to try next.
 
+use std::borrow::Cow;
+
+use super::remedy::Remedy::{self, Call, List, Pass, Say};
+use super::remedy::Value::{Any, Flag, Word};
+
 /// The category of an error: who must act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -34,8 +39,19 @@ pub enum Kind {
     Internal,
 }
 
+/// The last column of the catalogue: words, or a list of remedies. Without it, the file is damaged.
+macro_rules! remedies {
+    () => { remedies!("The file is damaged or was made by hand: fetch it again, or ask its author.") };
+    ($words:literal) => { &[say($words)] };
+    ([$($remedy:expr),*]) => { &[$($remedy),*] };
+}
+
+const fn say(words: &'static str) -> Remedy {
+    Say(Cow::Borrowed(words))
+}
+
 macro_rules! codes {
-    ($($name:ident: $kind:ident, $what:literal, $next:literal;)*) => {
+    ($($name:ident: $kind:ident, $what:literal $(, $next:tt)?;)*) => {
         /// The stable code of an error, with the same name in Rust, Python, the CLI and the documentation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -60,9 +76,9 @@ macro_rules! codes {
                 match self { $(Code::$name => $what,)* }
             }
 
-            /// The likely cause where it is not obvious, and what to try next; empty for wrong arguments.
-            pub fn next_step(self) -> &'static str {
-                match self { $(Code::$name => $next,)* }
+            /// What to try next: alternatives, in words with the likely cause where it is not obvious; none for wrong arguments.
+            pub fn remedies(self) -> &'static [Remedy] {
+                match self { $(Code::$name => const { remedies!($($next)?) },)* }
             }
         }
     };
@@ -76,7 +92,7 @@ codes! {
     FileChanged: Format, "The file was cut or changed after it was opened.",
         "Open the checkpoint again once the writer is done.";
     RemoteScheme: Value, "The scheme of the URL is not allowed.",
-        "Name it with remote=, or pass an object that is read by ranges.";
+        [Pass("remote", Any, "to allow it"), say("pass an object that is read by ranges")];
     RemoteUnavailable: Unsupported, "The package that reads such URLs is not installed.",
         "Install it, or download the file and open its path.";
     RemoteFolder: Unsupported, "A URL in a list of shards is a folder or an index.",
@@ -97,7 +113,10 @@ codes! {
     ShardMissing: Format, "Files that the index or the shard numbers imply are missing.",
         "Download the missing files into the same directory.";
     ShardDuplicate: Format, "A tensor name is in two shards and no index says which to use.",
-        "Open the shards one by one, or give the index file; the parts that tensor-parallel training saves can be joined.";
+        [
+            say("open the shards one by one"), say("give the index file"),
+            Call("concat", "to join the parts that tensor-parallel training saves")
+        ];
     IndexFormat: Format, "The index file is not JSON of the expected form.",
         "Download the index file again.";
     IndexKey: Format, "The index names a tensor that its shard does not contain.",
@@ -107,10 +126,8 @@ codes! {
         "The save did not finish, or the copy is incomplete: fetch the folder again.";
     DcpRankLocal: Unsupported, "Every rank of a distributed checkpoint has metadata of its own.",
         "Open the metadata file of one rank.";
-    DcpMetadata: Format, "The metadata of a distributed checkpoint is not what torch writes.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
-    DcpGrid: Format, "The chunks of a tensor overlap, leave out elements or reach outside it.",
-        "The metadata is damaged or was made by hand: fetch it again, or ask its author.";
+    DcpMetadata: Format, "The metadata of a distributed checkpoint is not what torch writes.";
+    DcpGrid: Format, "The chunks of a tensor overlap, leave out elements or reach outside it.";
     DcpRange: Format, "Items of a distributed checkpoint share bytes, or lie outside their file.",
         "The metadata and the files are from different saves, or a copy is incomplete: fetch the folder again.";
     DcpPath: Format, "The metadata of a distributed checkpoint names a file outside the checkpoint's folder.",
@@ -122,8 +139,7 @@ codes! {
     PartConflict: Format, "Files that have parts of one tensor do not agree on its dtype or shape.",
         "Give the files of all processes of one save, and no others.";
 
-    ExportConfig: Format, "The configuration of an exported program is not what torch writes, or contradicts the archive.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    ExportConfig: Format, "The configuration of an exported program is not what torch writes, or contradicts the archive.";
     ExportVersion: Unsupported, "The archive of an exported program is in a version that rustload does not know.",
         "It is from a newer torch: look for a newer rustload.";
     ExportSymbolic: Unsupported, "The shape of a stored tensor is an expression, and has no numbers.",
@@ -131,51 +147,44 @@ codes! {
 
     ZipPrefix: Format, "There are bytes before the archive's first member (a prefix).",
         "Other readers may see another archive in this file.";
-    ZipStructure: Format, "The archive's central directory contradicts itself.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    ZipStructure: Format, "The archive's central directory contradicts itself.";
     ZipAmbiguous: Format, "The archive's end-of-central-directory record is missing or not the only one.",
         "The download is probably incomplete: fetch the file again.";
     ZipTrailing: Format, "There are bytes after the archive's end.",
-        "Open it with trailing bytes ignored if you know why they are there.";
-    ZipMismatch: Format, "A member's local file header contradicts the central directory.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+        [Pass("trailing", Word("ignore"), "if you know why they are there")];
+    ZipMismatch: Format, "A member's local file header contradicts the central directory.";
     ZipDuplicate: Format, "Two members have one name.", "Other readers may take the other one.";
     ZipCase: Format, "A member's name differs from a required one only in upper and lower case.",
         "Other readers may take it for the required one.";
-    ZipName: Format, "A member's name is not one that torch writes.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    ZipName: Format, "A member's name is not one that torch writes.";
     ZipCrc: Format, "A member's checksum does not match its bytes.", "The file is damaged: fetch it again.";
     ZipUnsupported: Unsupported, "A member is encrypted or compressed in a way other than deflate.",
         "Pack the archive again without it.";
     ZipVersion: Unsupported, "The archive's version record is outside what torch has written so far.",
         "It is from a newer torch, or damaged: look for a newer rustload, or fetch it again.";
-    RecordOverlap: Format, "Two members overlap in the file.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    RecordOverlap: Format, "Two members overlap in the file.";
     RecordCompressed: Buffer, "The bytes are compressed in the file, so no view of them exists.",
-        "Ask for a copy.";
+        [Pass("copy", Flag(true), "to get a copy")];
     RecordMissing: Format, "A member that the checkpoint needs is missing.",
         "The file is incomplete or was packed by hand.";
-    ByteOrder: Format, "The byteorder record is neither little nor big, or big-endian numbers lie on a storage of another width.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    ByteOrder: Format, "The byteorder record is neither little nor big, or big-endian numbers lie on a storage of another width.";
 
-    TarStructure: Format, "Readers of tar archives may see different members in the file, or a member is a link or a device.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
-    TarContent: Format, "A checkpoint of torch 0.1, or what a NeMo archive holds, contradicts itself.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    TarStructure: Format, "Readers of tar archives may see different members in the file, or a member is a link or a device.";
+    TarContent: Format, "A checkpoint of torch 0.1, or what a NeMo archive holds, contradicts itself.";
 
     PickleOpcode: Format, "A byte of the pickle is not an opcode.", "The pickle is damaged, or a later protocol's: fetch the file again, or ask its author.";
     PickleProto: Format, "The pickle's protocol is above 5, or stated anywhere but at its start.",
         "The pickle is damaged or a later Python's: write it again with protocol 5 or below.";
-    PickleStack: Format, "An opcode needs more values than are on the stack, or STOP leaves some.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
-    PickleMemo: Format, "A memo index is unset, negative or not in canonical decimal.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
-    PickleType: Format, "An opcode's operand has the wrong type.", "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
+    PickleStack: Format, "An opcode needs more values than are on the stack, or STOP leaves some.";
+    PickleMemo: Format, "A memo index is unset, negative or not in canonical decimal.";
+    PickleType: Format, "An opcode's operand has the wrong type.";
     PickleFrame: Format, "A frame is too long, nested or straddled by an opcode.",
         "Unpicklers disagree about such a file, and no writer makes one: do not use it before you know why.";
-    PickleText: Format, "A string of the pickle is not valid in its encoding.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
+    PickleText: Format, "A string of the pickle is not valid in its encoding.";
     AmbiguousNumber: Format, "A number has a form that unpicklers disagree about.",
         "No writer uses this form: do not use the file before you know why.";
     TrailingData: Format, "There are bytes after the end of a pickle, an array or a tar archive.",
-        "Open it with trailing bytes ignored if you know why they are there.";
+        [Pass("trailing", Word("ignore"), "if you know why they are there")];
     ExtRegistry: Format, "The pickle refers to a class by its code in the process's extension registry.",
         "Only the writer's process knows the class: save it again without copyreg.add_extension.";
     OutOfBand: Format, "The pickle needs out-of-band buffers, from outside the file.",
@@ -183,30 +192,26 @@ codes! {
     PersistentId: Format, "A persistent id is not one that torch writes.",
         "Another program wrote the pickle: open the file with that program.";
     DisallowedGlobal: Disallowed, "The pickle names a class or function that rustload does not know.",
-        "Open it with unknown values kept, to get them as inert data.";
+        [Pass("unknown", Word("keep"), "to get such values as inert data")];
     DisallowedCall: Disallowed, "The pickle calls something in a way that rustload does not know.",
-        "Open it with unknown values kept, to get them as inert data.";
+        [Pass("unknown", Word("keep"), "to get such values as inert data")];
 
     LegacyVersion: Unsupported, "The legacy stream states a protocol other than 1001.",
         "It is from a torch that was never released, or damaged: fetch it again.";
-    LegacyKeys: Format, "The legacy stream's list of storage keys does not match its tensors.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    LegacyKeys: Format, "The legacy stream's list of storage keys does not match its tensors.";
 
     StorageKey: Format, "A storage key is not a plain decimal number or name.",
         "The file was made by hand: ask its author.";
-    StorageBounds: Format, "A storage's stated size differs from the bytes in the file.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
-    NdarrayBounds: Format, "The number of bytes of a NumPy array or scalar does not match its dtype and shape.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
-    NpyHeader: Format, "The header of a NumPy array is not one that writers of the format write.",
-        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    StorageBounds: Format, "A storage's stated size differs from the bytes in the file.";
+    NdarrayBounds: Format, "The number of bytes of a NumPy array or scalar does not match its dtype and shape.";
+    NpyHeader: Format, "The header of a NumPy array is not one that writers of the format write.";
     NpyDtype: Unsupported, "The elements of a NumPy array are no numbers: strings, times, records or long doubles.",
         "Read it with numpy.load(..., allow_pickle=False).";
     NpyObjects: Unsupported, "The elements of a NumPy array are Python objects, which NumPy stores as a pickle.",
-        "Scan it before you load it with NumPy: unpickling the objects runs what the pickle says.";
+        [Call("scan", "to see what unpickling the objects would run")];
     StorageConflict: Format, "One storage is described in two contradicting ways.",
         "The file was made by hand: ask its author.";
-    TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    TensorBounds: Format, "A tensor reaches outside its storage.";
     TensorMetadata: Unsupported, "A tensor has a property that rustload does not know.",
         "It is from a newer torch: look for a newer rustload.";
     StateUnsupported: Unsupported, "The pickle changes a tensor, an array or a dtype after it made it, as no writer does.",
@@ -214,25 +219,29 @@ codes! {
     SparseInvariant: Format, "A sparse tensor's indices do not match its shape, or each other.",
         "The file is damaged or was made by hand; the component tensors can be read one by one.";
     MetaTensor: Unsupported, "The tensor was saved on the meta device, so the file has none of its elements.",
-        "Use its dtype and shape alone.";
-    TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
+        [Pass("framework", Word("torch"), "to get a meta tensor"), say("use its dtype and shape alone")];
+    TensorShape: Format, "A tensor's shape is impossible.";
 
     StHeader: Format, "The safetensors header is not what the format allows.",
         "The file is damaged or not safetensors.";
     StDuplicateKey: Format, "The safetensors header has a duplicate key.",
-        "Open it in compatibility mode to take the last, as the reference reader does.";
+        [Pass("compat", Flag(true), "to take the last, as the reference reader does")];
     StOffsets: Format, "The safetensors data offsets do not cover the data exactly once.",
         "The file is damaged or its download is incomplete.";
     StDtype: Unsupported, "A safetensors dtype is unknown or cannot be addressed by bytes.",
         "It is from a newer writer, or damaged: look for a newer rustload, or fetch it again.";
 
     NotSafetensors: Unsupported, "A tensor has no form in a safetensors file.",
-        "Ask for another dtype, or leave the tensor out.";
+        [
+            Pass("dtype", Any, "to cast it"), Pass("dequantize", Flag(true), "to decode it"), say("leave the tensor out")
+        ];
     DuplicateName: Value, "Two tensors of a new file have one name.", "Rename one of them.";
     HeaderTooLarge: Value, "The header of a new safetensors file would be longer than the format allows.",
-        "Write several files, or shorter names.";
-    TiedTensors: Value, "Several names of a new file have one tensor.", "Write each in full, or one of them alone.";
-    TargetExists: Io, "A file of this name exists.", "Choose another name, or allow to replace it.";
+        [Pass("max_shard_size", Any, "to write a folder of several files"), say("use shorter names")];
+    TiedTensors: Value, "Several names of a new file have one tensor.", [
+            Pass("ties", Word("copy"), "to write each in full"), Pass("ties", Word("drop"), "to write one of them alone")
+        ];
+    TargetExists: Io, "A file of this name exists.", [Pass("overwrite", Flag(true), "to replace it"), say("write to another name")];
     TargetBusy: Io, "Another writer, of this process or of another one, has this file or folder.",
         "Wait until it is done, close or discard a `Writer` that is left open, or choose another name.";
     VerifyFailed: Io, "A new file, read back, differs from its source.",
@@ -241,28 +250,34 @@ codes! {
         "Write the tensors that the error names.";
 
     DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
-        "Ask for another dtype, or for none and convert the result yourself.";
+        [Pass("dtype", Any, "to convert to another dtype"), say("leave it out and convert the result yourself")];
     QuantUnknown: Unsupported, "A tensor is codes of a quantization that rustload does not know, which are no numbers.",
-        "Read it as it is stored, and decode it with the library that wrote it.";
+        [
+            Pass("dequantize", Flag(false), "to read it as it is stored, and decode it with the library that wrote it"),
+            Pass("dtype", Any, "with a pattern and without dequantize, for fp8 numbers that are meant as they are")
+        ];
     DTensorPlacement: Unsupported, "A sharded parameter does not say which elements this rank holds.",
         "Load before the model is sharded, or redistribute it to Shard and Replicate.";
     OpaqueValue: Unsupported, "A value is not plain data, and would have to be unpickled to be used.",
         "Use a planner that takes inert values, or leave the value out.";
-    LossyCast: Value, "The cast would change the kind of number.", "Allow a lossy cast to do it anyway.";
+    LossyCast: Value, "The cast would change the kind of number.", [Pass("allow_lossy", Flag(true), "to do it anyway")];
     Limit: Limit, "A limit was exceeded.", "Raise the limit if you trust the file.";
     InflateRatio: Limit, "Compressed metadata inflates to far more than its size in the file.",
         "No writer makes such a file: it may be made to use up memory. Raise the limit if you trust it.";
-    NotFound: NotFound, "No tensor has that name.", "List the names.";
+    NotFound: NotFound, "No tensor has that name.", [List];
     Closed: Value, "The checkpoint is closed.", "Existing handles still work; open it again for new ones.";
     ModelMismatch: Value, "The checkpoint and the model have different names or shapes.",
-        "The error lists them with similar names: select or rename the tensors.";
+        [
+            say("select or rename the tensors: the error lists them with similar names"),
+            Pass("strict", Flag(false), "to load what fits")
+        ];
     Forked: Value, "The stream was started before the process forked, and its threads exist only in the parent.",
         "Start the stream in the process that uses it.";
-    Value: Value, "An argument has a wrong value.", "";
-    Index: Index, "An index is out of bounds, or there are too many.", "";
-    Type: Type, "An argument has a wrong type.", "";
-    Buffer: Buffer, "No view without a copy is possible.", "Ask for a copy.";
-    Device: Device, "The device is missing or reported an error.", "Use the CPU, or check that the driver finds the GPU.";
+    Value: Value, "An argument has a wrong value.", [];
+    Index: Index, "An index is out of bounds, or there are too many.", [];
+    Type: Type, "An argument has a wrong type.", [];
+    Buffer: Buffer, "No view without a copy is possible.", [Pass("copy", Flag(true), "to get a copy")];
+    Device: Device, "The device is missing or reported an error.", [Pass("device", Word("cpu"), "to use the CPU"), say("check that the driver finds the GPU")];
     Memory: Memory, "The memory could not be allocated.", "Ask for a slice of the tensor or for views, or free other memory.";
     Cancelled: Cancelled, "The operation was cancelled.", "Start it again; no file was changed.";
     InternalError: Internal, "rustload has a bug.", "Please report it with the file, if you can share it.";

@@ -1,12 +1,12 @@
 //! The crate's error type: what went wrong, where, who must act, and what to try next.
 //!
 //! A [`Code`] is stable and belongs to exactly one [`Kind`]; the kind decides which Python class is raised. `Display` composes the
-//! text from the path, the message, the member and the byte offset; advice is separate, as a note. The advice here is for any
-//! caller. Where Python has a keyword or function for it, `src/python/advice.rs` says so instead.
+//! text from the path, the message, the member and the byte offset. What to try next is data, a [`Remedy`], which each face words.
 //!
 //! An error is text for people, and quotes names from files: control characters in it are escaped ([`printable`]).
 
 mod code;
+mod remedy;
 
 use std::fmt;
 use std::io;
@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 pub use self::code::{Code, Kind};
+pub use self::remedy::{Remedy, Value};
 use crate::text::{into_printable, printable};
 
 /// A result with rustload's [`Error`].
@@ -55,7 +56,8 @@ struct Inner {
     path: Option<PathBuf>,
     member: Option<String>,
     offset: Option<u64>,
-    note: Option<String>,
+    argument: Option<&'static str>,
+    remedies: Vec<Remedy>,
     subject: Subject,
     source: Option<io::Error>,
 }
@@ -69,7 +71,8 @@ impl Error {
             path: None,
             member: None,
             offset: None,
-            note: None,
+            argument: None,
+            remedies: Vec::new(),
             subject: Subject::Nothing,
             source: None,
         }))
@@ -107,7 +110,7 @@ impl Error {
             format!("limit {name} exceeded: the file needs {found}, the limit is {limit}"),
         );
         error.0.subject = Subject::Limit { name, limit, found };
-        error.note(format!("raise the limit {name} if you trust the file"))
+        error.remedy(Remedy::Raise(name))
     }
 
     /// Metadata of `compressed` bytes that inflates to `inflated` or more, where `ratio` times as many are allowed.
@@ -117,7 +120,7 @@ impl Error {
         let mut error = Error::new(Code::InflateRatio, text);
         let found = inflated.div_ceil(compressed.max(1));
         error.0.subject = Subject::Limit { name: "inflate_ratio", limit: ratio, found };
-        error
+        error.remedy(Remedy::Raise("inflate_ratio"))
     }
 
     /// An error about a global that is not allowed as the pickle uses it.
@@ -181,10 +184,23 @@ impl Error {
         self
     }
 
-    /// Sets the note, which replaces the code's own next step.
+    /// Sets what to try next, in words for any caller, in place of the code's remedies.
     #[must_use]
-    pub fn note(mut self, note: impl Into<String>) -> Error {
-        self.0.note = Some(into_printable(note.into()));
+    pub fn note(self, note: impl Into<String>) -> Error {
+        self.remedy(Remedy::Say(into_printable(note.into()).into()))
+    }
+
+    /// Sets what to try next, in place of the code's remedies.
+    #[must_use]
+    pub fn remedy(mut self, remedy: Remedy) -> Error {
+        self.0.remedies = vec![remedy];
+        self
+    }
+
+    /// Sets the argument that is at fault; the message goes on after its name: "is 'keep' or 'error', not 3".
+    #[must_use]
+    pub(crate) fn on_argument(mut self, argument: &'static str) -> Error {
+        self.0.argument = Some(argument);
         self
     }
 
@@ -218,14 +234,24 @@ impl Error {
         self.0.offset
     }
 
-    /// The note that was set, which replaces the code's own next step.
-    pub(crate) fn own_note(&self) -> Option<&str> {
-        self.0.note.as_deref()
+    /// The argument that is at fault, where one is.
+    pub fn argument(&self) -> Option<&'static str> {
+        self.0.argument
     }
 
-    /// The note, or the code's own next step: what to try next.
-    pub fn next_step(&self) -> Option<&str> {
-        self.own_note().or_else(|| Some(self.0.code.next_step()).filter(|step| !step.is_empty()))
+    /// Takes the argument out of the text, for a face that spells it in its own way.
+    pub(crate) fn take_argument(&mut self) -> Option<&'static str> {
+        self.0.argument.take()
+    }
+
+    /// What to try next: the alternatives that were set, or those of the code.
+    pub fn remedies(&self) -> &[Remedy] {
+        if self.0.remedies.is_empty() { self.0.code.remedies() } else { &self.0.remedies }
+    }
+
+    /// What to try next, as a sentence in the words of the Rust interface.
+    pub fn next_step(&self) -> Option<String> {
+        remedy::sentence(self.remedies())
     }
 
     /// The subject of the error as data.
@@ -243,6 +269,9 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = self.path() {
             write!(f, "{}: ", printable(&path.to_string_lossy()))?;
+        }
+        if let Some(argument) = self.argument() {
+            write!(f, "{argument} ")?;
         }
         f.write_str(self.message())?;
         match (self.member().map(printable), self.offset()) {
@@ -315,7 +344,7 @@ mod tests {
         let error = error.in_file(Path::new(hostile)).note(format!("rename {hostile}"));
         let shown = "a\\x1b[2J\\n\\u202eb";
         assert_eq!(error.to_string(), format!("{shown}: member {shown} is odd ({shown})"));
-        assert_eq!(error.next_step(), Some(&*format!("rename {shown}")));
+        assert_eq!(error.next_step(), Some(format!("rename {shown}")));
         assert_eq!((error.member(), error.path()), (Some(hostile), Some(Path::new(hostile))));
         let error = Error::global(Code::DisallowedGlobal, hostile, hostile, "x");
         assert!(matches!(error.subject(), Subject::Global { module, .. } if module == hostile));
@@ -336,15 +365,19 @@ mod tests {
     }
 
     #[test]
-    fn advice_names_no_keyword_of_python() {
-        for code in Code::ALL {
-            for word in ["=\"", "=True", "=None", "ckpt", "rustload.concat"] {
-                assert!(
-                    !code.next_step().contains(word),
-                    "{code:?}: src/python/advice.rs is the place for {word}"
-                );
-            }
-        }
+    fn remedies_are_worded_for_rust() {
+        let words = |code| Error::new(code, "x").next_step().unwrap_or_default();
+        assert_eq!(words(Code::TrailingData), "Set trailing to ignore if you know why they are there.");
+        assert_eq!(
+            words(Code::TargetExists),
+            "Set overwrite to true to replace it, or write to another name."
+        );
+        assert_eq!(words(Code::NotFound), "List the names.");
+        assert_eq!(words(Code::ZipCrc), "The file is damaged: fetch it again.");
+        let limit = Error::limit("depth", 1, 2).next_step().unwrap_or_default();
+        assert_eq!(limit, "Raise the limit depth if you trust the file.");
+        assert_eq!(Error::new(Code::Value, "x").note("use y").next_step().as_deref(), Some("use y"));
+        assert_eq!(Error::new(Code::Value, "is 1, not 2").on_argument("dim").to_string(), "dim is 1, not 2");
     }
 
     #[test]
@@ -353,7 +386,8 @@ mod tests {
             assert!(code.meaning().ends_with('.'), "{code:?}");
             // For a wrong argument, the message suffices.
             let needs_no_advice = matches!(code, Code::Value | Code::Index | Code::Type);
-            assert_eq!(code.next_step().ends_with('.'), !needs_no_advice, "{code:?}");
+            let next = Error::new(*code, "x").next_step();
+            assert_eq!(next.is_some_and(|step| step.ends_with('.')), !needs_no_advice, "{code:?}");
         }
     }
 }

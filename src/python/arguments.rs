@@ -1,7 +1,5 @@
 //! Kinds of arguments: each is parsed once, here, and its error lists what it may be.
 
-use std::fmt;
-
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyList, PyString, PyTuple, PyType};
@@ -16,16 +14,19 @@ use crate::limits::Limits as CoreLimits;
 use crate::tensor::Order;
 
 /// The error for an argument that has none of its values.
-fn wrong(code: Code, allowed: impl fmt::Display, given: Borrowed<'_, '_, PyAny>) -> PyErr {
+fn wrong(code: Code, argument: &'static str, allowed: &str, given: Borrowed<'_, '_, PyAny>) -> PyErr {
     match given.repr() {
-        Ok(given) => Error::new(code, format!("{allowed}, not {}", given.to_string_lossy())).into(),
+        Ok(given) => {
+            let text = format!("is {allowed}, not {}", given.to_string_lossy());
+            Error::new(code, text).on_argument(argument).into()
+        }
         Err(error) => error,
     }
 }
 
 /// Arguments whose values are words.
 macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident($inner:ty) $allowed:literal { $($word:literal => $value:expr,)+ })+) => {$(
+    ($($(#[$doc:meta])* $name:ident($inner:ty) $argument:literal: $allowed:literal { $($word:literal => $value:expr,)+ })+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq)]
         pub(crate) struct $name(pub(super) $inner);
@@ -44,7 +45,7 @@ macro_rules! words {
                 let word = given.cast::<PyString>().ok().and_then(|word| word.extract::<String>().ok());
                 match word.as_deref() {
                     $(Some($word) => Ok($name($value)),)+
-                    _ => Err(wrong(Code::Value, $allowed, given)),
+                    _ => Err(wrong(Code::Value, $argument, $allowed, given)),
                 }
             }
         }
@@ -53,15 +54,15 @@ macro_rules! words {
 
 words! {
     /// `unknown=`
-    UnknownArg(Unknown) "unknown= is 'keep' or 'error'" { "keep" => Unknown::Keep, "error" => Unknown::Error, }
+    UnknownArg(Unknown) "unknown": "'keep' or 'error'" { "keep" => Unknown::Keep, "error" => Unknown::Error, }
     /// `trailing=`: whether trailing bytes are ignored.
-    TrailingArg(bool) "trailing= is 'error' or 'ignore'" { "error" => false, "ignore" => true, }
+    TrailingArg(bool) "trailing": "'error' or 'ignore'" { "error" => false, "ignore" => true, }
     /// `io=`
-    IoArg(Io) "io= is 'auto', 'buffered' or 'direct'" {
+    IoArg(Io) "io": "'auto', 'buffered' or 'direct'" {
         "auto" => Io::Auto, "buffered" => Io::Buffered, "direct" => Io::Direct,
     }
     /// `overflow=`
-    OverflowArg(Overflow) "overflow= is 'nan' or 'saturate'" { "nan" => Overflow::Nan, "saturate" => Overflow::Saturate, }
+    OverflowArg(Overflow) "overflow": "'nan' or 'saturate'" { "nan" => Overflow::Nan, "saturate" => Overflow::Saturate, }
 }
 
 /// A flag: anything that is true or false in Python.
@@ -87,7 +88,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for CopyArg {
             return Ok(CopyArg(None));
         }
         let flag =
-            given.cast::<PyBool>().map_err(|_| wrong(Code::Type, "copy= is True, False or None", given))?;
+            given.cast::<PyBool>().map_err(|_| wrong(Code::Type, "copy", "True, False or None", given))?;
         Ok(CopyArg(Some(flag.is_true())))
     }
 }
@@ -104,11 +105,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for ThreadsArg {
         if given.is_none() {
             return Ok(ThreadsArg(None));
         }
-        let number = given.call_method0("__index__").map_err(|_| {
-            PyTypeError::new_err(format!("threads= is a positive number or None, not {given:?}"))
-        })?;
+        let number = given
+            .call_method0("__index__")
+            .map_err(|_| wrong(Code::Type, "threads", "a positive number or None", given))?;
         if number.le(0)? {
-            return Err(wrong(Code::Value, "threads= is a positive number or None", given));
+            return Err(wrong(Code::Value, "threads", "a positive number or None", given));
         }
         // What does not fit is larger.
         Ok(ThreadsArg(Some(number.extract().unwrap_or(THREADS_MAX).min(THREADS_MAX))))
@@ -129,7 +130,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for OrderArg {
             return Ok(OrderArg(if flag.is_true() { Order::Transpose } else { Order::Same }));
         }
         if !given.is_instance_of::<PyTuple>() && !given.is_instance_of::<PyList>() {
-            return Err(wrong(Code::Type, "transpose= is True, False, None or a tuple of dimensions", given));
+            return Err(wrong(Code::Type, "transpose", "True, False, None or a tuple of dimensions", given));
         }
         let dims = given.try_iter()?.map(|dim| dim?.call_method0("__int__")?.extract());
         dims.collect::<PyResult<_>>().map(|dims| OrderArg(Order::Permute(dims)))
@@ -209,7 +210,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for LimitsArg {
             return Ok(LimitsArg::default());
         }
         let limits = given.cast::<Limits>();
-        let limits = limits.map_err(|_| wrong(Code::Type, "limits= is a rustload.Limits", given))?;
+        let limits = limits.map_err(|_| wrong(Code::Type, "limits", "a rustload.Limits", given))?;
         Ok(LimitsArg(limits.get().0.clone()))
     }
 }

@@ -2,28 +2,29 @@
 
 use std::io;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyBaseException, PyException};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyEllipsis, PyTuple};
 
-use super::advice;
-use crate::error::{Code, Error, Subject};
+use crate::error::{Code, Error, Remedy, Subject, Value};
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
-        Python::attach(|py| exception(py, &error).unwrap_or_else(|failed| failed))
+        Python::attach(|py| exception(py, error).unwrap_or_else(|failed| failed))
     }
 }
 
-fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+fn exception(py: Python<'_>, mut error: Error) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
+    fields.set_item("argument", error.take_argument())?;
     fields.set_item("kind", format!("{:?}", error.kind()))?;
     fields.set_item("code", error.code().as_str())?;
     fields.set_item("message", error.to_string())?;
     fields.set_item("path", error.path().map(|path| path.as_os_str().to_owned()))?;
     fields.set_item("member", error.member())?;
     fields.set_item("offset", error.offset())?;
-    fields.set_item("note", advice::note(error))?;
+    fields.set_item("remedies", remedies(py, error.remedies())?)?;
     fields.set_item("errno", error.io_error().and_then(std::io::Error::raw_os_error))?;
     match error.subject() {
         Subject::Global { module, name } => {
@@ -52,6 +53,29 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         exception.set_cause(py, Some(cause.clone_ref(py)));
     }
     Ok(exception)
+}
+
+/// Remedies as the fields of Python's class: what to do, with what, its value, and why.
+pub(super) fn remedies<'py>(py: Python<'py>, remedies: &[Remedy]) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+    let any = || PyEllipsis::get(py).to_owned().into_any();
+    let fields = remedies.iter().map(|remedy| {
+        let (act, name, value, why) = match remedy {
+            Remedy::Say(words) => ("say", &**words, any(), ""),
+            Remedy::Raise(limit) => ("raise", *limit, any(), ""),
+            Remedy::Pass(name, value, why) => {
+                let value = match value {
+                    Value::Any => any(),
+                    Value::Flag(flag) => flag.into_bound_py_any(py)?,
+                    Value::Word(word) => word.into_bound_py_any(py)?,
+                };
+                ("pass", *name, value, *why)
+            }
+            Remedy::Call(function, why) => ("call", *function, any(), *why),
+            Remedy::List => ("list", "", any(), ""),
+        };
+        (act, name, value, why).into_pyobject(py)
+    });
+    fields.collect()
 }
 
 /// Whether it has a code of the catalogue: an exception that rustload's own Python code made, in a source that it wrote.

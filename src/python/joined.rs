@@ -3,7 +3,6 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::advice;
 use super::buffer::Buffer;
 use super::request::{self, Request, index_items};
 use super::tensor::Tensor;
@@ -18,14 +17,14 @@ pub(crate) struct Joined(Core);
 #[pyfunction]
 pub(crate) fn concat(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
     let parts = tensors.iter().map(|tensor| tensor.0.clone()).collect();
-    Ok(Joined(Core::concat(parts, dim).map_err(advice::on_join)?))
+    Ok(Joined(Core::concat(parts, dim)?))
 }
 
 /// Stacks tensors along a new dimension `dim`.
 #[pyfunction]
 pub(crate) fn stack(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
     let parts = tensors.iter().map(|tensor| tensor.0.clone()).collect();
-    Ok(Joined(Core::stack(parts, dim).map_err(advice::on_join)?))
+    Ok(Joined(Core::stack(parts, dim)?))
 }
 
 impl Joined {

@@ -1,7 +1,6 @@
 //! The extension module `rustload._rustload`: thin wrappers around the core. They parse arguments, detach from the interpreter,
 //! call the core and wrap the result. Framework objects are made in Python.
 
-mod advice;
 mod arguments;
 mod buffer;
 mod capsule;
@@ -37,7 +36,7 @@ use pyo3::prelude::*;
 /// Python leaves the GIL off.
 #[pymodule(gil_used = false)]
 mod _rustload {
-    use super::{PyModule, advice};
+    use super::PyModule;
     use crate::dtype::DType;
     use crate::limits::Limits as Bounds;
     use pyo3::prelude::*;
@@ -102,9 +101,10 @@ mod _rustload {
             .iter()
             .map(|&code| {
                 let kind = format!("{:?}", code.kind());
-                (code.as_str(), kind, code.meaning(), advice::next_step(code))
+                let remedies = super::error::remedies(module.py(), code.remedies())?;
+                Ok((code.as_str(), kind, code.meaning(), remedies))
             })
-            .collect();
+            .collect::<PyResult<_>>()?;
         let globals = crate::index::globals::rows().filter(|(_, _, row)| row.in_torch);
         let globals: Vec<(&str, &str)> = globals.map(|(module, name, _)| (module, name)).collect();
         module.add("TORCH_GLOBALS", globals)?;

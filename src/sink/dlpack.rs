@@ -352,7 +352,7 @@ impl AsRef<[u8]> for ForeignBytes {
 }
 
 fn unwritable(what: &str) -> Error {
-    Error::new(Code::Value, format!("out= cannot be written to: {what}"))
+    Error::new(Code::Value, format!("cannot be written to: {what}")).on_argument("out")
 }
 
 /// GPU memory that another library allocated; its deleter is called when this is dropped.

@@ -2,7 +2,7 @@
 
 use super::{Order, Request, Tensor};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Remedy, Result, Value};
 use crate::layout::{Dims, Layout, TensorIndex, numel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, JoinPart};
@@ -30,7 +30,11 @@ impl Joined {
             if part.quantization().is_some() {
                 let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
                 let error = Error::new(Code::DtypeUnsupported, text);
-                return Err(error.note("Dequantize each, and join the results."));
+                return Err(error.remedy(Remedy::Pass(
+                    "dequantize",
+                    Value::Flag(true),
+                    "when you read each, and join the results",
+                )));
             }
         }
         let mut shape = first.layout.shape.clone();
@@ -243,7 +247,8 @@ fn check_compatible(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
     let names = || format!("{:?} and {:?}", first.name(), part.name());
     if first.dtype != part.dtype {
         let text = format!("{} cannot be joined: they are {} and {}", names(), first.dtype, part.dtype);
-        return Err(Error::new(Code::Value, text).note("cast one of them, and join the results"));
+        let cast = Remedy::Pass("dtype", Value::Any, "when you read one of them, and join the results");
+        return Err(Error::new(Code::Value, text).remedy(cast));
     }
     let mut sizes = first_shape.iter().zip(part_shape).enumerate();
     if first_shape.len() != part_shape.len()

@@ -338,7 +338,7 @@ def test_modules_of_sentence_transformers_are_converted(tmp_path: Path) -> None:
     assert several.tensors == 3
     with pytest.raises(ValueError, match="3 checkpoints") as caught:
         rustload.convert(source, tmp_path / "m.safetensors")
-    assert "dst=" in caught.value.__notes__[0]
+    assert "as the target" in caught.value.__notes__[0]
 
 
 def test_metadata_of_a_safetensors_source_are_kept(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_what_has_no_form_is_refused_with_the_argument_to_use(tmp_path: Path) ->
     target = tmp_path / "out.safetensors"
     target.write_bytes(b"old")
     cases: list[tuple[Any, str, str]] = [
-        (torch.zeros(2, dtype=torch.complex128), "NotSafetensors", "dtype={'a.b': 'complex64'}, or leave it out"),
+        (torch.zeros(2, dtype=torch.complex128), "NotSafetensors", "dtype={'a.b': 'complex64'} to cast it, or pass rename="),
         (torch.empty(2, device="meta"), "MetaTensor", "rename={'a.b': None}"),
         (torch.eye(3).to_sparse(), "NotSafetensors", "rename={'a.b': None}"),
         (quantized, "NotSafetensors", "dequantize=True"),
@@ -546,7 +546,7 @@ def test_a_source_that_changes_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(rustload.FormatError) as caught:
         rustload.convert(tmp_path / "m", tmp_path / "out", dtype=touch)
     assert caught.value.code == "FileChanged"
-    assert caught.value.__notes__ == ["convert it again once its writer is done"]
+    assert caught.value.__notes__ == ["Open the checkpoint again once the writer is done."]
     assert names(tmp_path) == ["m"]
 
 

@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.save({"model": state | {"module.ids": torch.arange(3)}, "epoch": 3}, tmp_path / "last.ckpt")
     torch.save({"a": torch.zeros(2, 3), "c = d": torch.zeros(1, dtype=torch.complex128)}, tmp_path / "c.bin")
     torch.save({"s": torch.eye(2).to_sparse(), "a": torch.zeros(2, 3)}, tmp_path / "s.bin")
+    (tmp_path / "t.bin").write_bytes((tmp_path / "c.bin").read_bytes() + b"x")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -73,14 +74,17 @@ def test_one_line_says_what_was_written(folder: Path, capsys: pytest.CaptureFixt
     ("args", "message"),
     [
         (["last.ckpt", "x.bin"], "write 'x.safetensors'"),
-        (["last.ckpt", "--strip", "a", "--strip", "model.module.a", "--strip", "model.module.b"], "change --strip or --rename"),
-        (["c.bin"], "cast it with --dtype 'c = d=complex64', or leave it out with --rename 'c = d='"),
-        (["s.bin"], "leave it out with --rename s=, or name its components in --select"),
-        (["last.ckpt", "x.safetensors", "--max-shard-size", "1GB"], "give a folder as DST, such as 'x'"),
-        (["last.ckpt", "x", "--copy-others"], "give the folder as SRC, and another as DST"),
+        (["last.ckpt", "--strip", "a", "--strip", "model.module.a", "--strip", "model.module.b"], "Pass --rename to give"),
+        (["c.bin"], "Pass --dtype 'c = d=complex64' to cast it, or pass --rename 'c = d=' to leave it out."),
+        (["s.bin"], "Pass --rename s= to leave it out, or pass --select with the names of its components."),
+        (["last.ckpt", "x.safetensors", "--max-shard-size", "1GB"], "give a folder as the target, such as 'x'"),
+        (["last.ckpt", "x", "--copy-others"], "give the folder as the source, and another as the target"),
         (["last.ckpt", "--dtype", "*=int8"], "Pass --allow-lossy"),
         (["last.ckpt", "o.safetensors"], "Pass --overwrite to replace it"),
         (["last.ckpt", "--select", "model.module.a.wieght"], "did you mean: model.module.a.weight"),
+        (["last.ckpt", "o.safetensors", "--name", "x"], "--name is for the files of a folder"),
+        (["last.ckpt", "x", "--ties", "copy", "--keep", "a"], "--ties is 'copy', and only 'drop' goes with names"),
+        (["t.bin"], "In Python, pass trailing='ignore' if you know why they are there."),
         (["none.ckpt"], "no such file"),
     ],
 )  # fmt: skip

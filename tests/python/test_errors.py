@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -229,7 +231,7 @@ def test_compat_takes_the_last_of_duplicate_keys_as_the_reference_does():
 def test_trailing_bytes_are_refused_unless_ignored(junk):
     data = saved({"x": torch.ones(2)}) + junk
     error = refused(bytearray(data), rustload.FormatError, "ZipTrailing")
-    assert 'trailing="ignore"' in note_of(error)
+    assert "trailing='ignore'" in note_of(error)
     assert_same_bits(
         rustload.open(bytearray(data), trailing="ignore", framework="torch")["x"].materialize(), torch.ones(2)
     )
@@ -238,7 +240,7 @@ def test_trailing_bytes_are_refused_unless_ignored(junk):
 def test_bytes_after_the_pickle_are_refused_unless_ignored():
     data = torch_zip(pickled({"n": 1}) + b"more")
     error = refused(bytearray(data), rustload.FormatError, "TrailingData")
-    assert 'trailing="ignore"' in note_of(error)
+    assert "trailing='ignore'" in note_of(error)
     assert error.member.endswith("data.pkl")
     assert rustload.open(bytearray(data), trailing="ignore").objects == {"n": 1}
 
@@ -512,3 +514,22 @@ def test_a_dtype_in_the_place_of_the_device_is_an_error_with_advice(device, kind
     with pytest.raises(kind, match="device") as caught:
         rustload.open(tmp_path / "m.pt", framework="torch")["w"].materialize(device)
     assert getattr(caught.value, "__notes__", [None]) == [note]
+
+
+def test_a_note_keeps_its_remedies_for_other_faces(simple, tmp_path):
+    data = simple.read_bytes() + b"x"
+    error = refused(file(tmp_path, data), rustload.FormatError, "ZipTrailing")
+    for one in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        (note,) = one.__notes__
+        assert note == "Pass trailing='ignore' if you know why they are there."
+        assert note.remedies == (("pass", "trailing", "ignore", "if you know why they are there"),)
+
+
+def test_an_error_has_the_argument_that_is_at_fault(simple):
+    with pytest.raises(ValueError, match=r"^unknown= is 'keep' or 'error', not 'x'") as caught:
+        rustload.open(simple, unknown="x")
+    assert caught.value.argument == "unknown"
+    with pytest.raises(ValueError, match=r"^order= is 'file', 'name' or 'given', not 'x'$") as caught:
+        rustload.open(simple).stream(order="x")
+    assert caught.value.argument == "order"
+    assert refused(b"", rustload.FormatError, "UnknownFormat").argument is None

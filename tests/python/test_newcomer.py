@@ -456,7 +456,7 @@ def test_the_error_for_a_mistyped_command_suggests_one(capsys):
 def test_the_error_for_a_name_on_the_command_line_names_its_option(simple, capsys, command, text):
     second = [str(simple)] if command[0] == "diff" else []
     assert main([*command, str(simple), *second]) == 3
-    assert capsys.readouterr().err == f"rustload: error: {text}\n  note: rustload info lists the names\n"
+    assert capsys.readouterr().err == f"rustload: error: {text}\n  note: List the names: rustload info.\n"
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_the_error_for_a_name_on_the_command_line_names_its_option(simple, capsy
     [
         (["info", "--filter", "xyz*"], "no name matches 'xyz*'"),
         (["stats", "--select", "xyz*"], "no name matches 'xyz*'"),
-        (["diff", "--strip", "xyz."], "--strip ['xyz.'] takes nothing off"),
+        (["diff", "--strip", "xyz."], "--strip takes nothing off: no name begins with 'xyz.'"),
         (["convert", "--dtype", "xyz*=float16"], "--dtype has the pattern 'xyz*', which matches no name"),
     ],
 )

@@ -323,7 +323,7 @@ def test_unknown_error_refuses_an_unknown_class():
     assert error.code == "DisallowedGlobal"
     assert isinstance(error, pickle.UnpicklingError)
     assert "malicious" not in str(error)
-    assert any('unknown="keep"' in note for note in error.__notes__)
+    assert any("unknown='keep'" in note for note in error.__notes__)
 
 
 def test_unknown_error_accepts_what_torch_writes():

@@ -128,7 +128,7 @@ def test_select_warns_of_unmatched_patterns_and_refuses_missing_names(path):
 
 def test_strip_and_rename_warn_of_unmatched_patterns_and_refuse_missing_names(path):
     state_dict = rustload.torch.state_dict
-    with pytest.warns(RustloadWarning, match=r"strip='modul.' takes nothing off"):
+    with pytest.warns(RustloadWarning, match=r"strip= takes nothing off: no name begins with 'modul.'"):
         state_dict(path, strip="modul.")
     with pytest.raises(rustload.TensorNotFoundError, match="rename= names 'encoder'") as caught:
         state_dict(path, rename={"encoder": "layers"})

@@ -131,7 +131,7 @@ def test_a_pattern_without_a_match_warns_and_an_unknown_name_raises(ckpt):
             use()
         assert any("enc.0.weight" in note for note in caught.value.__notes__)
     # A name of the checkpoint that the selection does not have.
-    with pytest.raises(rustload.TensorNotFoundError, match="no selected tensor has that name"):
+    with pytest.raises(rustload.TensorNotFoundError, match="no selected tensor is named"):
         ckpt.select("ema.*")[MODULE + "head.weight"]
     with pytest.raises(TypeError, match="a pattern is a str"):
         ckpt.select([3])

@@ -128,7 +128,7 @@ fn similar(names: &[&str], wanted: &str) -> Vec<String> {
     let error = opened(floats(&tensors)).tensor(wanted).unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
     assert_eq!(error.subject(), &Subject::Name(wanted.to_owned()));
-    match error.next_step().and_then(|note| note.strip_prefix("did you mean: ")) {
+    match error.next_step().unwrap_or_default().strip_prefix("did you mean: ") {
         Some(names) => names.split(", ").map(str::to_owned).collect(),
         None => Vec::new(),
     }

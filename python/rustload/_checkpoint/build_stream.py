@@ -13,7 +13,7 @@ from rustload._common.request import Request, checked_cast
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload._frameworks import adapters
-from rustload.errors import _error
+from rustload.errors import _check_one_of
 
 if TYPE_CHECKING:
     from rustload import _rustload
@@ -44,9 +44,8 @@ def build_stream(
     Invalid arguments raise here, before the first tensor. `names` are those of the results, one for each tensor.
     """
     request = Request(**part(RequestOptions, options), threads=options["threads"])
-    warn_of_unused_patterns(core, dtype=dtype, transpose=transpose)
-    if order not in ("file", "name", "given"):
-        raise _error("Value", f"order= is 'file', 'name' or 'given', not {order!r}")
+    warn_of_unused_patterns(core.names, dtype=dtype, transpose=transpose)
+    _check_one_of("order", order, ("file", "name", "given"))
     progress = checked_progress(options["progress"])
     window = parse_bytes(options["memory"], "memory")
     rules = Rules(dtype=dtype, transpose=transpose)

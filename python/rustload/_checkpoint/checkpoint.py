@@ -236,8 +236,8 @@ class Checkpoint(TensorMapping):
     def _file_name(self, name: str) -> str:
         return name
 
-    def _unknown(self, argument: str, name: str) -> BaseException:
-        return unknown_name(argument, name, self._core)
+    def _unknown(self, argument: str | None, name: str) -> BaseException:
+        return unknown_name(argument, name, self._core.names())
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload._common.patterns import NAMES_SEARCHED_MAX, matching, warn_user
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import _error
+from rustload.errors import _error, _pass
 
 if TYPE_CHECKING:
     from rustload._common.options import Key, NamesOptions, Rename, Strip
@@ -43,7 +43,7 @@ def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] 
         return list(tensors)
     given: Any = names
     if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise _error("Type", f"names= is a list of names and patterns, not {given!r}")
+        raise _error("Type", f"is a list of names and patterns, not {given!r}", argument="names")
     found: list[str] = []
     for name in [given] if isinstance(given, str) else given:
         if not isinstance(name, str) or _GLOB.search(name) is None or name in tensors:
@@ -51,7 +51,7 @@ def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] 
             continue
         matched = matching(tensors, name)
         if not matched:
-            warn_user(f"names= has the pattern {name!r}, which matches no name", name, tensors)
+            warn_user(f"has the pattern {name!r}, which matches no name", name, tensors, argument="names")
         there = set(found)
         found += [one for one in matched if one not in there]
     return found
@@ -88,9 +88,10 @@ def select_names(
     short = [strip_prefix(name, prefixes) if prefixes else name for name, _ in found]
     if prefixes and all(old == new for (old, _), new in zip(found, short, strict=True)):
         warn_user(
-            f"strip={strip!r} takes nothing off: no name begins with it",
+            f"takes nothing off: no name begins with {' or '.join(map(repr, prefixes))}",
             None if key else prefixes[0],
             checkpoint,
+            argument="strip",
         )
     change = _renamer(rename)
     _check_rename(rename, short)
@@ -101,7 +102,11 @@ def select_names(
             continue
         if new in result:
             both = f"{result[new]!r} and {name!r}"
-            raise _error("Value", f"{both} would both be named {new!r}", "change strip= or rename=")
+            raise _error(
+                "Value",
+                f"{both} would both be named {new!r}",
+                _pass("rename", "to give one of them another name"),
+            )
         result[new] = name
     return result
 
@@ -158,7 +163,7 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
     if callable(rename):
         return rename  # type: ignore[no-any-return]  # its return type is not checked
     if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
-        raise _error("Type", f"rename= is a mapping, pairs or a callable, not {rename!r}")
+        raise _error("Type", f"is a mapping, pairs or a callable, not {rename!r}", argument="rename")
     pairs = [(re.compile(pattern), new) for pattern, new in rename]
 
     def substitute(name: str) -> str:
@@ -192,12 +197,12 @@ def _check_rename(rename: Any, names: list[str]) -> None:
     for old, new in rename.items():
         if isinstance(old, re.Pattern):
             if not any(old.search(name) for name in names):
-                warn_user(f"rename= has the pattern {old.pattern!r}, which is found in no name")
+                warn_user(f"has the pattern {old.pattern!r}, which is found in no name", argument="rename")
         elif new is not None and old.rstrip(".") in unfound:
             near = did_you_mean(similar(old.rstrip("."), _prefixes(names)))
-            note = near or "names are renamed after strip= and below key="
-            text = f"rename= names {old!r}, and no name is that or begins with it"
-            raise _error("NotFound", text, note)
+            note = near or "names are renamed as they are below the key, without the stripped prefix"
+            text = f"names {old!r}, and no name is that or begins with it"
+            raise _error("NotFound", text, note, argument="rename")
 
 
 def _prefixes(names: list[str]) -> dict[str, None]:
@@ -213,10 +218,8 @@ def _mapping_renamer(rename: Mapping[Any, str | None]) -> Callable[[str], str | 
     patterns = [(key, new) for key, new in rename.items() if not isinstance(key, str)]
     for key, _ in patterns:
         if not isinstance(key, re.Pattern):
-            raise _error(
-                "Type",
-                f"rename= has a {type(key).__name__} as a key, not a text or a compiled pattern",
-            )
+            text = f"has a {type(key).__name__} as a key, not a text or a compiled pattern"
+            raise _error("Type", text, argument="rename")
 
     def change(name: str) -> str | None:
         head, tail = name, ""

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload._checkpoint.names import resolve_names, select_names
 from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
-from rustload._common.patterns import is_literal, matching, warn_user
-from rustload._common.similar import did_you_mean, similar
+from rustload._common.patterns import is_literal, matching, unknown_name, warn_user
 from rustload._common.sizes import format_bytes
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
@@ -47,7 +46,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
         """The lazy tensors of these names; errors as for `[name]`."""
         return [self[name] for name in names]
 
-    def _unknown(self, argument: str, name: str) -> BaseException:
+    def _unknown(self, argument: str | None, name: str) -> BaseException:
         """The error for a name that no tensor has."""
         raise NotImplementedError
 
@@ -92,7 +91,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
                 raise _error("Type", f"a pattern is a str, not {one!r}")
             if is_literal(one):
                 if one not in self:
-                    raise self._unknown("the selection", one)
+                    raise self._unknown("pattern", one)
                 names = [one]
             else:
                 names = matching(self, one)
@@ -156,7 +155,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
         if names is not None:
             for name in chosen:
                 if name not in source:
-                    raise source._unknown("names=", name)
+                    raise source._unknown("names", name)
             source = Selection._of(self._root(), {name: source._file_name(name) for name in chosen})
         renamed = select_names(source, **options)
         return list(renamed), source._handles(list(renamed.values()))
@@ -380,7 +379,7 @@ class Selection(TensorMapping):
         if not isinstance(name, str):
             raise TypeError(f"tensor names are str, not {type(name).__name__}")
         if name not in self._names:
-            raise self._unknown("the index", name)
+            raise self._unknown(None, name)
         return self._source[self._names[name]]
 
     def __iter__(self) -> Iterator[str]:
@@ -407,9 +406,8 @@ class Selection(TensorMapping):
     def _file_name(self, name: str) -> str:
         return self._names[name]
 
-    def _unknown(self, argument: str, name: str) -> BaseException:
-        note = did_you_mean(similar(name, self)) or f"the selection has {len(self)} names"
-        return _error("NotFound", f"{argument} names {name!r}, and no selected tensor has that name", note)
+    def _unknown(self, argument: str | None, name: str) -> BaseException:
+        return unknown_name(argument, name, self, "selected tensor")
 
     def _root(self) -> TensorMapping:
         return self._source

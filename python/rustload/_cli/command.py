@@ -124,5 +124,6 @@ def _parser(given: Sequence[str]) -> Parser:
         if name in given:
             module = importlib.import_module(f"rustload._cli.{name}")
             module.add_arguments(command)
-            command.set_defaults(run=module.run, refuse=parser.error)
+            options = {one.dest: (one.option_strings or [str(one.metavar)])[-1] for one in command._actions}
+            command.set_defaults(run=module.run, refuse=parser.error, options=options)
     return parser

@@ -8,7 +8,6 @@ from typing import Any, NotRequired, TypedDict
 
 import rustload
 from rustload._cli.arguments import REPEATED, add_json, pair, rename
-from rustload._cli.as_options import as_options
 from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
@@ -142,12 +141,12 @@ def run(args: argparse.Namespace) -> int:
     }
     document: Document = {}
     code = 0
-    with report_warnings(as_options):
+    with report_warnings(args.options):
         try:
             report = rustload.convert(args.src, args.dst or args.output, **options)
         except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
             code = VERIFY_FAILED if getattr(error, "code", None) == "VerifyFailed" else READ_FAILED
-            document["error"] = report_error(error, as_options)
+            document["error"] = report_error(error, args.options)
     if args.json:
         if not code:
             document["report"] = report

@@ -8,7 +8,6 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import rustload
 from rustload._cli.arguments import REPEATED, add_color, add_json, rename
-from rustload._cli.as_options import as_options
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     document: dict[str, Any] = {}
     code = READ_FAILED
     try:
-        with report_warnings(as_options):
+        with report_warnings(args.options):
             report = rustload.diff(
                 args.a,
                 args.b,
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
                 rename=dict(args.rename) or None,
             )
     except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
-        document["error"] = report_error(error, as_options)
+        document["error"] = report_error(error, args.options)
     else:
         code = 0 if report.same else GATE_FAILED
         document["report"] = report.to_dict()

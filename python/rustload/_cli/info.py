@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, TypedDict
 
 import rustload
 from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths, number
-from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
@@ -46,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tensors", action="store_true", help="list every tensor, one per line, in place of the tree")
     add(
         "--filter",
+        dest="pattern",
         metavar="PATTERN",
         help="only tensors whose names match: * stands for any characters, dots too",
     )
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Shows each path and returns the exit code."""
     if args.hashes and not args.cyclonedx:
         args.refuse("--hashes needs --cyclonedx")
-    if args.cyclonedx and args.filter is not None:
+    if args.cyclonedx and args.pattern is not None:
         args.refuse("--cyclonedx takes no --filter: a bill of materials has everything")
     if args.cyclonedx:
         from rustload._cli import cyclonedx
@@ -80,19 +79,18 @@ def run(args: argparse.Namespace) -> int:
     found: list[Described | Failed] = []
     code = 0
     page = Page(sys.stdout, args.color)
-    view = View(args.tensors, args.filter, args.depth, args.sort)
-    as_filter = functools.partial(select_as_option, option="--filter")
+    view = View(args.tensors, args.pattern, args.depth, args.sort)
     for position, given in enumerate(args.paths):
         # The URL as it was given may have secrets.
         path = name_of(given) if is_url(given) else given
         try:
             with rustload.open(given) as checkpoint:
-                with report_warnings(path=path):
+                with report_warnings(args.options, path):
                     chosen = None if view.pattern is None else checkpoint.select(view.pattern)
                 described = describe(checkpoint, path, chosen, view.pattern)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
-            found.append({"path": path, "error": report_error(error, as_filter)})
+            found.append({"path": path, "error": report_error(error, args.options)})
             continue
         found.append(described)
         if not args.json:

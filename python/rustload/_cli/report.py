@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import warnings
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rustload import _rustload
 from rustload._common.json_values import plain
 from rustload._common.terminal import print_json, print_messages
-from rustload.errors import RustloadWarning
+from rustload.errors import RustloadWarning, _for_python, _Note, _Remedy, _sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["Error", "Failed", "Header", "print_document", "report_error", "report_warnings"]
+
+_NO_OPTIONS: Mapping[str, str] = {}
 
 
 class Header(TypedDict):
@@ -69,18 +72,17 @@ def print_document(document: Mapping[str, object]) -> None:
     print_json(plain({"schema": 1, "rustload": _rustload.__version__, **document}))
 
 
-def report_error(error: Exception, reword: Callable[[str], str] | None = None) -> Error:
+def report_error(error: Exception, options: Mapping[str, str] = _NO_OPTIONS) -> Error:
     """Prints an error with its notes to stderr and returns it as a dict for the JSON document.
 
     Args:
         error: The error.
-        reword: Replaces arguments of functions in the texts by options of the command.
+        options: The command's options by the names of arguments.
     """
-    message, notes = str(error), list(getattr(error, "__notes__", []))
+    message = _message(error, options)
+    notes = [_note(one, options) for one in getattr(error, "__notes__", [])]
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
-    if reword is not None:
-        message, notes = reword(message), [reword(note) for note in notes]
     print_messages([f"rustload: error: {message}", *(f"  note: {note}" for note in notes)])
     return {
         "class": type(error).__name__,
@@ -93,15 +95,44 @@ def report_error(error: Exception, reword: Callable[[str], str] | None = None) -
 
 
 @contextlib.contextmanager
-def report_warnings(reword: Callable[[str], str] = str, path: str = "") -> Iterator[None]:
+def report_warnings(options: Mapping[str, str], path: str = "") -> Iterator[None]:
     """Prints the warnings of a block to stderr, a line each, when the block ends.
 
     Args:
-        reword: Changes the text of a warning.
+        options: The command's options by the names of arguments.
         path: The checkpoint that they are about, if the command takes several.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RustloadWarning)
         yield
     about = f"{path}: " if path else ""
-    print_messages(f"rustload: warning: {about}{reword(str(warning.message))}" for warning in caught)
+    print_messages(f"rustload: warning: {about}{_message(one.message, options)}" for one in caught)
+
+
+def _message(problem: Exception | str, options: Mapping[str, str]) -> str:
+    """The text of an error or a warning, with the option in place of the argument that it begins with."""
+    argument = getattr(problem, "argument", None)
+    option = options.get(argument or "")
+    return option + str(problem).removeprefix(f"{argument}=") if option else str(problem)
+
+
+def _note(note: str, options: Mapping[str, str]) -> str:
+    """A note in the words of the command line."""
+    return _sentence(note.remedies, lambda one: _worded(one, options)) if isinstance(note, _Note) else note
+
+
+def _worded(remedy: _Remedy, options: Mapping[str, str]) -> str:
+    act, name, value, why = remedy
+    match act:
+        case "call" if name == "scan":
+            return f"run rustload scan {why}"
+        case "list":
+            return "list the names: rustload info"
+        case "pass" if name in options:
+            if isinstance(value, dict):
+                value = shlex.quote(",".join(f"{old}={new or ''}" for old, new in value.items()))
+            given = f" {value}" if isinstance(value, str) else ""
+            return f"{'leave out' if value is False else 'pass'} {options[name]}{given} {why}".rstrip()
+        case "pass" | "raise" | "call":
+            return f"in Python, {_for_python(remedy)}"
+    return name

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import rustload
 from rustload._cli.arguments import REPEATED, add_color, add_json, number
-from rustload._cli.as_options import select_as_option
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.columns import columns_of
@@ -91,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("paths", nargs="+", metavar="PATH", help="a file, a directory of shards, or an index file")
     add(
         "--select",
+        dest="pattern",
         metavar="P",
         **REPEATED,
         help="only tensors whose names match: * stands for any characters, dots too; may be repeated",
@@ -125,15 +125,15 @@ def run(args: argparse.Namespace) -> int:
         document: dict[str, Any] = {"path": path}
         try:
             with rustload.open(given) as checkpoint:
-                with report_warnings(path=path):
-                    chosen = checkpoint.select(args.select) if args.select else checkpoint
+                with report_warnings(args.options, path):
+                    chosen = checkpoint.select(args.pattern) if args.pattern else checkpoint
                 found = chosen.stats(sample=args.sample, bins=args.bins, dequantize=args.dequantize)
                 rows = [
                     (name, str(chosen[name].dtype), list(chosen[name].shape), found[name]) for name in found
                 ]
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
-            documents.append(document | {"error": report_error(error, select_as_option)})
+            documents.append(document | {"error": report_error(error, args.options)})
             continue
         faults = {name: _faults_of(found[name], args.fail_on) for name in found}
         failed += sum(map(bool, faults.values()))

@@ -50,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read a sample of each tensor, or all, and show statistics and histograms",
     )
     add("--no-scan", dest="scan", action="store_false", help="do not scan the files")
-    add("--force", action="store_true", help="replace files that rustload view did not write, too")
+    add(
+        "--force",
+        dest="overwrite",
+        action="store_true",
+        help="replace files that rustload view did not write, too",
+    )
     add("--open", action="store_true", help="open the page in the browser")
 
 
@@ -59,16 +64,18 @@ def run(args: argparse.Namespace) -> int:
     stats = None if args.stats == "none" else args.stats
     try:
         if args.svg is not None:
-            _print(rustload.view(args.path, args.svg, svg=True, overwrite=args.force))
+            _print(rustload.view(args.path, args.svg, svg=True, overwrite=args.overwrite))
         if args.svg is None or args.output is not None:
-            page = rustload.view(args.path, args.output, stats=stats, scan=args.scan, overwrite=args.force)
+            page = rustload.view(
+                args.path, args.output, stats=stats, scan=args.scan, overwrite=args.overwrite
+            )
             _print(page)
             if args.open:
                 import webbrowser
 
                 webbrowser.open(page.resolve().as_uri())
     except (RustloadError, OSError, ValueError, MemoryError) as error:
-        report_error(error, _as_options)
+        report_error(error, args.options)
         return READ_FAILED
     return 0
 
@@ -77,7 +84,3 @@ def _print(written: Path) -> None:
     page = Page(sys.stdout, "never")
     page.line(page.safe(str(written)))
     page.flush()
-
-
-def _as_options(text: str) -> str:
-    return text.replace("overwrite=True", "--force")

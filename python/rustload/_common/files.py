@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from rustload._common.memory import headroom
 from rustload._common.sizes import format_bytes
-from rustload.errors import _error, _from_core
+from rustload.errors import _error
 
 __all__ = [
     "FileObject",
@@ -177,16 +177,6 @@ def text_mode() -> BaseException:
 
 
 def _too_large(limit: int, found: int) -> BaseException:
-    return _from_core(
-        kind="Limit",
-        code="Limit",
-        message=f"the file object has more than {format_bytes(limit)}, the most that is read into memory",
-        note="that is half of the available memory; copy the data into a regular file and pass its path: it is read in parts",
-        errno=None,
-        path=None,
-        member=None,
-        offset=None,
-        name="available_memory",
-        limit=limit,
-        found=found,
-    )
+    text = f"the file object has more than {format_bytes(limit)}, the most that is read into memory"
+    note = "that is half of the available memory; copy the data into a regular file and pass its path: it is read in parts"
+    return _error("Limit", text, note, name="available_memory", limit=limit, found=found)

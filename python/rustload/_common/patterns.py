@@ -15,12 +15,10 @@ from fnmatch import fnmatchcase, translate
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import RustloadWarning, TensorNotFoundError, _clipped, _error, _printable
+from rustload.errors import RustloadWarning, _clipped, _error, _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rustload import _rustload
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "NAMES_SEARCHED_MAX",
@@ -55,11 +53,11 @@ def is_literal(pattern: str) -> bool:
     return not any(char in pattern for char in "*?[")
 
 
-def warn_of_unused_patterns(core: _rustload.Checkpoint, **rules: Any) -> None:
+def warn_of_unused_patterns(all_names: Callable[[], Iterable[str]], **rules: Any) -> None:
     """Warns of patterns in `dtype=` and `transpose=` without an effect: no name matches, or earlier patterns match all of them.
 
     Args:
-        core: The checkpoint. All of its names are tried, so that one mapping also works for a subset of the tensors.
+        all_names: The names of the checkpoint. All are tried, so that one mapping also works for a subset of the tensors.
         **rules: The arguments as the user gave them; values that are not mappings are skipped.
 
     Raises:
@@ -70,44 +68,58 @@ def warn_of_unused_patterns(core: _rustload.Checkpoint, **rules: Any) -> None:
         earlier: list[str] = []
         if not isinstance(rule, Mapping):
             continue
-        names = core.names()
+        names = dict.fromkeys(all_names())
         for pattern in rule:
             if not isinstance(pattern, str):
                 kind = type(pattern).__name__
-                raise _error("Type", f"{argument}= has a {kind} where a name or a pattern belongs")
-            if is_literal(pattern) and pattern not in core:
-                raise unknown_name(f"{argument}=", pattern, core)
-            matched = [pattern] if pattern in core else matching(names, pattern)
+                raise _error("Type", f"has a {kind} where a name or a pattern belongs", argument=argument)
+            if is_literal(pattern) and pattern not in names:
+                raise unknown_name(argument, pattern, names)
+            matched = [pattern] if pattern in names else matching(names, pattern)
             if not matched:
-                warn_user(f"{argument}= has the pattern {pattern!r}, which matches no name", pattern, names)
+                warn_user(
+                    f"has the pattern {pattern!r}, which matches no name", pattern, names, argument=argument
+                )
             elif all(any(fnmatchcase(name, one) for one in earlier) for name in matched):
                 first = next(one for one in earlier if fnmatchcase(matched[0], one))
-                warn_user(
-                    f"{argument}= has {pattern!r} after {first!r}, which takes its names: the first match counts"
-                )
+                text = f"has {pattern!r} after {first!r}, which takes its names: the first match counts"
+                warn_user(text, argument=argument)
             if not is_literal(pattern):
                 earlier.append(pattern)
 
 
-def unknown_name(argument: str, name: str, core: _rustload.Checkpoint) -> BaseException:
-    """The error for a name that does not exist, with similar names in its note."""
-    try:
-        core.tensor(name)
-    except TensorNotFoundError as error:
-        unknown = _error(error.code, f"{argument} names {name!r}, and no tensor has that name")
-        unknown.__notes__ = list(getattr(error, "__notes__", ()))
-        return unknown
-    raise AssertionError(name)
+def unknown_name(argument: str | None, name: str, names: Iterable[str], of: str = "tensor") -> BaseException:
+    """The error for a name that does not exist, with similar names in its note.
+
+    Args:
+        argument: The argument that has it; None where the name alone was given.
+        name: The name.
+        names: Those that exist.
+        of: What they are the names of.
+    """
+    text = f"names {name!r}, and no {of} has that name" if argument else f"no {of} is named {name!r}"
+    return _error("NotFound", text, did_you_mean(similar(name, names)), argument=argument)
 
 
-def warn_user(message: str, pattern: str | None = None, names: Iterable[str] = ()) -> None:
-    """Emits a `RustloadWarning` at the user's call; for a pattern, adds similar parts of names."""
+def warn_user(
+    message: str, pattern: str | None = None, names: Iterable[str] = (), *, argument: str | None = None
+) -> None:
+    """Emits a `RustloadWarning` at the user's call; for a pattern, adds similar parts of names.
+
+    Args:
+        message: What has no effect.
+        pattern: The pattern that matches nothing.
+        names: The names that exist.
+        argument: The argument, whose name begins the message.
+    """
     near = similar_parts(pattern, names) if pattern else ""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rustload":
         level, frame = level + 1, frame.f_back
-    message = _printable(_clipped(message, 1000))
-    warnings.warn(RustloadWarning(message + (f" ({near})" if near else "")), stacklevel=level)
+    message = _printable(_clipped(f"{argument}= {message}" if argument else message, 1000))
+    warning = RustloadWarning(message + (f" ({near})" if near else ""))
+    warning.argument = argument
+    warnings.warn(warning, stacklevel=level)
 
 
 def similar_parts(pattern: str, names: Iterable[str]) -> str:

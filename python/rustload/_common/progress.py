@@ -47,7 +47,7 @@ def checked_progress(progress: Any) -> Any:
         TypeError: It is neither None, a bool nor a callable.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise _error("Type", f"progress= is None, True or a callable, not {progress!r}")
+        raise _error("Type", f"is None, True or a callable, not {progress!r}", argument="progress")
     return progress
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload._rustload import Request, dtype_name
-from rustload.errors import _error
+from rustload.errors import _check_one_of, _error
 
 if TYPE_CHECKING:
     from rustload import _rustload
@@ -37,10 +37,10 @@ def request_for_out(core: Core, dtype: str, shape: tuple[int, ...], request: Req
     """
     name = dtype_name(dtype)
     if request.dtype is not None and request.dtype != name:
-        raise _error("Value", f"out= has dtype {name}, but dtype={request.dtype!r} is requested")
+        raise _error("Value", f"has dtype {name}, but dtype={request.dtype!r} is requested", argument="out")
     expected = core.result_shape(request)
     if tuple(shape) != expected:
-        raise _error("Value", f"out= has shape {tuple(shape)}, the result has {expected}")
+        raise _error("Value", f"has shape {tuple(shape)}, the result has {expected}", argument="out")
     return request.but(dtype=name, copy=True)
 
 
@@ -50,6 +50,5 @@ def checked_cast(cast: Any) -> Cast:
     Raises:
         ValueError: It is not "auto", "cpu" or "gpu".
     """
-    if cast not in ("auto", "cpu", "gpu"):
-        raise _error("Value", f"cast= is 'auto', 'cpu' or 'gpu', not {cast!r}")
+    _check_one_of("cast", cast, ("auto", "cpu", "gpu"))
     return cast  # type: ignore[no-any-return]

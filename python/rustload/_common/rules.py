@@ -98,7 +98,7 @@ class Rules:
     def warn_of_kept(self, tensors: Iterable[TensorInfo]) -> None:
         """Warns of the tensors that `kept` returns."""
         if names := self.kept(tensors):
-            warn_user(kept_text(names))
+            warn_user(kept_text(names), argument="dtype")
 
     def transpose(self, tensor: TensorInfo) -> bool | list[int] | None:
         """True to swap the last two dimensions, a permutation, or None.
@@ -123,10 +123,10 @@ def _is_cast(tensor: TensorInfo) -> bool:
 
 
 def kept_text(names: Sequence[str]) -> str:
-    """A sentence on tensors that a dtype for all tensors left as stored."""
+    """What a dtype for all tensors does with those that are kept as stored."""
     return (
-        f"dtype= leaves {len(names):,} tensor(s) that belong to quantized weights as stored, such as {names[0]!r}: "
-        "to cast scales, name them, as in dtype={'*_scale': 'bfloat16'}"
+        f"leaves {len(names):,} tensor(s) that belong to quantized weights as stored, such as {names[0]!r}: "
+        "a pattern such as '*_scale' casts scales"
     )
 
 

@@ -88,7 +88,7 @@ def diff(
     for argument, value in (("atol", atol), ("rtol", rtol)):
         given: Any = value
         if not isinstance(given, (int, float)) or not given >= 0:
-            raise _error("Value", f"{argument}= is a number from 0 on, not {value!r}")
+            raise _error("Value", f"is a number from 0 on, not {value!r}", argument=argument)
     request = Request(allow_lossy=True, dequantize=dequantize, threads=threads)
     notes: list[str] = []
     label_a, of_a = _tensors(a)
@@ -101,7 +101,8 @@ def diff(
     if select is not None:
         of_a, of_b = _selected(select, of_a), _selected(select, of_b)
         if not (of_a or of_b):
-            raise _error("NotFound", f"select={select!r} matches no name of either checkpoint")
+            shown = repr(select) if isinstance(select, str) else ", ".join(map(repr, select))
+            raise _error("NotFound", f"{shown} matches no name of either checkpoint", argument="select")
     both = [name for name in of_a if name in of_b]
     report = DiffReport(
         a=label_a,

@@ -111,7 +111,12 @@ def wrap(buffer: Buffer, device: Any) -> Any:
 
 def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
     """Always raises: JAX arrays are immutable."""
-    raise _error("Type", "out= is a JAX array, which cannot be written to", "use the result of materialize()")
+    raise _error(
+        "Type",
+        "is a JAX array, which cannot be written to",
+        "use the result of materialize()",
+        argument="out",
+    )
 
 
 def _name(core: Core) -> str:

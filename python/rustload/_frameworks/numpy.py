@@ -96,7 +96,7 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     if not isinstance(out, np.ndarray):
         return False
     if not out.flags.writeable:
-        raise _error("Value", "out= is a read-only array")
+        raise _error("Value", "is a read-only array", argument="out")
     request = request_for_out(core, out.dtype.name, out.shape, request)
     numpy_dtype(out.dtype.name)  # raises for a dtype that rustload does not have, such as strings
     if out.flags.c_contiguous and out.dtype.isnative:

@@ -45,7 +45,7 @@ def check_device(device: Any) -> torch.device | None:
         found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except TypeError:
         note = "pass a dtype as dtype=" if isinstance(device, torch.dtype) else None
-        text = f"device= is a device such as 'cpu' or 'cuda:0', not {device!r}"
+        text = f"is a device such as 'cpu' or 'cuda:0', not {device!r}"
         raise _error("Type", text, note) from None
     except RuntimeError as error:
         is_dtype = isinstance(getattr(torch, str(device), None), torch.dtype)
@@ -126,7 +126,7 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     if not isinstance(out, torch.Tensor):
         return False
     if out.device.type == "meta":
-        raise _error("Device", "out= is on the meta device, which has no memory to write to")
+        raise _error("Device", "is on the meta device, which has no memory to write to", argument="out")
     request = request_for_out(core, str(out.dtype), tuple(out.shape), request)
     target = out.detach()
     is_plain = not (target.is_conj() or target.is_neg())

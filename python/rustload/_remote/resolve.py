@@ -48,7 +48,7 @@ def remote_source(
     if isinstance(given, (list, tuple)) and any(is_url(one) or hasattr(one, "read_ranges") for one in given):
         return _shards(given, check_options(storage_options), remote, commits)
     if storage_options is not None:
-        raise _error("Value", "storage_options= is for URLs")
+        raise _error("Value", "is for URLs", argument="storage_options")
     fs: Any = getattr(given, "fs", None)
     path = getattr(given, "path", None)
     if not (isinstance(path, str) and hasattr(fs, "cat_file") and hasattr(fs, "unstrip_protocol")):

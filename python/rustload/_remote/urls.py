@@ -83,7 +83,9 @@ def allowed_schemes(remote: Collection[str]) -> Collection[str]:
         TypeError: It is no collection of schemes.
     """
     if isinstance(remote, (str, Mapping)) or not isinstance(remote, Collection):
-        raise _error("Type", f"remote= is a collection of schemes, such as ('https',), not {remote!r}")
+        raise _error(
+            "Type", f"is a collection of schemes, such as ('https',), not {remote!r}", argument="remote"
+        )
     limited = os.environ.get(ENVIRONMENT)
     if remote is DEFAULT_SCHEMES and limited is not None:
         return {scheme.strip().lower() for scheme in limited.split(",")} - {""}
@@ -128,5 +130,5 @@ def check_options(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise _error("Type", f"storage_options= is a mapping, not a {type(given).__name__}")
+        raise _error("Type", f"is a mapping, not a {type(given).__name__}", argument="storage_options")
     return dict(given)

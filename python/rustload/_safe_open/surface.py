@@ -25,6 +25,8 @@ from rustload.errors import (
     TensorNotFoundError,
     UnsupportedError,
     _error,
+    _Note,
+    _Remedy,
     _safetensor_error,
 )
 
@@ -329,8 +331,9 @@ class safe_open:  # noqa: N801 - the reference's name for it
             return self._opened()[name]
         except TensorNotFoundError as cause:
             error = _safetensor_error(f"File does not contain tensor {name}")
-            for note in getattr(cause, "__notes__", ()):
-                error.add_note(note.replace("list(ckpt)", "keys()"))
+            for note in cause.__notes__:
+                is_list = isinstance(note, _Note) and note.remedies == (_Remedy("list"),)
+                error.add_note("keys() lists the names" if is_list else note)
             raise error from None
 
     def _whole(self, tensor: LazyTensor) -> Any:

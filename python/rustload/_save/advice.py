@@ -6,12 +6,27 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
-from rustload.errors import RustloadError, UnsupportedError
+from rustload.errors import UnsupportedError, _Note, _pass, _Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["advising"]
+__all__ = ["advising", "leave_out"]
+
+_FULL = (
+    _Remedy("say", "the whole target is reserved first: write to another disk"),
+    _pass("dtype", "to write less", value="bfloat16"),
+    _pass("select", "to write a part"),
+)
+_DENIED = (_pass("dst", "in a folder that you may write to"),)
+_ON_TARGET = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL) | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), _DENIED
+)
+
+
+def leave_out(name: str) -> _Remedy:
+    """The remedy that leaves a tensor out."""
+    return _pass("rename", "to leave it out", value={name: None})
 
 
 @contextlib.contextmanager
@@ -23,35 +38,14 @@ def advising(*, writing: bool) -> Iterator[None]:
     """
     try:
         yield
-    except (RustloadError, OSError) as error:
-        note = _advice(error) or (_advice_on_target(error) if writing else None)
-        if note is not None:
-            error.__notes__ = [note]
+    except UnsupportedError as error:
+        if error.member is not None:
+            remedies = [leave_out(error.member)]
+            if error.code == "NotSafetensors" and "complex" in str(error):
+                remedies.insert(0, _pass("dtype", "to cast it", value={error.member: "complex64"}))
+            error.__notes__ = [_Note(remedies)]
         raise
-
-
-def _advice(error: BaseException) -> str | None:
-    member = getattr(error, "member", None)
-    leave_out = f"leave it out with rename={{{member!r}: None}}"
-    match getattr(error, "code", None):
-        case "NotSafetensors" if member is not None:
-            cast = f"cast it with dtype={{{member!r}: 'complex64'}}, or " if "complex" in str(error) else ""
-            return cast + leave_out
-        case "MetaTensor":
-            return f"the file has none of its elements: {leave_out}"
-        case "FileChanged":
-            return "convert it again once its writer is done"
-        case "DuplicateName":
-            return "change strip= or rename="
-    if isinstance(error, UnsupportedError) and member is not None:
-        return leave_out
-    return None
-
-
-def _advice_on_target(error: BaseException) -> str | None:
-    match getattr(error, "errno", None):
-        case errno.ENOSPC | errno.EDQUOT:
-            return 'the whole target is reserved first: write to another disk, or less with dtype="bfloat16" or select='
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return "give a dst= in a folder that you may write to"
-    return None
+    except OSError as error:
+        if writing and error.errno in _ON_TARGET:
+            error.__notes__ = [_Note(_ON_TARGET[error.errno])]
+        raise

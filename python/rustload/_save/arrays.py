@@ -14,7 +14,7 @@ from rustload import _rustload
 from rustload._common.request import Request
 from rustload._rustload import dtype_name
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _error
+from rustload.errors import _error, _Remedy
 
 __all__ = ["Deferred", "Values", "unsupported", "values_of"]
 
@@ -78,9 +78,10 @@ def values_of(name: str, value: Any) -> Values:
     return _of_numpy(name, numpy.asarray(view), numpy)
 
 
-def unsupported(name: str, what: str, note: str) -> BaseException:
+def unsupported(name: str, what: str, *remedies: str | _Remedy) -> BaseException:
     """The error for a tensor that has no form in a safetensors file."""
-    return _error("NotSafetensors", f"{name!r} is {what}, which has no form in a safetensors file", note)
+    text = f"{name!r} is {what}, which has no form in a safetensors file"
+    return _error("NotSafetensors", text, *remedies)
 
 
 def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:

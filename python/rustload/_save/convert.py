@@ -12,7 +12,7 @@ from rustload import _rustload
 from rustload._checkpoint.names import select_tensors
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.options import NamesOptions, OpenOptions, filled, part, takes
-from rustload._common.patterns import warn_user
+from rustload._common.patterns import warn_of_unused_patterns, warn_user
 from rustload._save.advice import advising
 from rustload._save.copy_others import other_files
 from rustload._save.job import (
@@ -27,12 +27,12 @@ from rustload._save.options import ConvertOptions
 from rustload._save.part import Part
 from rustload._save.quantization_config import Others, dequantized_others
 from rustload._save.report import SaveReport
-from rustload._save.selection import Selection, warn_of_unused_rules
+from rustload._save.selection import Selection
 from rustload._save.sources import find_checkpoints
 from rustload._save.target import Target, check_objects_path
 from rustload._save.ties import TieRule, says_tied
 from rustload._save.watch import watching
-from rustload.errors import _error
+from rustload.errors import _check_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,9 +94,7 @@ def convert(
     how = filled(convert, options)
     names = part(NamesOptions, how)
     rule = TieRule.checked(how["ties"], how["keep"], how["discard"])
-    given_fingerprint: Any = fingerprint
-    if given_fingerprint not in (None, "structure", "data"):
-        raise _error("Value", f"fingerprint= is 'structure', 'data' or None, not {fingerprint!r}")
+    _check_one_of("fingerprint", fingerprint, (None, "structure", "data"))
     given = find_checkpoints(src)
     target = Target.of(given, dst, name, how["max_shard_size"])
     if copy_others:
@@ -136,7 +134,11 @@ def convert(
         written = [one for one in parts if one.tensors] or parts[:1]
         if not any(one.names for one in parts):
             warn_user("the checkpoint has no tensors, so the result has none")
-        warn_of_unused_rules([one.tensors for one in written], dtype=how["dtype"], transpose=how["transpose"])
+        warn_of_unused_patterns(
+            lambda: [name for one in written for name in one.tensors],
+            dtype=how["dtype"],
+            transpose=how["transpose"],
+        )
         document = None
         if objects is not None:
             document = ObjectsFile(

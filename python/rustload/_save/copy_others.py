@@ -49,9 +49,9 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
             if real in sources or _INDEX.fullmatch(name):
                 continue
             if not any(os.path.commonpath([real, one]) == one for one in allowed):
-                text = f"copy_others= would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
+                text = f"would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
                 note = "replace the link by the file, or copy the other files yourself"
-                raise _error("Value", text, note)
+                raise _error("Value", text, note, argument="copy_others")
             if not _is_pickle(path):
                 found.append((os.path.relpath(path, root), path))
     return found

@@ -15,7 +15,7 @@ from rustload._common.sizes import parse_bytes
 from rustload._save.arrays import unsupported, values_of
 from rustload._save.flatten import flatten
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _error
+from rustload.errors import _error, _pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ class Job:
         if isinstance(value, LazyTensor):
             dequantizes = self._plain.dequantize and value._is_scaled()
             if value.quantization is not None and not dequantizes:
-                raise unsupported(name, "a quantized tensor", "pass dequantize=True")
+                raise unsupported(name, "a quantized tensor", _pass("dequantize", "to decode it", value=True))
             if value.name != name:
                 info = _Info(name, value.dtype, value.shape, value._is_kept_as_stored)
         else:
@@ -139,7 +139,7 @@ def flattened(tensors: Any) -> tuple[dict[str, Any], dict[str, Values]]:
     """
     if not isinstance(tensors, (Mapping, list, tuple)):
         kind = type(tensors).__name__
-        raise _error("Type", f"tensors= is a mapping from names to tensors, not a {kind}")
+        raise _error("Type", f"is a mapping from names to tensors, not a {kind}", argument="tensors")
     items = {name: value for name, (_, value) in flatten(tensors).items()}
     return items, {name: values_of(name, value) for name, value in items.items()}
 
@@ -173,7 +173,7 @@ def header_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
     given: Mapping[Any, Any] = metadata
     for key, value in given.items():
         if not (isinstance(key, str) and isinstance(value, str)):
-            raise _error("Type", f"metadata= is texts by texts, not {value!r} at {key!r}")
+            raise _error("Type", f"is texts by texts, not {value!r} at {key!r}", argument="metadata")
     return dict(metadata)
 
 
@@ -213,7 +213,7 @@ def check_name(name: str) -> str:
     """
     stem = name.removesuffix(".safetensors")
     if not stem or "/" in stem or "\0" in stem:
-        raise _error("Value", f"name={name!r} is no name of a file")
+        raise _error("Value", f"{name!r} is no name of a file", argument="name")
     return stem
 
 

@@ -140,11 +140,8 @@ class _Encoder:
         if id(value) in self._seen:
             return {"$same": self._seen[id(value)]}
         if depth == _DEPTH_MAX:
-            raise _error(
-                "Value",
-                f"the values are nested more deeply than {_DEPTH_MAX} containers",
-                "leave out objects=",
-            )
+            text = f"would have values that are nested more deeply than {_DEPTH_MAX} containers"
+            raise _error("Value", text, argument="objects")
         if value:
             self._seen[id(value)] = path
         if not isinstance(value, Mapping):

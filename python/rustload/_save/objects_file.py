@@ -59,7 +59,7 @@ class ObjectsFile:
                 _rustload.write_text(self._path, self._text, **self._options)
         except (OSError, ValueError) as error:
             error.add_note(
-                f"The tensors in {self._target!r} are complete; only the file of objects= is missing."
+                f"The tensors in {self._target!r} are complete; only the file of objects is missing."
             )
             raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rustload._save.advice import leave_out
 from rustload._save.arrays import unsupported
 from rustload._save.flatten import NESTING_KEY
 from rustload._save.job import File
@@ -12,6 +13,7 @@ from rustload._save.objects import Objects
 from rustload._save.sources import file_name_for, index_name, shard_name
 from rustload._save.ties import dropped_names
 from rustload._tensor.quantized import without_companions
+from rustload.errors import _pass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,8 +86,8 @@ class Part:
         for name, tensor in items.items() if self.objects.sparse else ():
             if tensor.name in self.objects.sparse and tensor.name not in literal:
                 whole = name.rpartition(".")[0] or name
-                note = f"leave it out with rename={{{whole!r}: None}}, or name its components in select="
-                raise unsupported(whole, "a sparse tensor", note)
+                components = _pass("select", "with the names of its components")
+                raise unsupported(whole, "a sparse tensor", leave_out(whole), components)
         if dequantize:
             items = without_companions(items)
         values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}

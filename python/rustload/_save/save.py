@@ -142,4 +142,4 @@ def save_with(
 def _no_shards(max_shard_size: Any, where: str) -> None:
     if max_shard_size is not None:
         note = f"give a folder: {where.removesuffix('.safetensors')!r}"
-        raise _error("Value", "max_shard_size= divides tensors among the files of a folder", note)
+        raise _error("Value", "is for the files of a folder", note, argument="max_shard_size")

@@ -1,17 +1,10 @@
-"""The argument `select=`: which tensors are converted; and warnings of patterns that match none."""
+"""The argument `select=`: which tensors are converted."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rustload._common.patterns import (
-    is_literal,
-    matching,
-    similar_parts,
-    warn_of_unused_patterns,
-    warn_user,
-)
-from rustload._common.similar import did_you_mean, similar
+from rustload._common.patterns import is_literal, matching, similar_parts, unknown_name, warn_user
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -20,7 +13,7 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Selection", "warn_of_unused_rules"]
+__all__ = ["Selection"]
 
 
 class Selection:
@@ -40,7 +33,7 @@ class Selection:
         self._patterns: list[str] | None = None if given is None else list(given)
         for pattern in self._patterns or ():
             if not isinstance(pattern, str):
-                raise _error("Type", f"select= is a name or pattern, or several, not {pattern!r}")
+                raise _error("Type", f"is a name or pattern, or several, not {pattern!r}", argument="select")
         self.literal = frozenset(filter(is_literal, self._patterns or ()))
         self._unmatched = dict.fromkeys(self._patterns or ())
 
@@ -67,41 +60,12 @@ class Selection:
         every = [name for some in names for name in some]
         for pattern in self._unmatched:
             if is_literal(pattern):
-                text = f"select= names {pattern!r}, and no tensor has that name"
-                raise _error("NotFound", text, did_you_mean(similar(pattern, every)) or _LIST)
+                raise unknown_name("select", pattern, every)
         if self._patterns is not None and len(self._unmatched) == len(set(self._patterns)):
             patterns = ", ".join(map(repr, self._patterns[:4])) or "nothing"
             near = similar_parts(self._patterns[0], every) if self._patterns else ""
-            raise _error("NotFound", f"select= has {patterns}, which matches no name", near or _LIST)
+            text = f"has {patterns}, which matches no name"
+            raise _error("NotFound", text, near, argument="select")
         for pattern in self._unmatched:
-            warn_user(f"select= has the pattern {pattern!r}, which matches no name", pattern, every)
-
-
-_LIST = "rustload info lists the names"
-
-
-class _Names:
-    """The new names of tensors, as `warn_of_unused_patterns` reads them of a checkpoint."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-        self._set = frozenset(names)
-
-    def names(self) -> list[str]:
-        return self._names
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._set
-
-    def tensor(self, name: str) -> Any:
-        raise _error("NotFound", name, did_you_mean(similar(name, self._names)) or _LIST)
-
-
-def warn_of_unused_rules(tensors: list[Mapping[str, Any]], **rules: Any) -> None:
-    """Warns of patterns in `dtype=` and `transpose=` that match none of the new names.
-
-    Raises:
-        TensorNotFoundError: A mapping has a name that no tensor has.
-    """
-    names = _Names([name for some in tensors for name in some])
-    warn_of_unused_patterns(names, **rules)  # type: ignore[arg-type]  # the methods that are called are there
+            text = f"has the pattern {pattern!r}, which matches no name"
+            warn_user(text, pattern, every, argument="select")

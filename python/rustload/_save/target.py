@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._save.job import check_name, refuse_pickle_name
 from rustload._save.sources import file_name_for
-from rustload.errors import _error, _from_core
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._save.sources import Checkpoints
@@ -38,7 +38,7 @@ class Target(NamedTuple):
         """
         if dst is None:
             if given.folder is None:
-                raise _error("Value", "dst= is needed for a checkpoint that is not in a file")
+                raise _error("Value", "is needed for a checkpoint that is not in a file", argument="dst")
             if not given.is_file:
                 target = cls(given.folder or ".", is_file=False, joins=True)
             else:
@@ -55,16 +55,18 @@ class Target(NamedTuple):
         if target.is_file and several:
             folders = ", ".join(f"{source.folder}{source.stem}" for source in given.found[:4])
             text = f"the folder has {len(given.found)} checkpoints ({folders}), which are not written to one file"
-            raise _error("Value", text, "give a folder as dst=, or one of the checkpoints as src=")
+            raise _error(
+                "Value", text, "give a folder as the target, or one of the checkpoints as the source"
+            )
         if target.is_file and (max_shard_size is not None or name is not None):
-            argument = "name= names" if max_shard_size is None else "max_shard_size= divides tensors among"
-            note = f"give a folder as dst=, such as {target.path.removesuffix('.safetensors')!r}"
-            raise _error("Value", f"{argument} the files of a folder", note)
+            argument = "name" if max_shard_size is None else "max_shard_size"
+            note = f"give a folder as the target, such as {target.path.removesuffix('.safetensors')!r}"
+            raise _error("Value", "is for the files of a folder", note, argument=argument)
         if name is not None:
             check_name(name)
             if several:
-                text = f"the folder has {len(given.found)} checkpoints, which name= would give one name"
-                raise _error("Value", text, "convert them one by one")
+                text = f"would give one name to the {len(given.found)} checkpoints of the folder"
+                raise _error("Value", text, "convert them one by one", argument="name")
         return target
 
     def check_copies(self, given: Checkpoints) -> None:
@@ -74,8 +76,9 @@ class Target(NamedTuple):
             ValueError: Source or target is no folder.
         """
         if self.is_file or given.is_file or given.folder is None:
-            text = "copy_others= copies the files beside a checkpoint from folder to folder, both on disk"
-            raise _error("Value", text, "give the folder as src=, and another as dst=")
+            text = "copies the files beside a checkpoint from folder to folder, both on disk"
+            note = "give the folder as the source, and another as the target"
+            raise _error("Value", text, note, argument="copy_others")
 
 
 def _is_same(path: str, folder: str | None) -> bool:
@@ -92,22 +95,7 @@ def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
     path = os.path.abspath(os.fsdecode(given))
     folder = os.path.dirname(path)
     if os.path.lexists(path) and not overwrite:
-        raise _os_error(errno.EEXIST, "TargetExists", path)
+        raise _error("TargetExists", "", errno=errno.EEXIST, path=path)
     is_target = not target.is_file and folder == os.path.abspath(target.path)
     if not (is_target or os.path.isdir(folder)):
-        raise _os_error(errno.ENOENT, "Io", path)
-
-
-def _os_error(number: int, code: str, path: str) -> BaseException:
-    return _from_core(
-        kind="Io",
-        code=code,
-        message=os.strerror(number),
-        note="Pass overwrite=True to replace it, or write to another name."
-        if code == "TargetExists"
-        else None,
-        errno=number,
-        path=path,
-        member=None,
-        offset=None,
-    )
+        raise _error("Io", "", errno=errno.ENOENT, path=path)

@@ -11,7 +11,7 @@ from rustload import _rustload
 from rustload._common.patterns import matches
 from rustload._common.request import Request
 from rustload._save.sources import read_small
-from rustload.errors import _error
+from rustload.errors import _check_one_of, _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,11 +50,11 @@ class TieRule(NamedTuple):
         Raises:
             ValueError: `ties` is none of the possible values, or does not go with the others.
         """
-        if ties not in ("auto", "copy", "drop", "error"):
-            raise _error("Value", f"ties= is 'auto', 'copy', 'drop' or 'error', not {ties!r}")
+        _check_one_of("ties", ties, ("auto", "copy", "drop", "error"))
         lists = [[given] if isinstance(given, str) else list(given) for given in (keep, discard)]
         if any(lists) and ties in ("copy", "error"):
-            raise _error("Value", f"keep= and discard= go with ties='drop', not with {ties!r}")
+            text = f"is {ties!r}, and only 'drop' goes with names to keep or to discard"
+            raise _error("Value", text, argument="ties")
         if any(lists):
             ties = "drop"
         return cls(ties, *lists)

@@ -90,10 +90,8 @@ class Writer:
         request = Request(copy=True, allow_lossy=allow_lossy)
         start = None if at is None else [int(index) for index in at]
         if start is not None and any(index < 0 for index in start):
-            raise _error(
-                "Value",
-                f"at= is the index of the first element, without negative numbers, not {at!r}",
-            )
+            text = f"is the index of the first element, without negative numbers, not {at!r}"
+            raise _error("Value", text, argument="at")
         self._core.write(name, values_of(name, tensor), request, start)
 
     def close(self) -> int:

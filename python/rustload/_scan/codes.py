@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from rustload import _rustload
+from rustload.errors import _Note
 
 if TYPE_CHECKING:
     from rustload._scan.verdict import Verdict
@@ -111,4 +112,8 @@ _KINDS = ("Format", "Unsupported", "Disallowed", "Limit")
 
 def error_codes() -> list[tuple[str, str, str, str]]:
     """The codes of errors about a file's content: code, kind, meaning and next step."""
-    return [row for row in _rustload.CODES if row[1] in _KINDS and row[0] not in SCAN_CODES]
+    return [
+        (code, kind, meaning, _Note(remedies))
+        for code, kind, meaning, remedies in _rustload.CODES
+        if kind in _KINDS and code not in SCAN_CODES
+    ]

@@ -351,10 +351,8 @@ class LazyTensor(Operators, Metadata):
             raise _error("Buffer", "out= and copy=False cannot be combined: writing into out= is a copy")
         adapter = adapters.load_adapter(adapters.framework_of(out))
         if not adapter.write_into(self._core, out, request, cast=cast, sync=sync):
-            raise _error(
-                "Type",
-                f"out= is a {type(out).__name__}, not an array or tensor that can be written to",
-            )
+            text = f"is a {type(out).__name__}, not an array or tensor that can be written to"
+            raise _error("Type", text, argument="out")
         return out
 
     def numpy(self) -> np.ndarray[Any, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from rustload import _rustload
 from rustload._frameworks.adapters import HandleContext
-from rustload.errors import _error, _from_core
+from rustload.errors import _error
 
 __all__ = ["Origin", "open_again", "opened_core", "origin_of"]
 
@@ -131,16 +131,8 @@ def _check(before: Stamps, now: list[tuple[str, int, int, int]]) -> None:
         what = f"{changed[0]!r} was changed after the checkpoint was pickled"
     else:  # an index names others, or the folder has others
         what = f"the checkpoint has {len(now)} file(s), and had {len(before)} when it was pickled"
-    raise _from_core(
-        kind="Format",
-        code="FileChanged",
-        message=what,
-        note="pickle it again, or open it in the process that uses it",
-        errno=None,
-        path=changed[0] if changed else None,
-        member=None,
-        offset=None,
-    )
+    note = "pickle it again, or open it in the process that uses it"
+    raise _error("FileChanged", what, note, path=changed[0] if changed else None)
 
 
 def opened_core(context: HandleContext) -> _rustload.Checkpoint:

@@ -21,7 +21,7 @@ from rustload._scan.scan import scan as scan_source
 from rustload._view.document import BINS, document
 from rustload._view.page import GENERATOR, page
 from rustload._view.svg import SVG_GENERATOR, svg_image
-from rustload.errors import RustloadError, _clipped, _error, _from_core
+from rustload.errors import RustloadError, _check_one_of, _clipped, _error, _pass, _Remedy
 
 if TYPE_CHECKING:
     from rustload._common.paths import StrPath
@@ -74,8 +74,7 @@ def view(
         RustloadError: The checkpoint cannot be opened, as for `rustload.open`; with `stats`, as for `Checkpoint.stats`.
         OSError: A file cannot be read or written.
     """
-    if stats not in (None, "sample", "full"):
-        raise _error("Value", f"stats= is None, 'sample' or 'full', not {stats!r}")
+    _check_one_of("stats", stats, (None, "sample", "full"))
     opened = source if isinstance(source, Checkpoint) else None
     with contextlib.nullcontext(opened) if opened is not None else open_checkpoint(source) as checkpoint:
         path = _path_of(source, checkpoint)
@@ -134,7 +133,7 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
     with target.open("rb") as existing:
         start = existing.read(max(len(GENERATOR), len(SVG_GENERATOR)))
     if not start.startswith((GENERATOR.encode(), SVG_GENERATOR.encode())):
-        raise _exists(target, "rustload view did not write it: name another output, or pass overwrite=True")
+        raise _exists(target, _pass("overwrite", "to replace what rustload view did not write", value=True))
     return True
 
 
@@ -145,17 +144,8 @@ def _is_same(target: Path, file: str) -> bool:
         return False
 
 
-def _exists(target: Path, note: str) -> BaseException:
-    return _from_core(
-        kind="Io",
-        code="TargetExists",
-        message=os.strerror(errno.EEXIST),
-        note=note,
-        errno=errno.EEXIST,
-        path=str(target),
-        member=None,
-        offset=None,
-    )
+def _exists(target: Path, note: str | _Remedy) -> BaseException:
+    return _error("TargetExists", "", note, errno=errno.EEXIST, path=str(target))
 
 
 def _scan(source: Any, checkpoint: Checkpoint) -> ScanReport | str | None:

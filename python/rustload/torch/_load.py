@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open.surface import safe_open
-from rustload.errors import UnsupportedError, _error
+from rustload.errors import UnsupportedError, _check_one_of, _error
 from rustload.torch import _allowed, _files, _load_errors
 from rustload.torch._build import Builder
 from rustload.torch._locations import storages
@@ -88,8 +88,7 @@ def load(
             of the available memory.
         OSError: The file cannot be read.
     """
-    if unknown not in ("keep", "error"):
-        raise _error("Value", f"unknown= is 'keep' or 'error', not {unknown!r}")
+    _check_one_of("unknown", unknown, ("keep", "error"))
     f = remote_source(f)
     name = f.name if hasattr(f, "read_ranges") else os.fspath(f) if _files.is_path(f) else ""  # type: ignore[arg-type,union-attr]
     is_safetensors = str(name).endswith(".safetensors")

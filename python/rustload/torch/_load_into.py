@@ -22,7 +22,7 @@ from rustload._common.request import checked_cast
 from rustload._common.rules import Rules, kept_text
 from rustload._common.sizes import parse_bytes
 from rustload._tensor.quantized import without_companions
-from rustload.errors import RustloadWarning, _error, _printable
+from rustload.errors import RustloadWarning, _check_one_of, _error, _printable
 from rustload.torch._execute import execute_steps
 from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
@@ -121,8 +121,7 @@ def load_into(
     shared = is_shared(share)
     with agreed(shared=shared):
         # Ranks differ in their arguments, such as the device.
-        if assign not in ("auto", True, False):
-            raise _error("Value", f"assign={assign!r} is not 'auto', True or False")
+        _check_one_of("assign", assign, ("auto", True, False))
         checked_progress(progress)
         applied = LoadOptions(
             rules=Rules(dtype=dtype, transpose=transpose),
@@ -136,7 +135,7 @@ def load_into(
         if not isinstance(model, torch.nn.Module):
             raise _error("Type", _not_a_module(model))
         checkpoint, chosen = opened(path, "torch", how["limits"])
-        warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
+        warn_of_unused_patterns(checkpoint._core.names, dtype=dtype, transpose=transpose)
         context = private_context()  # the model owns its parameters: no other view shares this mapping
         tensors = {
             name: lazy._with_context(context) for name, lazy in select_tensors(chosen, **names).items()
@@ -144,7 +143,7 @@ def load_into(
         if applied.dequantize:
             tensors = without_companions(tensors)
         unchanged = applied.rules.kept(tensors.values())
-        kept = [kept_text(unchanged)] if unchanged else []
+        kept = [f"dtype= {kept_text(unchanged)}"] if unchanged else []
         custom = None
         if has_custom_loading(model):
             transposed = {name: apply_transpose(lazy, applied.rules) for name, lazy in tensors.items()}

@@ -61,7 +61,7 @@ def save_model(
     if not isinstance(given, torch.nn.Module):
         from rustload.errors import _error
 
-        raise _error("Type", f"model= is a torch.nn.Module, not a {type(given).__name__}")
+        raise _error("Type", f"is a torch.nn.Module, not a {type(given).__name__}", argument="model")
     state = model.state_dict()
     # State dicts may have values of `get_extra_state`, which are no tensors.
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}

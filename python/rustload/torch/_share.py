@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rustload import _rustload
 from rustload._common.request import Request
 from rustload._common.sizes import format_bytes
-from rustload.errors import _error
+from rustload.errors import _check_one_of
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._shards import is_dtensor, local_runs
 
@@ -52,8 +52,7 @@ def is_shared(share: Share) -> bool:
     Raises:
         ValueError: `share` has another value.
     """
-    if share not in (None, "node"):
-        raise _error("Value", f"share={share!r} is not 'node' or None")
+    _check_one_of("share", share, (None, "node"))
     return share == "node" and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

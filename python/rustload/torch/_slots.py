@@ -115,7 +115,8 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
         note = (
             "accelerate.infer_auto_device_map(model) makes one; {'': 'cuda:0'} is the whole model on one GPU"
         )
-        raise _error("Value", f"device_map={device_map!r} is not a mapping from modules to devices", note)
+        text = f"is a mapping from modules to devices, not {device_map!r}"
+        raise _error("Value", text, note, argument="device_map")
     devices: dict[str, torch.device] = {}
     for name, target in device_map.items():
         if str(target) == "disk":

@@ -86,7 +86,7 @@ def state_dict(
     how = filled(state_dict, options)
     checkpoint, tensors = opened(path, "torch", how["limits"])
     rules = Rules(dtype=dtype)
-    warn_of_unused_patterns(checkpoint._core, dtype=dtype)
+    warn_of_unused_patterns(checkpoint._core.names, dtype=dtype)
     found = select_tensors(tensors, **part(NamesOptions, how))
     rules.warn_of_kept(found.values())
     target = check_device(device)
