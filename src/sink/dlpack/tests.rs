@@ -58,10 +58,10 @@ fn a_row_without_address_or_shape_is_refused_as_destination() {
     let Structure::Versioned(managed) = row.structure else { unreachable!() };
     // SAFETY: the structure is alive, and no other code uses it.
     unsafe { (*managed.as_ptr()).tensor.data = ptr::null_mut() };
-    assert_eq!(row.bytes_mut().unwrap_err().message(), "out= cannot be written to: it has no address");
+    assert_eq!(row.bytes_mut().unwrap_err().message(), "cannot be written to: it has no address");
     // SAFETY: as above.
     unsafe { (*managed.as_ptr()).tensor.shape = ptr::null_mut() };
-    assert_eq!(row.bytes_mut().unwrap_err().message(), "out= cannot be written to: it has no shape");
+    assert_eq!(row.bytes_mut().unwrap_err().message(), "cannot be written to: it has no shape");
 }
 
 #[test]
