@@ -267,9 +267,9 @@ def test_a_drop_in_of_safetensors_refuses_a_pickle_of_that_name(
     assert isinstance(caught.value, (safetensors.SafetensorError, rustload.FormatError))
     assert any("rustload.open" in note for note in caught.value.__notes__)
     if how == "file":
-        with pytest.raises(safetensors.SafetensorError) as theirs:
+        assert str(path) in str(caught.value)
+        with pytest.raises(safetensors.SafetensorError):
             safetensors.safe_open(path, "pt")
-        assert str(caught.value) == str(theirs.value)
     assert "a" in rustload.open(path)
 
 
