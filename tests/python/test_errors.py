@@ -532,4 +532,8 @@ def test_an_error_has_the_argument_that_is_at_fault(simple):
     with pytest.raises(ValueError, match=r"^order= is 'file', 'name' or 'given', not 'x'$") as caught:
         rustload.open(simple).stream(order="x")
     assert caught.value.argument == "order"
+    tensor = next(iter(rustload.open(simple).values()))
+    with pytest.raises(TypeError, match=r"^device= is a device such as 'cpu'") as caught:
+        tensor.materialize(torch.float32)
+    assert caught.value.argument == "device"
     assert refused(b"", rustload.FormatError, "UnknownFormat").argument is None

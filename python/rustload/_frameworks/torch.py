@@ -46,7 +46,7 @@ def check_device(device: Any) -> torch.device | None:
     except TypeError:
         note = "pass a dtype as dtype=" if isinstance(device, torch.dtype) else None
         text = f"is a device such as 'cpu' or 'cuda:0', not {device!r}"
-        raise _error("Type", text, note) from None
+        raise _error("Type", text, note, argument="device") from None
     except RuntimeError as error:
         is_dtype = isinstance(getattr(torch, str(device), None), torch.dtype)
         note = f"pass a dtype as dtype={device!r}" if is_dtype else None
