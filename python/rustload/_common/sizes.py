@@ -36,7 +36,7 @@ def parse_bytes(value: int | str, name: str) -> int:
         value = int(float(found[1]) * _UNITS[found[2]])
     given: object = value
     if not isinstance(given, int) or isinstance(given, bool):
-        raise _error("Type", f"{name}= is a number of bytes or a str, not {given!r}")
+        raise _error("Type", f"is a number of bytes or a str, not {given!r}", argument=name)
     if value < 1:
-        raise _error("Value", f"{name}= is a positive number of bytes, not {value}")
+        raise _error("Value", f"is a positive number of bytes, not {value}", argument=name)
     return min(value, 1 << 62)

@@ -107,10 +107,10 @@ def statistics_of(
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _error("Type", f"{name}= is an int, not {value!r}")
+            raise _error("Type", f"is an int, not {value!r}", argument=name)
         if value < 1 or (most is not None and value > most):
             upper = f" to {most:,}" if most else " on"
-            raise _error("Value", f"{name}= is a number from 1{upper}, not {value!r}")
+            raise _error("Value", f"is a number from 1{upper}, not {value!r}", argument=name)
     request = Request(dequantize=options["dequantize"], threads=options["threads"])
     tensors = list(cores)
     found = _rustload.statistics(tensors, request, bins=bins, sample=sample, threads=request.threads)
