@@ -150,7 +150,7 @@ impl DType {
     pub fn parse(name: &str) -> Result<DType> {
         DType::from_name(name).ok_or_else(|| {
             let known: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-            Error::new(Code::Value, format!("{name:?} is no dtype"))
+            Error::new(Code::Value, format!("{name:?} is not a dtype"))
                 .note(format!("known: {}", known.join(", ")))
         })
     }

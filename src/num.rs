@@ -1,6 +1,6 @@
 //! Conversions between the integer widths of files and of memory, in one place because parsers forbid `as`.
 //!
-//! `usize` has 32 or 64 bits here, so widening is exact. Narrowing saturates: the largest value is no position in any buffer,
+//! `usize` has 32 or 64 bits here, so widening is exact. Narrowing saturates: the largest value is not a position in any buffer,
 //! so the slice or allocation that uses it fails in its own terms.
 
 /// A length or position in memory as the 64 bits that files count in.

@@ -50,7 +50,7 @@ def honest(folder: Path, every: int = 1) -> None:
 
 
 def others(folder: Path) -> None:
-    """Files of formats that run code or templates and that are no pickles."""
+    """Files of formats that run code or templates and that are not pickles."""
     layer = {
         "class_name": "Lambda",
         "config": {"function": {"class_name": "__lambda__", "config": {"code": "4wEA"}}},

@@ -1,7 +1,7 @@
 """Runs the readers in a child process that can do little harm: limits, an audit hook, no network, a folder of its own.
 
 A child is forked for a batch of inputs. Where a reader crashes or does not end, the child is replaced and the input is run again
-without this reader; that is logged, and is no find.
+without this reader; that is logged, and is not a find.
 """
 
 from __future__ import annotations

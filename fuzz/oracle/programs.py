@@ -27,7 +27,7 @@ class Program:
         self.has_storages = has_storages
         """Whether it is for an archive, which has storages for persistent ids."""
         self.noise, self.left = rng.choice(NOISES)
-        """How much of it is no honest checkpoint's: the share of places, and how many at most."""
+        """How much of it is not an honest checkpoint's: the share of places, and how many at most."""
 
     def odd(self, share: float = 1.0) -> bool:
         """Whether to leave the honest form here, as a share of the places does in the noisiest programs."""

@@ -28,7 +28,7 @@ SMALL_LIMITS = (
 class Scans:
     """Asks for verdicts: on content, on a file of a folder, and under limits that small files exceed.
 
-    In a folder, what is no checkpoint is passed over, so the file is scanned beside an inert one. What a limit cuts off must
+    In a folder, what is not a checkpoint is passed over, so the file is scanned beside an inert one. What a limit cuts off must
     never be inert.
     """
 

@@ -300,7 +300,7 @@ fn graph(data: &[u8]) {
     }
     let found: serde_json::Value =
         serde_json::from_slice(data).expect("the reference accepts what we accept");
-    assert!(found.is_object(), "a graph that is no object");
+    assert!(found.is_object(), "a graph that is not an object");
     assert!(!has_own_name(&found), "a key is a name of Python's own");
     let (is_complete, again) = accepts(found.to_string().as_bytes());
     // Of equal keys, the other reader keeps one.
@@ -318,7 +318,7 @@ fn has_own_name(value: &serde_json::Value) -> bool {
     }
 }
 
-/// The YAML of a `.nemo`: it is not inert where the bytes have the key that hydra calls or are no text, and a comment before it changes
+/// The YAML of a `.nemo`: it is not inert where the bytes have the key that hydra calls or are not text, and a comment before it changes
 /// nothing.
 fn yaml(data: &[u8]) {
     let judged = |text: &[u8]| {

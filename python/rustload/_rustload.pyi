@@ -282,7 +282,7 @@ class Checkpoint:
         """Every class and function that the pickles name, as `module.name`, once, sorted."""
 
     def saved_values(self) -> list[tuple[str, tuple[str | int, ...]]]:
-        """The name and path of each value of a distributed checkpoint that is no tensor; empty for other formats."""
+        """The name and path of each value of a distributed checkpoint that is not a tensor; empty for other formats."""
 
     def open_value(self, position: int) -> Checkpoint:
         """Opens one of them, which is an archive of its own.
@@ -1442,7 +1442,7 @@ def dtype_name(dtype: object) -> str:
 
     Raises:
         ValueError: No dtype has that name; the note lists all names.
-        TypeError: It is no dtype.
+        TypeError: It is not a dtype.
     """
 
 @final

@@ -58,7 +58,7 @@ def load(
         The arrays; tied names share one array.
 
     Raises:
-        TypeError: A value of `shardings` is no sharding.
+        TypeError: A value of `shardings` is not a sharding.
         UnsupportedError: A tensor has a 64-bit dtype and `jax_enable_x64` is off, or JAX does not have the dtype.
         ValueError: No tensor is under `key`, two tensors would get the same name, or a name is a prefix of another.
         FormatError: As for `rustload.open`; its other errors are possible too.
@@ -117,7 +117,7 @@ def _sharding_rule(shardings: Any) -> Callable[[str, LazyTensor], Any]:
         shardings: None, a sharding, a callable, or a mapping from names and glob patterns; the mapping may be nested.
 
     Raises:
-        TypeError: A value is no sharding.
+        TypeError: A value is not a sharding.
     """
     if isinstance(shardings, Mapping):
         by_name = dict(_flat(shardings, ""))

@@ -24,7 +24,7 @@ def fsspec(url: str, **storage_options: Any) -> Ranges | ObjectFolder:
     Raises:
         OSError: It does not exist, cannot be read, or has no known size.
         UnsupportedError: A package is not installed.
-        ValueError: It is no URL.
+        ValueError: It is not a URL.
     """
     from rustload._remote.resolve import remote_source
     from rustload._remote.urls import is_url

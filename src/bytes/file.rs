@@ -90,7 +90,7 @@ impl LocalFile {
         check_regular(&metadata, path)?;
         let stamp = Stamp::of(&metadata);
         if stamp.len == 0 && file.read_at(&mut [0], 0).is_ok_and(|read| read > 0) {
-            let text = "this is no regular file: its size is 0, but it has bytes to read";
+            let text = "this is not a regular file: its size is 0, but it has bytes to read";
             return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
         }
         Ok(LocalFile {

@@ -95,7 +95,7 @@ pub struct RangeRead<'a> {
 
 /// A folder of files, such as the objects in a store that have a common prefix.
 ///
-/// Subfolders are no part of it. Callers ask for plain names only: none has a `/`, `\` or NUL, or is empty, `.` or `..`.
+/// Subfolders are not part of it. Callers ask for plain names only: none has a `/`, `\` or NUL, or is empty, `.` or `..`.
 ///
 /// ```
 /// use std::collections::BTreeMap;

@@ -282,7 +282,7 @@ impl Source {
         wanted.iter().map(|region| self.range(region.start(), region.len())).collect()
     }
 
-    /// Copies all bytes of the window into a file, inside the kernel (`copy_file_range`). False if this is no local file or one that is
+    /// Copies all bytes of the window into a file, inside the kernel (`copy_file_range`). False if this is not a local file or one that is
     /// read by many ranges at once, or the kernel cannot do it for these two files; then some bytes may have been written.
     pub fn copy_to_file(&self, target: &File, offset: u64) -> Result<bool> {
         let Backing::File(file) = &self.backing else { return Ok(false) };

@@ -206,13 +206,13 @@ impl Checkpoint {
         out
     }
 
-    /// The values of a distributed checkpoint that are no tensors, in the order of its metadata; empty for other formats.
+    /// The values of a distributed checkpoint that are not tensors, in the order of its metadata; empty for other formats.
     pub(crate) fn saved_values(&self) -> &[SavedValue] {
         let saved = self.0.shards.first().and_then(|shard| shard.objects.saved.as_ref());
         saved.map_or(&[], |saved| saved.list())
     }
 
-    /// The names of the values of a distributed checkpoint that are no tensors; empty for other formats.
+    /// The names of the values of a distributed checkpoint that are not tensors; empty for other formats.
     pub fn value_names(&self) -> impl ExactSizeIterator<Item = &Arc<str>> {
         self.saved_values().iter().map(|value| &value.name)
     }

@@ -64,7 +64,7 @@ impl StorageUse {
     /// The integer dtype that a storage of that many bytes is read as, so that its bytes are swapped in the right units.
     fn swap_dtype(self, nbytes: u64) -> DType {
         let unit = DType::unsigned(self.swap_unit);
-        // Bytes that are no whole number of units belong to no element.
+        // Bytes that are not a whole number of units belong to no element.
         if nbytes.is_multiple_of(unit.itemsize()) { unit } else { DType::U8 }
     }
 

@@ -156,14 +156,14 @@ impl Preamble {
         let literal = Literal::parse(text, self.start, self.major < 3)?;
         let elements = elements(&literal.descr).ok_or_else(|| {
             let shown: String = literal.descr.shown().chars().take(80).collect();
-            malformed(format!("{shown:?} is no dtype that NumPy writes")).at(self.start)
+            malformed(format!("{shown:?} is not a dtype that NumPy writes")).at(self.start)
         })?;
         let (shape, fortran_order) = (literal.shape, literal.fortran_order);
         Ok(Header { elements, shape, fortran_order, len: self.end })
     }
 }
 
-/// What the elements are by `descr` (numpy: `dtype_to_descr`); `None` where it is no dtype that NumPy writes.
+/// What the elements are by `descr` (numpy: `dtype_to_descr`); `None` where it is not a dtype that NumPy writes.
 fn elements(descr: &Descr<'_>) -> Option<Elements> {
     match descr {
         Descr::Text(text) => elements_of(text),

@@ -26,7 +26,7 @@ pub struct Payload {
     pub is_parameter: bool,
     /// Whether the member is a pickle, or an archive with one, in place of a storage's bytes.
     pub use_pickle: bool,
-    /// The tensor in the storage; `None` for an object that is no tensor.
+    /// The tensor in the storage; `None` for an object that is not a tensor.
     pub tensor: Option<TensorMeta>,
 }
 
@@ -99,7 +99,7 @@ impl Object for Payloads {
                 .map_err(|error| fields.reader.raise::<A::Error>(error))?;
             let meta: PayloadMeta = fields.value()?;
             if !is_member_name(&meta.path_name) {
-                return Err(fields.reader.refuse(format!("{:?} is no name of a member", meta.path_name)));
+                return Err(fields.reader.refuse(format!("{:?} is not a name of a member", meta.path_name)));
             }
             let name: Arc<str> = name.into();
             if !names.insert(name.clone()) {
@@ -169,7 +169,7 @@ impl Object for SymInt {
                     return Err(fields.reader.raise(Error::new(Code::ExportSymbolic, text)));
                 }
                 // A union has one field; which of several is meant is not defined.
-                other => return Err(fields.reader.refuse(format!("{other:?} is no form of a size"))),
+                other => return Err(fields.reader.refuse(format!("{other:?} is not a form of a size"))),
             }
         }
         fields.need("as_int", number).map(SymInt)

@@ -205,7 +205,7 @@ codes! {
     StorageBounds: Format, "A storage's stated size differs from the bytes in the file.";
     NdarrayBounds: Format, "The number of bytes of a NumPy array or scalar does not match its dtype and shape.";
     NpyHeader: Format, "The header of a NumPy array is not one that writers of the format write.";
-    NpyDtype: Unsupported, "The elements of a NumPy array are no numbers: strings, times, records or long doubles.",
+    NpyDtype: Unsupported, "The elements of a NumPy array are not numbers: strings, times, records or long doubles.",
         "Read it with numpy.load(..., allow_pickle=False).";
     NpyObjects: Unsupported, "The elements of a NumPy array are Python objects, which NumPy stores as a pickle.",
         [Call("scan", "to see what unpickling the objects would run")];
@@ -251,7 +251,7 @@ codes! {
 
     DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
         [Pass("dtype", Any, "to convert to another dtype"), say("leave it out and convert the result yourself")];
-    QuantUnknown: Unsupported, "A tensor is codes of a quantization that rustload does not know, which are no numbers.",
+    QuantUnknown: Unsupported, "A tensor is codes of a quantization that rustload does not know, which are not numbers.",
         [
             Pass("dequantize", Flag(false), "to read it as it is stored, and decode it with the library that wrote it"),
             Pass("dtype", Any, "with a pattern and without dequantize, for fp8 numbers that are meant as they are")

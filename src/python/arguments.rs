@@ -170,7 +170,7 @@ fn dtype_name<'py>(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Bound<'py, PyStr
     };
     name.filter(|_| !is_builtin).ok_or_else(|| {
         PyTypeError::new_err(format!(
-            "{given:?} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
+            "{given:?} is not a dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
         ))
     })
 }

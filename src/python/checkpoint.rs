@@ -115,7 +115,7 @@ impl Checkpoint {
         objects::trees(py, &self.0, wrap)
     }
 
-    /// The name and path of each value of a distributed checkpoint that is no tensor.
+    /// The name and path of each value of a distributed checkpoint that is not a tensor.
     fn saved_values<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Bound<'py, PyTuple>)>> {
         let named = |value: &SavedValue| -> PyResult<_> {
             Ok((value.name.to_string(), objects::path_of(py, &self.0, 0, &value.path, &value.name)?))
@@ -240,7 +240,7 @@ impl Checkpoint {
 /// The names most similar to one that was not found.
 #[pyfunction]
 pub(crate) fn similar(name: &str, names: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<String>> {
-    // Keys that are no strings, or have lone surrogates, are skipped.
+    // Keys that are not strings, or have lone surrogates, are skipped.
     let texts = names.try_iter()?.filter_map(|name| name.and_then(|name| name.extract::<String>()).ok());
     Ok(crate::checkpoint::similar(name, texts, count))
 }

@@ -45,7 +45,7 @@ impl ResultData {
     /// Makes `numel` elements from `start`, in C order, which are a slice as [`write_all`](super::write_all) cuts them.
     pub fn fill_range(&self, start: u64, numel: u64, out: &mut [u8]) -> Result<()> {
         let slice = ResultSlice::of_range(self.shape().0, start, numel)
-            .ok_or_else(|| Error::new(Code::InternalError, "a range of elements is no slice"))?;
+            .ok_or_else(|| Error::new(Code::InternalError, "a range of elements is not a slice"))?;
         self.fill_slice(&slice, out)
     }
 

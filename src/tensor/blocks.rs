@@ -47,7 +47,7 @@ impl Tensor {
         Some(Tensor::new(&self.opened, self.opened.id(self.opened.entry(entry)), Some(entry)))
     }
 
-    /// Writes the elements of `layout`, multiplied by their scales, to `out` as floats of `dtype`. Fails where `dtype` is no float
+    /// Writes the elements of `layout`, multiplied by their scales, to `out` as floats of `dtype`. Fails where `dtype` is not a float
     /// type, and where the scales are not those of blocks of the tensor.
     pub(super) fn dequantize_blocks(
         &self,

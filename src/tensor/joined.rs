@@ -52,7 +52,7 @@ impl Joined {
         let mut items = vec![full_range(); at];
         items.push(TensorIndex::NewAxis);
         for part in &parts {
-            // `ndim` is no dimension, so all of them have to agree.
+            // `ndim` is not a dimension, so all of them have to agree.
             check_compatible(&parts[0], part, ndim)?;
         }
         let parts = parts.iter().map(|part| part.index(&items)).collect::<Result<Vec<_>>>();
@@ -125,7 +125,7 @@ impl Joined {
         Ok(Joined { parts, dim, shape })
     }
 
-    /// The joined tensor with its dimensions in the order `dims`. Fails where `dims` is no permutation.
+    /// The joined tensor with its dimensions in the order `dims`. Fails where `dims` is not a permutation.
     pub fn permute(&self, dims: &[i64]) -> Result<Joined> {
         self.reordered(&Order::Permute(dims.to_vec()))
     }

@@ -220,7 +220,7 @@ impl Tensor {
         self.map_layouts(|layout| layout.index(items))
     }
 
-    /// The tensor with its dimensions in the order `dims`. Fails where `dims` is no permutation.
+    /// The tensor with its dimensions in the order `dims`. Fails where `dims` is not a permutation.
     pub fn permute(&self, dims: &[i64]) -> Result<Tensor> {
         self.map_layouts(|layout| layout.permute(dims))
     }

@@ -26,7 +26,7 @@ pub(super) enum Dequantization<'a> {
     Integers(&'a Quantization),
     /// fp8 with scales in this tensor.
     Blocks(Tensor),
-    /// Codes of a scheme that is not known, which are no numbers.
+    /// Codes of a scheme that is not known, which are not numbers.
     Unknown,
 }
 
@@ -87,7 +87,7 @@ impl Tensor {
         request.dtype.unwrap_or(own)
     }
 
-    /// Writes the dequantized elements of `layout` to `out` as floats of `dtype`. Fails where `dtype` is no float type, and for
+    /// Writes the dequantized elements of `layout` to `out` as floats of `dtype`. Fails where `dtype` is not a float type, and for
     /// packed integers (several to a byte).
     pub(super) fn dequantize(
         &self,

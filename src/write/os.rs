@@ -40,7 +40,7 @@ pub(super) fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
-/// An existing file of this name, which is no symbolic link.
+/// An existing file of this name, which is not a symbolic link.
 pub(super) fn existing_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(File::from(open(path, flags, Mode::empty())?))

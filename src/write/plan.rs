@@ -247,7 +247,7 @@ fn size(name: &str, values: &Values) -> Result<Sized> {
 fn copy(source: &Path, target: &Path, sync: bool) -> Result<u64> {
     let failed = |error| Error::io(error, source.to_owned());
     if !fs::metadata(source).map_err(failed)?.is_file() {
-        return Err(Error::new(Code::NotRegularFile, "this is no regular file").in_file(source));
+        return Err(Error::new(Code::NotRegularFile, "this is not a regular file").in_file(source));
     }
     let nbytes = fs::copy(source, target).map_err(failed)?;
     if sync {

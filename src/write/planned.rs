@@ -85,5 +85,5 @@ pub(super) fn split(path: &str) -> (&str, &str) {
 }
 
 pub(super) fn no_name(path: &str) -> Error {
-    Error::new(Code::Value, format!("{path:?} is no name of a file"))
+    Error::new(Code::Value, format!("{path:?} is not a name of a file"))
 }

@@ -50,7 +50,7 @@ impl StagedFile {
     /// that it points to is replaced.
     ///
     /// The mode is that of the file it replaces, or what the umask leaves of 0666. Fails if there is such a file and `overwrite` is
-    /// false, if `target` is no regular file or a link to nothing, inside the blobs of a Hugging Face cache, if another writer has it,
+    /// false, if `target` is not a regular file or a link to nothing, inside the blobs of a Hugging Face cache, if another writer has it,
     /// and if the disk has too little space.
     pub(crate) fn create(target: &Path, len: u64, overwrite: bool) -> Result<StagedFile> {
         let (target, replaced) = check_target(target, overwrite)?;

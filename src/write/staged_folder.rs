@@ -366,7 +366,7 @@ impl Drop for StagedFolder {
     }
 }
 
-/// Whether a target exists. Fails if it is no folder, or has files that are not to be replaced.
+/// Whether a target exists. Fails if it is not a folder, or has files that are not to be replaced.
 fn check(target: &Path, planned: &Planned, rules: &FolderRules) -> Result<bool> {
     let has_files = match fs::read_dir(target) {
         Ok(mut entries) => entries.next().is_some(),

@@ -11,7 +11,7 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<(PathBuf, O
     let target = resolve_link(target)?;
     let replaced = match fs::metadata(&target) {
         Ok(metadata) if !metadata.is_file() => {
-            return Err(Error::new(Code::NotRegularFile, "this is no regular file")).in_file(&target);
+            return Err(Error::new(Code::NotRegularFile, "this is not a regular file")).in_file(&target);
         }
         Ok(_) if !overwrite => return Err(Error::target_exists(&target)),
         Ok(metadata) => Some(metadata.permissions()),

@@ -42,7 +42,7 @@ TEXTS = {
     ("GradientToParameterSpec", "parameter_name"): "path",
     ("ModuleCallEntry", "fqn"): "path",
 }
-"""The fields whose texts are no names of variables. torch writes names into the source of a function."""
+"""The fields whose texts are not names of variables. torch writes names into the source of a function."""
 
 
 def written(hint: object, used: list[type]) -> str:

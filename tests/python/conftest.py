@@ -1,4 +1,4 @@
-"""Fixtures of the Python tests. Helpers that are no fixtures are in `support.py`, which tests import by name."""
+"""Fixtures of the Python tests. Helpers that are not fixtures are in `support.py`, which tests import by name."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_tied_weights_with_different_scales_differ(tmp_path: Path) -> None:
     found = dict(ckpt.stream(["a", "b"], dequantize=True))
     assert same(found["a"], reference(weight, scale))
     assert same(found["b"], reference(weight, scale * 2))
-    # One without scales is no numbers.
+    # Without scales, the weight has no values.
     with pytest.raises(rustload.UnsupportedError, match="no scales are beside it"):
         ckpt["c"].materialize(dequantize=True)
     assert same(dict(ckpt.stream())["c"], weight)

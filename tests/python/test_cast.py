@@ -35,7 +35,7 @@ SPECIAL = [
 
 
 def source(name: str) -> torch.Tensor:
-    """Values of one dtype: special ones, moderate ones and random bit patterns; the count is no multiple of a vector."""
+    """Values of one dtype: special ones, moderate ones and random bit patterns; the count is not a multiple of a vector."""
     dtype = dtype_of(name)
     if dtype.itemsize == 1 and dtype != torch.bool:
         return torch.arange(256).to(torch.uint8).view(dtype).repeat(3)[:-1]
@@ -61,7 +61,7 @@ def fits(values: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     """Which floats an integer dtype holds after truncation."""
     wide = values.to(torch.float64).trunc()
     limits = torch.iinfo(to)
-    # Of 64-bit dtypes the largest value is no double: the comparison must not round it up.
+    # Of 64-bit dtypes the largest value is not a double: the comparison must not round it up.
     return wide.ge(float(limits.min)) & (
         wide.lt(2.0**limits.bits) if limits.min == 0 else wide.lt(2.0 ** (limits.bits - 1))
     )

@@ -192,7 +192,7 @@ def test_an_opaque_value_is_refused_for_planners_that_unpickle_and_inert_for_our
     assert isinstance(found["made_by"], rustload.Opaque)
     assert_same_bits(found["w"], torch.ones(2))
     only = {"w": torch.zeros(2)}
-    dcp.load(only, storage_reader=Reader(path))  # what is not asked for is no error
+    dcp.load(only, storage_reader=Reader(path))  # what is not asked for is not an error
     assert_same_bits(only["w"], torch.ones(2))
 
 
@@ -415,7 +415,7 @@ def test_targets_names_and_texts_that_cannot_be_are_refused_before_anything_is_w
     (tmp_path / "file").write_text("a file")
     with pytest.raises(CheckpointException, match="Not a directory"):
         dcp.save({"w": torch.ones(2)}, storage_writer=Writer(tmp_path / "file"))
-    with pytest.raises(ValueError, match="is no name of a file"):
+    with pytest.raises(ValueError, match="is not a name of a file"):
         Writer(tmp_path / "saved", name="../model")
     with pytest.raises(TypeError, match="metadata= is texts by texts"):
         Writer(tmp_path / "saved", metadata={"step": 1})  # type: ignore[dict-item]
@@ -442,7 +442,7 @@ def test_an_existing_checkpoint_is_replaced_only_if_asked(tmp_path):
 
 
 def test_what_has_no_form_in_safetensors_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(CheckpointException, match="'epoch' is no tensor"):
+    with pytest.raises(CheckpointException, match="'epoch' is not a tensor"):
         dcp.save({"w": torch.ones(2), "epoch": 3}, storage_writer=Writer(tmp_path / "saved"))
     with pytest.raises(CheckpointException, match="complex128 has no form"):
         dcp.save({"w": torch.ones(2).cdouble()}, storage_writer=Writer(tmp_path / "saved"))
@@ -546,7 +546,7 @@ def test_four_processes_load_save_and_fail_together(save, tmp_path):
         assert found["saved by ranks"] == [True] * (6 if rank < 2 else 3)
         assert "broken.bin" in found["load error"]
         assert "not plain data" not in found["load error"]
-        assert "'epoch' is no tensor" in found["save error"]
+        assert "'epoch' is not a tensor" in found["save error"]
         assert "read ahead, as a share of what 4 ranks" in found["note"]
         assert found["warmed"] == "once"
         assert ("broken.bin" if rank == 2 else "rank 2 failed to load: FormatError") in found["share error"]

@@ -301,7 +301,7 @@ BROKEN = {
     "more coordinates than dimensions": (COO, ints([0], [0]), F(1), (4,)),
     "more coordinates than values": (COO, ints([0, 1]), F(1), (4,)),
     "values of another dense shape": (COO, ints([0, 1]), F(2, 3), (4, 2)),
-    "indices that are no matrix": (COO, ints(0, 1), F(2), (4,)),
+    "indices that are not a matrix": (COO, ints(0, 1), F(2), (4,)),
     "indices of floats": (COO, F(1, 2), F(2), (4,)),
     "coalesced, but twice": (COO, ints([1, 1]), F(2), (4,), True),
     "coalesced, but late": (COO, ints([0, 1], [1, 0]).flip(1), F(2), (2, 2), True),

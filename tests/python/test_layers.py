@@ -1,7 +1,7 @@
 """Holds the package to its layers: imports go down only, and no file is part of a cycle.
 
 It reads the sources and checks every import statement: at the top, in functions, and those for type checkers only. Importing a
-module also runs the `__init__` of its packages, which is no statement, so these files contain little and never import upward.
+module also runs the `__init__` of its packages, which is not a statement, so these files contain little and never import upward.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def violations(files: dict[str, str]) -> list[str]:
         here, there = layer(module_of(file)), layer(module)
         if here not in LAYERS:
             messages.append(
-                f"{file}:{line}: {here} is no layer: add it to LAYERS in tests/python/test_layers.py"
+                f"{file}:{line}: {here} is not a layer: add it to LAYERS in tests/python/test_layers.py"
             )
         elif there not in (here, *BASE, *LAYERS[here]):
             messages.append(
@@ -200,7 +200,7 @@ def test_each_kind_of_violation_is_reported_with_file_and_line() -> None:
     assert violations(files) == [
         f"_common/limits.py:2: _common imports rustload._tensor.handle; allowed: {allowed['_common']}",
         f"_cuda/gpu.py:2: _cuda imports rustload._frameworks.torch; allowed: {allowed['_cuda']}",
-        "_more/one.py:1: _more is no layer: add it to LAYERS in tests/python/test_layers.py",
+        "_more/one.py:1: _more is not a layer: add it to LAYERS in tests/python/test_layers.py",
     ]
     assert cycles(files) == [
         "_tensor/handle.py:1: the import of rustload._tensor.joined leads back to rustload._tensor.handle",

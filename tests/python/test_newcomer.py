@@ -252,7 +252,7 @@ def test_threads_of_asyncio_read_concurrently(save):
     ("Float64x", "float64"), ("auto", "omit dtype="),
 ])  # fmt: skip
 def test_the_error_for_a_mistyped_dtype_suggests_names(simple, dtype, suggested):
-    with pytest.raises(ValueError, match="is no dtype") as caught:
+    with pytest.raises(ValueError, match="is not a dtype") as caught:
         rustload.open(simple)["w"].materialize(dtype=dtype)
     assert suggested in notes(caught.value)
 

@@ -336,7 +336,7 @@ def test_a_call_with_other_arguments_is_kept() -> None:
 def test_a_tensor_outside_its_storage_is_refused() -> None:
     stream = storage_stream(torch.ones(3))
     assert refused(tensor_on(load_from(stream), 4)).code == "TensorBounds"
-    # Bytes of the stream before and after the storage are no part of it.
+    # Bytes of the stream before and after the storage are not part of it.
     for offset, count in ((1, 3), (-1, 3)):
         args = (load_from(stream), offset, (count,), (1,), False, OrderedDict())
         assert refused(Reduce(torch._utils._rebuild_tensor_v2, *args)).code == "TensorBounds"
@@ -350,7 +350,7 @@ def test_items_and_a_parameter_on_a_storage_are_refused() -> None:
             return (*super().__reduce__(), None, None, iter([("a", 1)]))
 
     assert refused(Items(torch.storage._load_from_bytes, stream)).code == "PickleType"
-    # A storage is no tensor.
+    # A storage is not a tensor.
     rebuilt = Reduce(torch._utils._rebuild_parameter, load_from(stream), False, OrderedDict())
     assert isinstance(rustload.open(pickle.dumps(rebuilt, 4)).objects, rustload.Opaque)
 

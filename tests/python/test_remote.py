@@ -423,7 +423,7 @@ def test_the_headers_of_an_npz_are_read_several_at_once(tmp_path: Path, deflated
     arrays: dict[str, np.ndarray[Any, Any]] = {
         f"a{number}": dice.integers(0, 256, (3, 100_000), np.uint8) for number in range(40)
     }
-    # Headers that are longer than what is read at once, of an array that is empty, and of one whose elements are no numbers.
+    # Headers that are longer than what is read at once, of an array that is empty, and of one whose elements are not numbers.
     arrays |= {"long": dice.normal(size=(1,) * 60), "empty": np.zeros((0, 3)), "text": np.array(["a", "b"])}
     data = npz(tmp_path / "a.npz", arrays, deflated=deflated)
     del arrays["text"]

@@ -85,7 +85,7 @@ def test_wrong_values_are_errors_before_a_tensor_is_read(ckpt):
         Rules(dtype={"nothing": "float31"})
     with pytest.raises(TypeError, match="transpose="):
         Rules(transpose={"nothing": "yes"})
-    with pytest.raises(TypeError, match="is no dtype"):
+    with pytest.raises(TypeError, match="is not a dtype"):
         Rules(dtype=float)
     with pytest.raises(TypeError, match="transpose="):
         Rules(transpose=lambda _: "yes").transpose(ckpt["int8"])

@@ -511,7 +511,7 @@ def test_tensor_meta_has_dtype_shape_and_data_offsets(model: Path, pickled: Path
 
 def test_data_offsets_of_shards_have_the_size_of_the_tensor(any_format: Path) -> None:
     f = rustload.safe_open(any_format, "pt")
-    for name in f.keys():  # noqa: SIM118 - a handle is no mapping
+    for name in f.keys():  # noqa: SIM118 - a handle is not a mapping
         offsets = f.get_tensor_meta(name).data_offsets
         assert offsets is None or offsets[1] - offsets[0] == STATE[name].nbytes
 

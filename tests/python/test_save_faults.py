@@ -37,7 +37,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 24 MiB, whose tensors are no zeros."""
+    """A checkpoint of 24 MiB, whose tensors are not zeros."""
     path = tmp_path_factory.mktemp("source") / "m.bin"
     torch.save({f"{at}": torch.randn(MIB) + 1 for at in range(6)}, path)
     return path

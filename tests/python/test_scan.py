@@ -845,7 +845,7 @@ UNPROVEN = {
     % (FROM_TYPE, FROM_TYPE, TENSOR, TENSOR),
     "a function is called as a class": b"c_codecs\nencode\n\x8c\x01a\x8c\x06latin1\x86\x81.",
     "an object gets another class": b"cargparse\nNamespace\n)\x81}\x8c\x09__class__K\x01sb.",
-    "a set gets an item that is no key": b"cbuiltins\nset\n)R(cargparse\nNamespace\n)\x81\x90.",
+    "a set gets an item that is not a key": b"cbuiltins\nset\n)R(cargparse\nNamespace\n)\x81\x90.",
     "a parameter gets a state after a callee has looked at it": PARAMETER
     + b"ctorch._utils\n_rebuild_parameter\n(h\x00\x89ccollections\nOrderedDict\n)RtR0(\x88\x88Ntb.",
 }

@@ -172,7 +172,7 @@ def test_a_damaged_shard_is_an_error_before_the_first_tensor_and_files_are_close
     [
         ({"memroy": "1GiB"}, "model_loader_extra_config has an unknown key 'memroy'"),
         ({"enable_multithread_load": True}, "unknown key 'enable_multithread_load'"),
-        ({"memory": "much"}, "memory='much' is no size"),
+        ({"memory": "much"}, "memory='much' is not a size"),
         ({"threads": 0}, "threads is a positive integer, not 0"),
         ({"threads": True}, "threads is a positive integer, not True"),
         ({"mmap": "yes"}, "mmap is true, false or null, not 'yes'"),

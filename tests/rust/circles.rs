@@ -1,5 +1,5 @@
 //! Enforces that no files of the crate import each other in a circle. A file imports the file that defines a name, whatever modules
-//! pass the name on; `mod x;` and `pub use` are no imports, and a module and those inside it are one.
+//! pass the name on; `mod x;` and `pub use` are not imports, and a module and those inside it are one.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -341,7 +341,7 @@ fn opening_within_too_few_requests_or_bytes_is_a_limit_error() {
         assert_eq!(error.code(), Code::Limit);
         assert!(error.to_string().contains(name), "{error}");
     }
-    // Tensors are no metadata: what is read after opening is not limited.
+    // Tensors are not metadata: what is read after opening is not limited.
     let options = Options::new().limits(Limits::new().remote_requests(5).remote_bytes(1 << 20));
     let checkpoint = Checkpoint::from_ranges(Arc::new(TestSource::new(bytes)), options).unwrap();
     for tensor in (0..2000).step_by(10).map(|at| checkpoint.tensor_at(at).unwrap()) {

@@ -34,7 +34,7 @@ def object_tree(core: _rustload.Checkpoint, wrap: Callable[[_rustload.Tensor], o
 
 
 def merged_trees(trees: list[Any]) -> Any:
-    """One tree of those of several processes: the keys of all dicts, and of values that are no dicts the first.
+    """One tree of those of several processes: the keys of all dicts, and of values that are not dicts the first.
 
     A dict that is in several places of a tree is merged once.
     """

@@ -38,7 +38,7 @@ def fingerprint(
 
     Raises:
         ValueError: `threads` is not positive.
-        TypeError: It is no integer.
+        TypeError: It is not an integer.
     """
     threads = Request(copy=True, threads=threads).threads
     named = dict(tensors)

@@ -292,7 +292,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
         """A digest of names, dtypes and shapes, and of the elements if asked for: equal for equal tensors in any format.
 
         It does not depend on how the tensors are divided among files, on their order, or on strides and ties. Names that a
-        writer has left out because they are tied, and recorded in the header, count as names. Values that are no tensors do not
+        writer has left out because they are tied, and recorded in the header, count as names. Values that are not tensors do not
         count. Quantized tensors count as their integers.
 
         >>> import rustload

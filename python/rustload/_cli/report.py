@@ -32,7 +32,7 @@ class Header(TypedDict):
     rustload: str
 
 
-# "class" is no name of a field.
+# "class" is not a name of a field.
 _Class = TypedDict("_Class", {"class": str})
 
 

@@ -39,7 +39,7 @@ def snapshot_names(repository: str) -> list[str]:
 
 
 def commit_of(repository: str, reference: str) -> str:
-    """The text of `refs/<reference>`; empty if it is no regular file (a pipe would block) or longer than a commit hash."""
+    """The text of `refs/<reference>`; empty if it is not a regular file (a pipe would block) or longer than a commit hash."""
     path = os.path.join(repository, "refs", reference)
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -132,7 +132,7 @@ def _display_for(total: int, what: str) -> _Display | None:
     if sys.stderr is None:
         return None
     if type(sys.stderr).__module__.partition(".")[0] == "ipykernel":
-        # A notebook: it is no TTY, and redraws a line after a carriage return.
+        # A notebook: it is not a TTY, and redraws a line after a carriage return.
         return _TextBar(total, what)
     return _TextBar(total, what) if sys.stderr.isatty() else _LogLines(total, what)
 

@@ -32,7 +32,7 @@ def parse_bytes(value: int | str, name: str) -> int:
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
         if found is None or found[2] not in _UNITS:
-            raise _error("Value", f"{name}={value!r} is no size; write 268435456, '256MiB' or '1GB'")
+            raise _error("Value", f"{name}={value!r} is not a size; write 268435456, '256MiB' or '1GB'")
         value = int(float(found[1]) * _UNITS[found[2]])
     given: object = value
     if not isinstance(given, int) or isinstance(given, bool):

@@ -203,7 +203,7 @@ class Page:
         return self.paint("2", text)
 
     def paint(self, code: str, text: str) -> str:
-        """Text in a colour, by its SGR code; an empty code is no colour."""
+        """Text in a colour, by its SGR code; an empty code is not a colour."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._color and code and text else text
 
 

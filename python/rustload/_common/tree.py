@@ -248,7 +248,7 @@ def _below(root: Node) -> list[Node]:
 
 
 def _whole_number(label: str) -> tuple[int, int] | None:
-    """The number that the label is, and its digits if it begins with zeros, else 0; None if it is no whole number."""
+    """The number that the label is, and its digits if it begins with zeros, else 0; None if it is not a whole number."""
     if not (label.isascii() and label.isdigit()) or len(label) > DIGITS_MAX:
         return None
     return int(label), len(label) if label[0] == "0" and len(label) > 1 else 0

@@ -51,7 +51,7 @@ def diff(
     """Compares the tensors of two checkpoints, whatever their formats and however they are divided among files.
 
     Compares names, dtypes and shapes, which reads metadata only; with `data`, every element too, in some MiB per thread.
-    Nothing that the files name is imported or run. Values that are no tensors are not compared. `key`, `strip` and `rename` are
+    Nothing that the files name is imported or run. Values that are not tensors are not compared. `key`, `strip` and `rename` are
     for the names of `a`.
 
     Args:
@@ -61,7 +61,7 @@ def diff(
         atol: The largest absolute difference of numbers that are close. Tensors of which all elements are close do not make the
             checkpoints different; NaN is close to NaN, and 0 to -0.
         rtol: The largest difference in proportion to the magnitude of the number in `b`. Both add up, as in `numpy.isclose`.
-        cast: Whether two dtypes are no difference if the elements are equal after a cast: of the wider of two floats to the
+        cast: Whether two dtypes are not a difference if the elements are equal after a cast: of the wider of two floats to the
             other, of others to a dtype that has the numbers of both. Compares elements, as `data` does.
         dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers.
         select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`.

@@ -37,7 +37,7 @@ def check_device(device: Any) -> torch.device | None:
 
     Raises:
         DeviceError: torch does not have the device.
-        TypeError: It is no device, but a dtype, for example.
+        TypeError: It is not a device, but a dtype, for example.
     """
     if device is None:
         return None

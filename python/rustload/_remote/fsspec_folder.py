@@ -230,7 +230,7 @@ class HttpFolder(FsspecFolder):
         return [{"name": unquote(name), "type": "file"} for name in plain if "/" not in unquote(name)]
 
     async def _page(self) -> str:
-        """The page with links to its files; empty for what is no page."""
+        """The page with links to its files; empty for what is not a page."""
         async with answered(self._fs, "GET", f"{self._path}/", self.name, {}) as answer:
             answer.raise_for_status()
             is_page = answer.headers.get("Content-Type", "text/html").partition(";")[0] == "text/html"

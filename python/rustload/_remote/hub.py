@@ -16,7 +16,7 @@ from rustload.errors import _error
 __all__ = ["cached", "hub_url", "is_offline", "pinned"]
 
 _PREFIXES = {"dataset": "datasets/", "space": "spaces/", "kernel": "kernels/"}
-"""What comes before the name of a repository that is no model."""
+"""What comes before the name of a repository that is not a model."""
 
 _TRUE = ("1", "ON", "YES", "TRUE")
 
@@ -93,7 +93,7 @@ def cached(url: str) -> str:
 
     Raises:
         FileNotFoundError: It is not there.
-        ValueError: It is no URL of a repository.
+        ValueError: It is not a URL of a repository.
     """
     kind, name, revision, path = _parse(url)
     repository = cached_repository(f"{kind}s--{name.replace('/', '--')}")

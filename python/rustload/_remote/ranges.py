@@ -20,7 +20,7 @@ __all__ = ["ObjectRanges", "attempt", "changed", "failed", "wrong_length"]
 
 
 _CODES = ("Io", "RemoteRange", "RemoteScheme", "RemoteSize", "Value")
-"""The codes of rustload's own errors here that are no `RustloadError`."""
+"""The codes of rustload's own errors here that are not a `RustloadError`."""
 
 
 class ObjectRanges(ABC):

@@ -28,7 +28,7 @@ def remote_source(
     storage_options: Mapping[str, Any] | None = None,
     remote: Collection[str] = DEFAULT_SCHEMES,
 ) -> Any:
-    """A source or an `ObjectFolder` for a URL, a list of URLs, and an open file of fsspec that is no local file.
+    """A source or an `ObjectFolder` for a URL, a list of URLs, and an open file of fsspec that is not a local file.
 
     Anything else is unchanged. A URL of the Hugging Face Hub is a path in the local cache if HF_HUB_OFFLINE is set.
 
@@ -40,7 +40,7 @@ def remote_source(
     Raises:
         OSError: The object does not exist, cannot be read, or has no known size.
         UnsupportedError: A package is not installed, or a list of shards has a folder.
-        ValueError: The scheme of a URL is not allowed; or there are storage options, and `given` is no URL.
+        ValueError: The scheme of a URL is not allowed; or there are storage options, and `given` is not a URL.
     """
     commits: dict[tuple[str, ...], str] = {}
     if is_url(given):

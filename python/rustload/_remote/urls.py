@@ -56,7 +56,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
         remote: The schemes that are allowed.
 
     Raises:
-        TypeError: `remote` is no collection of schemes.
+        TypeError: `remote` is not a collection of schemes.
         ValueError: The scheme is not allowed, or the URL is chained.
     """
     remote = allowed_schemes(remote)
@@ -80,7 +80,7 @@ def allowed_schemes(remote: Collection[str]) -> Collection[str]:
     """The schemes that `remote=` allows; the default is what the environment allows.
 
     Raises:
-        TypeError: It is no collection of schemes.
+        TypeError: It is not a collection of schemes.
     """
     if isinstance(remote, (str, Mapping)) or not isinstance(remote, Collection):
         raise _error(
@@ -125,7 +125,7 @@ def check_options(given: Any) -> dict[str, Any]:
     """The storage options as a dict. They may hold secrets, so that no message shows them.
 
     Raises:
-        TypeError: They are no mapping.
+        TypeError: They are not a mapping.
     """
     if given is None:
         return {}

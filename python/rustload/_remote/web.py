@@ -139,7 +139,7 @@ def _redirected(first: Any, source: Any, location: str, name: str) -> Any:
 
     target = source.join(URL(location))
     if target.scheme not in ("http", "https") or not target.host:
-        raise _error("RemoteScheme", f"{name}: the server redirects to what is no URL of the web")
+        raise _error("RemoteScheme", f"{name}: the server redirects to what is not a URL of the web")
     if (source.scheme, target.scheme) == ("https", "http"):
         text = f"{name}: the server redirects to a URL whose scheme, 'http', has no encryption"
         note = "open that URL with remote=('http',) if you trust the network"

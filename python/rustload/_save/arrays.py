@@ -45,7 +45,7 @@ def values_of(name: str, value: Any) -> Values:
     """Returns what the extension writes for a tensor.
 
     Raises:
-        TypeError: The value is no tensor or array.
+        TypeError: The value is not a tensor or array.
         UnsupportedError: It is a sparse, quantized or meta tensor, which safetensors has no form for.
     """
     if isinstance(value, LazyTensor):

@@ -70,7 +70,7 @@ def convert(
         copy_others: Copies the other files of the folder: configurations, tokenizers. Pickles and hidden files are not copied.
             After `dequantize`, `config.json` does not describe the quantization any more, and files that describe nothing else
             are left out.
-        objects: A file for the values that are no tensors, as JSON.
+        objects: A file for the values that are not tensors, as JSON.
         **options: What is converted, how it is written, and how the source is read (`ConvertOptions`).
 
     Raises:
@@ -199,7 +199,7 @@ def convert(
 
 
 def _document(parts: list[Part]) -> str:
-    """The values that are no tensors, as JSON: those of the checkpoint, or of each by its name."""
+    """The values that are not tensors, as JSON: those of the checkpoint, or of each by its name."""
     trees = {part.label: part.objects.json() for part in parts}
     tree = next(iter(trees.values())) if len(trees) == 1 else trees
     return json.dumps(tree, indent=1) + "\n"

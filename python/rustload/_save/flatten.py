@@ -50,7 +50,7 @@ def flatten(values: Any) -> dict[str, tuple[Path, Any]]:
 
 
 def _walk(root: Any) -> Iterator[tuple[Path, Any]]:
-    """Every value that is no container, with its path; without recursion, since containers may be nested deeply."""
+    """Every value that is not a container, with its path; without recursion, since containers may be nested deeply."""
     stack: list[tuple[Path, Any, frozenset[int]]] = [((), root, frozenset())]
     while stack:
         path, value, outer = stack.pop()

@@ -115,7 +115,7 @@ class Job:
             if value.name != name:
                 info = _Info(name, value.dtype, value.shape, value._is_kept_as_stored)
         else:
-            info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is no lazy tensor
+            info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is not a lazy tensor
         dims = self._rules.transpose(info)
         dtype = self._rules.dtype(info, is_float=dequantizes) or ("float32" if dequantizes else None)
         if dequantizes:
@@ -135,7 +135,7 @@ def flattened(tensors: Any) -> tuple[dict[str, Any], dict[str, Values]]:
     """Names all tensors of an argument; returns them as they are, and as the extension writes them.
 
     Raises:
-        TypeError: It is no mapping or list, or has a value that is no tensor.
+        TypeError: It is not a mapping or list, or has a value that is not a tensor.
     """
     if not isinstance(tensors, (Mapping, list, tuple)):
         kind = type(tensors).__name__
@@ -166,7 +166,7 @@ def header_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """The metadata of a file as the user gave them; without, those that transformers needs.
 
     Raises:
-        TypeError: A key or a value is no text.
+        TypeError: A key or a value is not text.
     """
     if metadata is None:
         return {"format": "pt"}
@@ -183,7 +183,7 @@ def write_options(
     """The options of the extension. It calls `report` with a tensor's name, a number of bytes, and whether they are reused.
 
     Raises:
-        ValueError: `memory` is no size.
+        ValueError: `memory` is not a size.
     """
     return {
         "overwrite": bool(options["overwrite"]),
@@ -200,7 +200,7 @@ def shard_bytes(max_shard_size: int | str | None) -> int | None:
     """The argument `max_shard_size=` in bytes.
 
     Raises:
-        ValueError: It is no size.
+        ValueError: It is not a size.
     """
     return None if max_shard_size is None else parse_bytes(max_shard_size, "max_shard_size")
 
@@ -209,11 +209,11 @@ def check_name(name: str) -> str:
     """The name of a folder's files without its extension.
 
     Raises:
-        ValueError: It is no name of a file.
+        ValueError: It is not a name of a file.
     """
     stem = name.removesuffix(".safetensors")
     if not stem or "/" in stem or "\0" in stem:
-        raise _error("Value", f"{name!r} is no name of a file", argument="name")
+        raise _error("Value", f"{name!r} is not a name of a file", argument="name")
     return stem
 
 

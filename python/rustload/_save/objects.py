@@ -1,4 +1,4 @@
-"""The values of a checkpoint that are no tensors: counted, and as JSON."""
+"""The values of a checkpoint that are not tensors: counted, and as JSON."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Part:
         dropped: The new names that are left out because they are tied, and the names that are written for them.
         texts: The metadata of its files.
         whole: The names of `dropped` as metadata of the whole checkpoint.
-        objects: The values that are no tensors.
+        objects: The values that are not tensors.
         paths: Its files.
         label: Its folder and name, among several.
     """
@@ -70,7 +70,7 @@ class Part:
             literal: The names that the user wrote out.
             rule: What to do with names of the same tensor.
             texts: The user's metadata.
-            keep_objects: Whether the values that are no tensors are kept.
+            keep_objects: Whether the values that are not tensors are kept.
             head_is_tied: Whether the model's configuration says that its output head is its embedding.
             dequantize: Whether tensors are dequantized: the scales of those that are written are then left out.
 

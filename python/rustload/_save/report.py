@@ -21,7 +21,7 @@ class SaveReport(NamedTuple):
         dropped: The names that were left out because another name has the same tensor, and that name.
         packed: The names of tensors that used a part of their storage only: each has bytes of its own in the file.
         converted: The number of tensors that were cast, transposed or dequantized.
-        skipped_objects: The number of values of a checkpoint that are no tensors, and are not in the files.
+        skipped_objects: The number of values of a checkpoint that are not tensors, and are not in the files.
         seconds: How long it took.
         reused: The bytes of tensors that an earlier call with `resume=True`, which was killed or failed, had written.
         kept: The names of tensors that a dtype for all tensors left as stored, as they are scales of quantized weights or belong

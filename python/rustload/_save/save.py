@@ -63,7 +63,7 @@ def save(
         FileExistsError: The target exists, and is not to be replaced.
         OSError: The disk is full, or refuses otherwise; what was read back differs from the source (`code` "VerifyFailed");
             another call or process is writing the same target (`code` "TargetBusy").
-        TypeError: A value is no tensor.
+        TypeError: A value is not a tensor.
         UnsupportedError: A tensor has no form in a safetensors file, such as complex128.
         ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
 

@@ -73,7 +73,7 @@ class Target(NamedTuple):
         """Checks that the other files of the source can be copied.
 
         Raises:
-            ValueError: Source or target is no folder.
+            ValueError: Source or target is not a folder.
         """
         if self.is_file or given.is_file or given.folder is None:
             text = "copies the files beside a checkpoint from folder to folder, both on disk"

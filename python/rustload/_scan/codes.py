@@ -1,4 +1,4 @@
-"""The codes of a scan's findings that are no error codes: what each means, and the verdicts that it can have.
+"""The codes of a scan's findings that are not an error codes: what each means, and the verdicts that it can have.
 
 docs/reference/errors.md lists them. The codes of errors are `_rustload.CODES`.
 """

@@ -2,7 +2,7 @@
 
 The log depends on the files, their paths below the root and the policy, not on the time or on the place of the root. A result has
 a fingerprint without positions, so that an alert stays the same one when the file is written again. What the policy or its
-baseline accepts is no result, because code scanning does not honor `suppressions`.
+baseline accepts is not a result, because code scanning does not honor `suppressions`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["LEVELS", "NOT_SCANNED", "RULE_IDS", "rule_of", "rules"]
 
 NOT_SCANNED = "NotScanned"
-"""The rule of a part that was not scanned: it is no code of a finding, and it makes a file unknown, too."""
+"""The rule of a part that was not scanned: it is not a code of a finding, and it makes a file unknown, too."""
 
 LEVELS = {"inert": "note", "unknown": "warning", "would execute": "error"}
 _SUFFIXES = {"inert": "/note", "unknown": "/unknown", "would execute": "/would-execute"}

@@ -162,7 +162,7 @@ class LazyTensor(Operators, Metadata):
             *dims: A full permutation, as numbers or as one tuple; negative numbers count from the end.
 
         Raises:
-            ValueError: `dims` is no permutation.
+            ValueError: `dims` is not a permutation.
         """
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
         return self._wrap(self._core.permute(list(order)), self._context)  # type: ignore[arg-type]  # ints by now

@@ -132,7 +132,7 @@ class Opaque(Container):
         Raises:
             TypeError: Always.
         """
-        raise self._with_note(TypeError("'Opaque' object is no container"), key)
+        raise self._with_note(TypeError("'Opaque' object is not a container"), key)
 
     def keys(self) -> NoReturn:
         """Raises, with a note on where the items of the value are; `dict(value)` and `**value` call this.

@@ -193,7 +193,7 @@ def _cores(tensors: Any) -> tuple[list[_rustload.Tensor], HandleContext]:
     for one in given:
         if not isinstance(one, LazyTensor) or isinstance(one, JoinedTensor):
             joined = isinstance(one, JoinedTensor)
-            note = "join all tensors at once: a joined one is no part of another" if joined else None
+            note = "join all tensors at once: a joined one is not part of another" if joined else None
             raise _error("Type", f"the list holds a {type(one).__name__}, not a lazy tensor", note)
     if not given:
         raise _error("Value", "there is nothing to join: the list of tensors is empty")

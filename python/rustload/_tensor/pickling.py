@@ -142,5 +142,5 @@ def opened_core(context: HandleContext) -> _rustload.Checkpoint:
         TypeError: The context was not unpickled.
     """
     if context.checkpoint is None:
-        raise TypeError("this is no context of an unpickled checkpoint")
+        raise TypeError("this is not a context of an unpickled checkpoint")
     return context.checkpoint

@@ -127,7 +127,7 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
     if not target.exists():
         return False
     if not target.is_file():
-        raise _exists(target, "the output is no regular file: name another output")
+        raise _exists(target, "the output is not a regular file: name another output")
     if overwrite:
         return True
     with target.open("rb") as existing:

@@ -42,7 +42,7 @@ __all__ = ["Planner", "Reader"]
 
 
 class _Value(io.BytesIO):
-    """A value that is no tensor, on its way from `Reader` to `Planner`; its bytes are never used."""
+    """A value that is not a tensor, on its way from `Reader` to `Planner`; its bytes are never used."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ class Reader(StorageReader):
     That includes DCP's own folders, and a list of the files that the processes of a distributed program saved.
 
     Each rank opens the checkpoint and reads the elements that its plan asks for. Tensors are named as DCP names those of a nested
-    state dict: the keys that lead to them, joined with dots. Values that are no tensors are loaded with `Planner`; other planners
-    get those that are plain data.
+    state dict: the keys that lead to them, joined with dots. Values that are not tensors are loaded with `Planner`;
+    other planners get those that are plain data.
 
     >>> import rustload, torch, rustload.torch.distributed as rd
     >>> from torch.distributed import checkpoint as dcp
@@ -209,7 +209,7 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """DCP's `DefaultLoadPlanner`, without pickle: values that are no tensors come from `Reader` as inert data.
+    """DCP's `DefaultLoadPlanner`, without pickle: values that are not tensors come from `Reader` as inert data.
 
     With another reader, such as DCP's own, their pickles are read by `rustload.torch.load`, which runs nothing.
     """

@@ -85,7 +85,7 @@ class Writer(StorageWriter):
 
         Raises:
             TypeError: The metadata has other values than texts.
-            ValueError: `name` is no name of a file, or `max_shard_size` is no size.
+            ValueError: `name` is not a name of a file, or `max_shard_size` is not a size.
         """
         self._path = Path(path)
         self._texts = header_texts(metadata)
@@ -133,11 +133,11 @@ class Writer(StorageWriter):
         """The plan as it is.
 
         Raises:
-            TypeError: A value is no tensor.
+            TypeError: A value is not a tensor.
         """
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
-                text = f"{item.index.fqn!r} is no tensor, and safetensors files have only tensors"
+                text = f"{item.index.fqn!r} is not a tensor, and safetensors files have only tensors"
                 raise _error("Type", text, "save the model's state dict, or the values by another writer")
         return plan
 
@@ -216,7 +216,7 @@ class Writer(StorageWriter):
                 for item in group:
                     tensor = planner.resolve_data(item)
                     if not isinstance(tensor, torch.Tensor):
-                        raise _error("Type", f"{item.index.fqn!r} is no tensor")
+                        raise _error("Type", f"{item.index.fqn!r} is not a tensor")
                     size = _write_chunk(descriptor, target.tensors[item.index.fqn], item, tensor)
                     results.append(WriteResult(item.index, size, None))
                 if self._fsync:
@@ -276,7 +276,7 @@ def _check_complete(layout: FolderLayout, results: list[list[WriteResult]]) -> N
 
 def _data(item: WriteItem) -> Any:
     if item.tensor_data is None:
-        raise _error("Type", f"{item.index.fqn!r} is no tensor")
+        raise _error("Type", f"{item.index.fqn!r} is not a tensor")
     return item.tensor_data
 
 

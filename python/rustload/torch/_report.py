@@ -158,7 +158,7 @@ def mismatch_error(
     kinds = [one for one in mismatched if isinstance(one.found, str)]
     if any("quantized" in str(one.found) for one in kinds):
         error.add_note(
-            "integers of quantized tensors are no weights: rustload.open(path)[name].materialize(dequantize=True) gives them"
+            "integers of quantized tensors are not weights: rustload.open(path)[name].materialize(dequantize=True) gives them"
         )
     elif any(PART_OF in str(one.found) for one in kinds):
         error.add_note(

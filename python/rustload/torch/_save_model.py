@@ -52,7 +52,7 @@ def save_model(
         The report of `rustload.save`.
 
     Raises:
-        TypeError: It is no module.
+        TypeError: It is not a module.
         UnsupportedError: A parameter is on the meta device, or has a dtype that safetensors lacks.
         RustloadError: As for `rustload.save`.
     """
@@ -63,7 +63,7 @@ def save_model(
 
         raise _error("Type", f"is a torch.nn.Module, not a {type(given).__name__}", argument="model")
     state = model.state_dict()
-    # State dicts may have values of `get_extra_state`, which are no tensors.
+    # State dicts may have values of `get_extra_state`, which are not tensors.
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return save_with(
         _configurations(model, how["dtype"]),

@@ -81,7 +81,7 @@ def weights(
     """Iterates over the tensors of files, each file in the order of its data.
 
     All files are opened first, so that a damaged one is an error before the first tensor. A name that is in several files occurs
-    several times. Values that are no tensors are left out.
+    several times. Values that are not tensors are left out.
 
     Args:
         files: Paths of checkpoints of any format.

@@ -50,7 +50,7 @@ pub(super) fn prefix(source: &Source, payload: Region, max_len: u64, ratio: u64)
     });
     match stopped {
         Err(error) if matches!(error.code(), Code::Memory | Code::Io | Code::FileChanged) => Err(error),
-        // `u64::MAX` is no real size, so a sound stream ends with the error that it inflates to fewer bytes.
+        // `u64::MAX` is not a real size, so a sound stream ends with the error that it inflates to fewer bytes.
         _ => Ok((out, !full)),
     }
 }

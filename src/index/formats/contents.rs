@@ -16,7 +16,7 @@ use crate::num::to_u64;
 pub struct Contents {
     /// Its names, tensors and storages.
     pub index: Index,
-    /// Its values that are no tensors.
+    /// Its values that are not tensors.
     pub objects: Objects,
     /// Further checkpoints inside the file, whose names are final. The root of the object tree of one without a label is a dict.
     pub inner: Vec<Contents>,
@@ -29,7 +29,7 @@ pub struct Objects {
     pub tree: Option<Arc<Tree>>,
     /// Whether this is a TorchScript archive.
     pub is_torchscript: bool,
-    /// The values of a distributed checkpoint that are no tensors.
+    /// The values of a distributed checkpoint that are not tensors.
     pub saved: Option<Arc<SavedValues>>,
     /// The name of this checkpoint in a file that holds several; see [`Contents::labelled`].
     pub label: Option<Arc<str>>,

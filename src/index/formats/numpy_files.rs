@@ -90,13 +90,13 @@ pub(crate) fn read_npz(archive: Archive, options: &Options) -> Result<Index> {
         }
     }
     if others > 0 {
-        index.notes.push(format!("{others} member(s) of the archive are no arrays (.npy) and are not read"));
+        index.notes.push(format!("{others} member(s) of the archive are not arrays (.npy) and are not read"));
     }
     if !index.opaque.is_empty() {
         let total = index.opaque.iter().fold(0_u64, |total, class| total.saturating_add(class.count));
         let classes: Vec<&str> = index.opaque.iter().map(|class| class.class.as_str()).collect();
         index.notes.push(format!(
-            "{total} array(s) are not read, as their elements are no numbers: {}",
+            "{total} array(s) are not read, as their elements are not numbers: {}",
             classes.join(", ")
         ));
     }
@@ -112,7 +112,7 @@ struct Array<'a> {
 }
 
 impl Array<'_> {
-    /// Fails with `NpyObjects` or `NpyDtype` where the elements are no numbers.
+    /// Fails with `NpyObjects` or `NpyDtype` where the elements are not numbers.
     fn new(header: &Header) -> Result<Array<'_>> {
         match header.elements {
             Elements::Numbers { dtype, big_endian } => {
@@ -123,7 +123,7 @@ impl Array<'_> {
                 Err(Error::new(Code::NpyObjects, text))
             }
             Elements::Others { class, .. } => {
-                let text = format!("the elements of the array are no numbers, but {class}");
+                let text = format!("the elements of the array are not numbers, but {class}");
                 Err(Error::new(Code::NpyDtype, text))
             }
         }
@@ -184,8 +184,8 @@ impl Index {
     }
 }
 
-/// The error for a member that is no array.
+/// The error for a member that is not an array.
 fn not_an_array(member: &Member) -> Error {
-    let text = "a member of the archive is no array (.npy)";
+    let text = "a member of the archive is not an array (.npy)";
     Error::new(Code::UnknownFormat, text).in_member(member.name())
 }

@@ -11,7 +11,7 @@ use crate::layout::Dims;
 pub struct Part {
     /// The shape of the whole tensor; `None` where only all parts together tell it.
     pub shape: Option<Dims>,
-    /// The index in the whole tensor of the first element; `None` where the file does not say, and where the part is no box.
+    /// The index in the whole tensor of the first element; `None` where the file does not say, and where the part is not a box.
     pub offsets: Option<Dims>,
     /// The device mesh and the placements of a DTensor.
     pub placement: Option<Placement>,
@@ -57,7 +57,7 @@ type Cut = (u64, u64);
 
 impl Placement {
     /// The first index and the size along each dimension of the box that this process has of a tensor of `shape`. `None` where that
-    /// is no box. `order` states for some dimensions of the tensor in which order the mesh's dimensions cut it.
+    /// is not a box. `order` states for some dimensions of the tensor in which order the mesh's dimensions cut it.
     pub(crate) fn cut(&self, shape: &[u64], order: &[(usize, Dims)]) -> Option<(Dims, Dims)> {
         if self.along.contains(&Along::Partial) {
             return None;

@@ -27,7 +27,7 @@ pub(super) fn extent<I: Instructions, const N: usize>(
 ) -> Extent {
     let mut found = Extent { min: f64::INFINITY, max: f64::NEG_INFINITY, distances: 0.0, squares: 0.0 };
     I::run(|| {
-        // The lanes are no array of structs, and are only indexed by constants, so that they stay in registers.
+        // The lanes are not an array of structs, and are only indexed by constants, so that they stay in registers.
         let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
         let (mut mins, mut maxs) = ([f64::INFINITY; LANES], [f64::NEG_INFINITY; LANES]);
         let (vectors, rest) = numbers.as_chunks::<LANES>();

@@ -52,7 +52,7 @@ pub struct ExponentCount {
 pub struct Statistics {
     /// The numbers that were read.
     pub count: u64,
-    /// Those that are no number.
+    /// Those that are not a number.
     pub nan: u64,
     /// Those that are positive infinity.
     pub positive_infinity: u64,

@@ -195,7 +195,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         }
         let mut parts = Vec::with_capacity(sparse.components.len());
         for &(_, part) in &sparse.components {
-            let text = "a part of a sparse tensor is no tensor";
+            let text = "a part of a sparse tensor is not a tensor";
             parts.push(self.part(tree, part)?.ok_or_else(|| Error::new(Code::InternalError, text))?);
         }
         if parts.iter().any(CoreTensor::is_meta) {

@@ -189,7 +189,7 @@ impl Scanner<'_> {
                     "names a type that is none of Python's containers, and torch.export.load imports it"
                 }
                 Kind::Operator => {
-                    "is no operator of torch that is known to compute, and the program calls it"
+                    "is not an operator of torch that is known to compute, and the program calls it"
                 }
             };
             self.report.add(Finding {

@@ -1,7 +1,7 @@
 //! The detector of unpicklers: a pickle from byte 0, and pickles one behind another.
 //!
 //! Stands for `pickle.load` and `pickle._load` of CPython 3.8 to 3.15, called once or repeatedly, and for what calls them: torch's
-//! legacy reader, `numpy.load` of what is no array, `joblib.load`. Any bytes may be a pickle, as protocols 0 and 1 have no PROTO. Where
+//! legacy reader, `numpy.load` of what is not an array, `joblib.load`. Any bytes may be a pickle, as protocols 0 and 1 have no PROTO. Where
 //! no name says that they are one, it is detected if they name a global or make a call, or if they are plain data up to their end.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The detector of torch's reader of `storages` and `tensors` in a tar archive of torch 0.1: pickles between numbers and elements.
 //!
 //! Stands for `torch/serialization.py: legacy_load`, torch 0.1 to 2.13, which unpickles a count, and then one pickle in front of each
-//! storage or tensor; `storages` ends with the pickle of a list. It stops at a count that is no number, a class that it cannot read
+//! storage or tensor; `storages` ends with the pickle of a list. It stops at a count that is not a number, a class that it cannot read
 //! elements of, and numbers that the member has no bytes for.
 
 use super::super::budget::take;
@@ -19,7 +19,7 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut 
     let mut walk = Walk { scanner, input, at: 0 };
     let count = match walk.pickle()? {
         Some(Read::Count(count)) => count,
-        Some(_) => return Ok(walk.leave("the count of storages or tensors is no number")),
+        Some(_) => return Ok(walk.leave("the count of storages or tensors is not a number")),
         None => return Ok(walk.at),
     };
     for _ in 0..count {

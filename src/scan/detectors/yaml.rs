@@ -3,7 +3,7 @@
 //! Stands for NeMo (`save_restore_connector.py`, `core/classes/common.py`), which gives the YAML of a `.nemo` to omegaconf and hydra: the
 //! value of `_target_` is imported and called, and so is that of `target` and the like by older versions; `${name:...}` calls a resolver.
 //! PyYAML's full loaders call what tags name. A tree of texts, numbers, lists and mappings without any of these is inert. As parsers of
-//! YAML differ, a name that is there and that ours does not see as a key is no proof that another one does not.
+//! YAML differ, a name that is there and that ours does not see as a key is not proof that another one does not.
 
 use saphyr_parser::{Event, Parser, Tag};
 

@@ -229,7 +229,7 @@ impl<'a> Proof<'a> {
     }
 
     /// The global that a call calls, also through the `('module', class, file, source)` of a legacy stream; `None` where the
-    /// callable is no global.
+    /// callable is not a global.
     pub(super) fn callee(&self, call: &Call<'_>) -> Option<GlobalId> {
         match self.values.get(call.callable) {
             Value::Global(id) => Some(id),

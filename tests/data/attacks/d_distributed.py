@@ -439,7 +439,7 @@ add(
 )
 add(
     "D22",
-    "safetensors files of processes whose parts are no tensor",
+    "safetensors files of processes whose parts are not a tensor",
     {
         "overlap": shards(hf_part([0, 0]), hf_part([0, 1])),
         "hole": shards(hf_part([0, 0]), hf_part([2, 0])),

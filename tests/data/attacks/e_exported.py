@@ -138,7 +138,7 @@ add("E04", "", {
     "negative": of(meta(-2, 3)), "overflow": of(meta(1 << 40, 1 << 40)), "rank": of(meta(2, 3, strides=[number(1)])),
 }, shape)  # fmt: skip
 add("E04", "", {"odd": export(weight_0=SIX + b"x")}, Refused("StorageBounds"))
-add("E05", "a number that is no integer of 64 bits", {
+add("E05", "a number that is not an integer of 64 bits", {
     key: raw('{"config": {"w": %}}'.replace("%", json.dumps(payload()).replace('"as_int": 2', f'"as_int": {value}'))) for key, value in {
         "nan": "NaN", "infinity": "Infinity", "float": "2.0", "exponent": "2e0", "text": '"2"', "bool": "true", "null": "null", "list": "[2]",
         "large": "18446744073709551616", "digits": "9" * 5000, "hex": "0x2", "2_63": "9223372036854775808", "dict": "{}", "underscore": "1_0",

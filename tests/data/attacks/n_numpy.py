@@ -82,7 +82,7 @@ zipped(
     bounds,
     options={"trailing": "ignore"},
 )
-add("N03", "a shape that is no tuple of sizes", {
+add("N03", "a shape that is not a tuple of sizes", {
     "negative": written(shape="(-2, -3)"), "bool": written(shape="(True, 6)"), "float": written(shape="(6.0,)"),
     "number": written(shape="(6)"), "list": written(shape="[6]"), "text": written(shape="('6',)"),
     "nested": written(shape="((6,),)"), "hex": written(shape="(0x6,)"), "underscore": written(shape="(1_0,)"),
@@ -240,7 +240,7 @@ def noted(ckpt) -> None:
     assert any("no arrays" in note for note in ckpt.notes)
 
 
-zipped("N21", "a member that is no array", {
+zipped("N21", "a member that is not an array", {
     "text": lambda: npz(w=npy()).add_path(b"README", b"hello").bytes(),
     "pickle": lambda: npz(w=npy()).add_path(b"more.pkl", pickle(integer(1))).bytes(),
 }, Opens("opens, noted", noted), "")  # fmt: skip

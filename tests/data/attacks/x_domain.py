@@ -1,4 +1,4 @@
-"""X130 to X138: values that are no data although each name in the pickle is known.
+"""X130 to X138: values that are not data although each name in the pickle is known.
 
 In each family a callee, a reader or the interpreter looks at a value whose code the file chooses.
 """

@@ -16,7 +16,7 @@ use crate::num::u32_to_usize;
 /// Where an item is stored: the number of its file, and the range.
 pub(super) type Place = (u32, Region);
 
-/// A value that is no tensor, stored as an archive of torch in a range of a file.
+/// A value that is not a tensor, stored as an archive of torch in a range of a file.
 #[derive(Clone, Debug)]
 pub struct SavedValue {
     /// Its name.
@@ -26,7 +26,7 @@ pub struct SavedValue {
     pub(super) place: Place,
 }
 
-/// The values of a distributed checkpoint that are no tensors. Each is read when it is asked for.
+/// The values of a distributed checkpoint that are not tensors. Each is read when it is asked for.
 #[derive(Debug)]
 pub struct SavedValues {
     pub(super) values: Vec<SavedValue>,

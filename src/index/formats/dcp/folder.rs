@@ -132,7 +132,7 @@ fn on_disk(folder: &bytes::Folder, allowed: &[PathBuf], name: &str) -> Result<Ch
     }
     let metadata = fs::metadata(&path).map_err(|error| Error::io(error, path.clone()))?;
     if !metadata.is_file() {
-        return Err(Error::new(Code::NotRegularFile, "this is no regular file").in_file(&path));
+        return Err(Error::new(Code::NotRegularFile, "this is not a regular file").in_file(&path));
     }
     Ok(ChunkFile::named(folder, name, metadata.len()))
 }

@@ -198,7 +198,7 @@ impl<'a> Reader<'a> {
         let pairs = match state {
             None => &[],
             Some(Value::Dict(pairs)) => pairs,
-            Some(_) => return Err(malformed(format!("the state of a {class} is no dict"))),
+            Some(_) => return Err(malformed(format!("the state of a {class} is not a dict"))),
         };
         if pairs.len() > FIELDS_MAX {
             return Err(malformed(format!("a {class} has {} fields", pairs.len())));
@@ -216,7 +216,7 @@ impl<'a> Reader<'a> {
     fn text(&self, value: Handle) -> Result<&'a str> {
         match self.values.get(value) {
             Value::Str(text) => text.as_str().ok_or_else(|| malformed("a name is not UTF-8")),
-            _ => Err(malformed("a name is no string")),
+            _ => Err(malformed("a name is not a string")),
         }
     }
 
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
             Value::Int(number) => {
                 u64::try_from(number).map_err(|_| malformed(format!("{number} is negative")))
             }
-            _ => Err(malformed("a size or offset is no number of 64 bits")),
+            _ => Err(malformed("a size or offset is not a number of 64 bits")),
         }
     }
 
@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
     fn dict(&self, value: Handle, what: &str) -> Result<&'a [(Handle, Handle)]> {
         match self.values.get(value) {
             Value::Dict(pairs) => Ok(pairs),
-            _ => Err(malformed(format!("{what} is no dict"))),
+            _ => Err(malformed(format!("{what} is not a dict"))),
         }
     }
 
@@ -251,7 +251,7 @@ impl<'a> Reader<'a> {
                     _ => return Err(malformed("a torch.Size of several arguments")),
                 }
             }
-            _ => return Err(malformed("a shape is no torch.Size")),
+            _ => return Err(malformed("a shape is not a torch.Size")),
         };
         Limits::check("rank", limits.rank, to_u64(items.len()))?;
         self.count(items.len())?;
@@ -262,7 +262,7 @@ impl<'a> Reader<'a> {
     fn properties(&self, value: Handle) -> Result<(DType, bool)> {
         let (_, state) = self.state(value, &["TensorProperties"])?;
         let Some(Value::Tuple([kind, layout, gradient, ..])) = state else {
-            return Err(malformed("the properties of a tensor are no tuple"));
+            return Err(malformed("the properties of a tensor are not a tuple"));
         };
         let name = match self.values.get(*kind) {
             Value::Global(id) => {
@@ -329,7 +329,7 @@ impl<'a> Reader<'a> {
                 );
                 return Err(Error::new(Code::DcpTransform, text));
             }
-            Some(_) => return Err(malformed("the transforms of an item are no list")),
+            Some(_) => return Err(malformed("the transforms of an item are not a list")),
         }
         let file = folder.file(self.text(info.need("relative_path")?)?)?;
         let (start, len) = (self.number(info.need("offset")?)?, self.number(info.need("length")?)?);
@@ -396,7 +396,7 @@ impl<'a> Reader<'a> {
         let (dtype, gradient) = self.properties(fields.need("properties")?)?;
         let shape = self.sizes(fields.need("size")?, limits)?;
         let (Value::List(listed) | Value::Tuple(listed)) = self.values.get(fields.need("chunks")?) else {
-            return Err(malformed("the chunks of a tensor are no list"));
+            return Err(malformed("the chunks of a tensor are not a list"));
         };
         let mut chunks = Vec::new();
         for &chunk in listed {

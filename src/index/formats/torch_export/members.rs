@@ -80,7 +80,7 @@ pub(super) fn programs(archive: &Archive) -> Result<Programs> {
             continue;
         };
         let Some(name) = rest.strip_suffix(".json").filter(|name| !name.is_empty()) else {
-            let text = format!("{rest:?} is no name of a program's graph");
+            let text = format!("{rest:?} is not a name of a program's graph");
             return Err(Error::new(Code::ExportConfig, text).in_member(member.name()));
         };
         let weights = part(archive, &format!("{root}data/weights/"), name, "weights")?;

@@ -150,7 +150,7 @@ impl Reader<'_> {
                 let Some(mut contents) = self.nested(*member).in_member(&name)? else { return Ok(()) };
                 let tree = contents.objects.tree.as_ref();
                 if !matches!(tree.map(|tree| tree.get(tree.root())).transpose()?, Some(Object::Dict { .. })) {
-                    return Err(config("the pickle is no dict of tensors".to_owned()).in_member(&name));
+                    return Err(config("the pickle is not a dict of tensors".to_owned()).in_member(&name));
                 }
                 if let Some(label) = label {
                     contents = contents.labelled(label, &self.options.limits)?;
@@ -239,7 +239,7 @@ impl Reader<'_> {
         let has_elements = meta.sizes.iter().all(|size| size.0 != 0);
         let flags = Flags { parameter, requires_grad: meta.requires_grad, ..Flags::default() };
         let storage = match nbytes {
-            // Fake tensors have no bytes. torch gives empty tensors one member too, so a member without bytes is no tie.
+            // Fake tensors have no bytes. torch gives empty tensors one member too, so a member without bytes is not a tie.
             0 => self.add_storage(if has_elements { Location::Meta } else { Location::Empty }, 0, 0, meta),
             _ if is_meta => {
                 let text = format!("the tensor is on the meta device, but has {nbytes} byte(s)");
@@ -286,7 +286,7 @@ impl Reader<'_> {
         };
         let numel = nbytes.checked_div(dtype.itemsize()).unwrap_or(0);
         if numel.checked_mul(dtype.itemsize()) != Some(nbytes) {
-            let text = format!("the member has {nbytes} byte(s), which is no number of elements of {dtype}");
+            let text = format!("the member has {nbytes} byte(s), not a whole number of elements of {dtype}");
             return Err(Error::new(Code::StorageBounds, text));
         }
         let location = Location::Member { archive: self.archive.clone(), number: to_u32(number), skip: 0 };
@@ -307,7 +307,7 @@ impl Reader<'_> {
         number
     }
 
-    /// Lists an object that is no tensor. Fails where unknown values are errors.
+    /// Lists an object that is not a tensor. Fails where unknown values are errors.
     fn add_object(&mut self, class: &str, name: &str) -> Result<()> {
         if self.options.unknown == Unknown::Error {
             let text = format!("the constant {name:?} is a custom object, which is not read");

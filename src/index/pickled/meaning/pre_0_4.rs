@@ -23,7 +23,7 @@ impl<'a> CallInterpreter<'a> {
             .map(Some)
     }
 
-    /// Interprets the state of an object of a tensor class that is no tensor yet: of an empty one, the state gives the elements. It
+    /// Interprets the state of an object of a tensor class that is not a tensor yet: of an empty one, the state gives the elements. It
     /// remains opaque for any other state.
     pub(super) fn old_tensor_state(
         &mut self,
