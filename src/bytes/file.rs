@@ -244,7 +244,7 @@ fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
     if metadata.is_file() {
         return Ok(());
     }
-    let what = if metadata.is_dir() { "a directory" } else { "no regular file" };
+    let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
     Err(Error::new(Code::NotRegularFile, format!("this is {what}"))).in_file(path)
 }
 

@@ -237,7 +237,7 @@ zipped("N20", "an archive of arrays with a pickle of torch", {
 
 def noted(ckpt) -> None:
     assert list(ckpt) == ["w"]
-    assert any("no arrays" in note for note in ckpt.notes)
+    assert any("not arrays" in note for note in ckpt.notes)
 
 
 zipped("N21", "a member that is not an array", {
