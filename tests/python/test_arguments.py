@@ -79,6 +79,6 @@ def test_limits_pickle_with_what_differs():
 
 
 def test_a_name_that_is_no_dtype_has_near_ones():
-    with pytest.raises(ValueError, match="no dtype") as error:
+    with pytest.raises(ValueError, match="not a dtype") as error:
         Request(dtype="bf61")
     assert any("bfloat16" in note for note in error.value.__notes__)

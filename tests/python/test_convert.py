@@ -511,7 +511,7 @@ def test_wrong_arguments_leave_the_target_as_it_is(tmp_path: Path) -> None:
         ({"overwrite": True, "ties": "share"}, ValueError, "ties="),
         ({"dst": tmp_path / "x.bin"}, ValueError, "no pickles"),
         ({"dst": tmp_path / "missing" / "x.safetensors"}, FileNotFoundError, "missing"),
-        ({"src": tmp_path / "m", "dst": tmp_path / "x", "name": "a/b"}, ValueError, "no name of a file"),
+        ({"src": tmp_path / "m", "dst": tmp_path / "x", "name": "a/b"}, ValueError, "not a name of a file"),
         ({"src": source.read_bytes(), "dst": None}, ValueError, "dst= is needed"),
         ({"src": tmp_path / "none.bin"}, FileNotFoundError, "none.bin"),
         ({"src": target}, error, "out.safetensors"),

@@ -392,7 +392,7 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
         rustload.save({"x": x}, tmp_path / "missing" / "m.safetensors")
     with pytest.raises(ValueError, match="folder"):
         rustload.save({"x": x}, path, max_shard_size="1GB")
-    with pytest.raises(ValueError, match="no name of a file"):
+    with pytest.raises(ValueError, match="not a name of a file"):
         rustload.save({"x": x}, tmp_path / "folder", name="a/b")
     with pytest.raises(TypeError, match="texts by texts"):
         rustload.save({"x": x}, path, metadata={"a": 1})  # type: ignore[dict-item]
