@@ -88,8 +88,8 @@ class Buffer:
     """A tensor in memory, for any consumer of DLPack or, in host memory, the buffer protocol.
 
     The result of `materialize` with framework "dlpack". It is either owned (memory of its own, C-contiguous) or a view (a
-    private, copy-on-write mapping of the file, with the file's strides); both are writable, and neither writes to the file. The
-    buffer, and everything made from it, keeps the memory alive. A buffer on a GPU (`device="cuda"`) is owned and complete; it
+    private mapping of the file, with the file's strides), which is read-only with `writable=False`. Neither writes to the file.
+    The buffer, and everything made from it, keeps the memory alive. A buffer on a GPU (`device="cuda"`) is owned and complete; it
     supports only DLPack, because the host cannot read it.
 
     >>> import rustload
@@ -118,7 +118,7 @@ class Buffer:
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a view of the file (a private copy-on-write mapping)."""
+        """Whether it is a view of the file."""
 
     def __dlpack__(
         self,
@@ -1089,13 +1089,16 @@ class Request:
         dtype: object = None,
         transpose: bool | Sequence[int] | None = ...,
         copy: bool | None = ...,
+        writable: object = ...,
         allow_lossy: object = ...,
         dequantize: object = ...,
         overflow: str = ...,
         threads: int | None = ...,
         mappings: Mappings | None = None,
     ) -> Self:
-        """Without arguments, the result is as in the file. Views are of `mappings`; None is the checkpoint's mapping.
+        """Without arguments, the result is as in the file. Views are read-only.
+
+        With `writable` they are copy-on-write, and of `mappings`; None is the checkpoint's mapping.
 
         Raises:
             ValueError: An argument has none of its values, which the message lists.
@@ -1103,7 +1106,12 @@ class Request:
         """
 
     def but(
-        self, *, dtype: object = ..., transpose: bool | Sequence[int] | None = ..., copy: bool | None = ...
+        self,
+        *,
+        dtype: object = ...,
+        transpose: bool | Sequence[int] | None = ...,
+        copy: bool | None = ...,
+        writable: object = ...,
     ) -> Request:
         """The same with some fields changed."""
 
@@ -1117,6 +1125,8 @@ class Request:
 
     @property
     def copy(self) -> bool | None: ...
+    @property
+    def writable(self) -> bool: ...
     @property
     def allow_lossy(self) -> bool: ...
     @property
@@ -1381,7 +1391,7 @@ class Tensor:
         None for other tensors, for bools (whose check reads them), and if no view is possible.
 
         Args:
-            mappings: The mapping of the file to use; None for that of the checkpoint, which all its other views share.
+            mappings: The mapping of the file to use; None for that of the checkpoint, which all its other writable views share.
 
         Raises:
             FormatError: The file was truncated or changed.

@@ -26,7 +26,8 @@ pub struct LocalFile {
     stamp: Stamp,
     /// Made at first use, like the fields below. Two threads may both make it, and the first result is kept: a lock held during
     /// such work would stay locked for ever in a child that is forked meanwhile.
-    mapping: OnceBox<Arc<Mapping>>,
+    read_only: OnceBox<Arc<Mapping>>,
+    copy_on_write: OnceBox<Arc<Mapping>>,
     io: Io,
     file_system: OnceBox<FileSystem>,
     /// Decided at the first large read.
@@ -98,7 +99,8 @@ impl LocalFile {
             path: path.to_owned(),
             absolute,
             stamp,
-            mapping: OnceBox::new(),
+            read_only: OnceBox::new(),
+            copy_on_write: OnceBox::new(),
             io,
             file_system: OnceBox::new(),
             io_choice: OnceBox::new(),
@@ -194,21 +196,22 @@ impl LocalFile {
         Error::new(Code::FileChanged, "the file was cut or changed after it was opened").in_file(&self.path)
     }
 
-    /// The mapping that all views share by default. Made at the first call.
-    pub(super) fn map(&self) -> Result<Arc<Mapping>> {
-        if let Some(mapping) = self.mapping.get() {
+    /// The mapping that all views share by default: one that is writable, and one that is not. Made at the first call.
+    pub(super) fn map(&self, writable: bool) -> Result<Arc<Mapping>> {
+        let shared = if writable { &self.copy_on_write } else { &self.read_only };
+        if let Some(mapping) = shared.get() {
             self.check_unchanged()?;
             return Ok(mapping.clone());
         }
-        let mapping = self.map_unshared()?;
-        Ok(self.mapping.get_or_init(|| Box::new(Arc::new(mapping))).clone())
+        let mapping = self.map_unshared(writable)?;
+        Ok(shared.get_or_init(|| Box::new(Arc::new(mapping))).clone())
     }
 
     /// A mapping that nothing else shares. Where the system refuses it (no address space, a file system without mappings), the error
     /// is that of other bytes that have no view, so that they are copied.
-    pub(super) fn map_unshared(&self) -> Result<Mapping> {
+    pub(super) fn map_unshared(&self, writable: bool) -> Result<Mapping> {
         self.check_unchanged()?;
-        Mapping::new(&self.opened()?.file).map_err(|error| {
+        Mapping::new(&self.opened()?.file, writable).map_err(|error| {
             let text = format!("the system does not map the file into memory ({error})");
             Error::new(Code::Buffer, text).in_file(&self.path)
         })
@@ -277,7 +280,7 @@ mod tests {
         assert_eq!((mode.access(), mode.is_direct()), (Access::SLOW_FILE, false));
         assert_eq!(source.read_vec(5, 3).unwrap(), [7; 3]);
         // What asks for a view gets one.
-        assert!(source.map().unwrap().is_some());
+        assert!(source.map(true).unwrap().is_some());
         // The limits on requests are for what is not on this machine.
         let limited = source.limited(&crate::limits::Limits::new().remote_requests(0));
         assert_eq!(limited.read_vec(1 << 20, 3).unwrap(), [7; 3]);

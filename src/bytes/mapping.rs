@@ -1,8 +1,11 @@
-//! A private, copy-on-write mapping of a whole file, which zero-copy views point into.
+//! A private mapping of a whole file, read-only or copy-on-write, which zero-copy views point into.
 //!
-//! **Protocol.** The mapping is private and writable, so an edit through a view stays in this process and never reaches
+//! A driver that copies from host memory to an accelerator pins its pages, with the intent to write if the mapping is writable: of a
+//! copy-on-write mapping each page is copied to anonymous memory then. Pages of a read-only mapping stay those of the page cache.
+//!
+//! **Protocol.** The mapping is private, so an edit through a view of a writable one stays in this process and never reaches
 //! the file. rustload itself never reads or writes through it: it hands out addresses, and the holder of an address keeps the
-//! `Arc<Mapping>` alive. If another process truncates the file, touching a page past the new end raises SIGBUS; that is
+//! `Arc<Mapping>` alive and writes only if the mapping is writable; a write to a read-only one ends the process (SIGSEGV). If another process truncates the file, touching a page past the new end raises SIGBUS; that is
 //! the documented price of a view. Owned results are read by position and cannot meet it.
 
 use std::fs::File;
@@ -18,6 +21,7 @@ use super::Region;
 pub struct Mapping {
     start: NonNull<u8>,
     len: u64,
+    writable: bool,
     _map: MmapRaw,
 }
 
@@ -28,15 +32,26 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps all of `file`, private and writable, without reserving swap for it (a file may be larger than memory).
-    pub(super) fn new(file: &File) -> io::Result<Mapping> {
-        // SAFETY: the mapping is private, and no Rust reference into it is made. The protocol above says what happens when another
-        // process changes the file.
-        let map = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
+    /// Maps all of `file`, private, without reserving swap for it (a file may be larger than memory).
+    pub(super) fn new(file: &File, writable: bool) -> io::Result<Mapping> {
+        let mut options = MmapOptions::new();
+        options.no_reserve_swap();
         // `MmapRaw` gives its address without a reference to the bytes.
-        let map = MmapRaw::from(map);
+        let map = if writable {
+            // SAFETY: the mapping is private, and no Rust reference into it is made. The protocol above says what happens when
+            // another process changes the file.
+            MmapRaw::from(unsafe { options.map_copy(file) }?)
+        } else {
+            // SAFETY: as above.
+            MmapRaw::from(unsafe { options.map_copy_read_only(file) }?)
+        };
         let start = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Mapping { start, len: map.len() as u64, _map: map })
+        Ok(Mapping { start, len: map.len() as u64, writable, _map: map })
+    }
+
+    /// Whether code may write to it. What it writes stays in this process.
+    pub fn is_writable(&self) -> bool {
+        self.writable
     }
 
     /// The address of a range, or `None` if it reaches outside the mapping.
@@ -59,7 +74,7 @@ mod tests {
     fn an_edit_never_reaches_the_file() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"hello").unwrap();
-        let map = Mapping::new(file.as_file()).unwrap();
+        let map = Mapping::new(file.as_file(), true).unwrap();
         let at = map.address(Region::new(1, 4).unwrap()).unwrap();
         // SAFETY: inside the private mapping, which lives until the end of the test.
         unsafe { at.write(b'a') };

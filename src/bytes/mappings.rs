@@ -1,4 +1,4 @@
-//! Private mappings that one owner of views has to itself, such as a model: no other owner sees its in-place edits.
+//! Copy-on-write mappings that one owner of views has to itself, such as a model: no other owner sees its in-place edits.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ impl Mappings {
             source.check_unchanged()?;
             return Ok(Some((mapping, source.region())));
         }
-        let new = Arc::new(file.map_unshared()?);
+        let new = Arc::new(file.map_unshared(true)?);
         let mapping = match lock_unless_stuck(&self.0) {
             None => new,
             Some(mut all) => find(&all).unwrap_or_else(|| {
@@ -53,7 +53,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &part));
         assert_eq!((region.start(), region.len(), window.start(), window.len()), (0, 10, 2, 3));
         let (other, _) = two.map(&source).unwrap().unwrap();
-        let (shared, _) = source.map().unwrap().unwrap();
+        let (shared, _) = source.map(true).unwrap().unwrap();
         assert!(!Arc::ptr_eq(&first, &other) && !Arc::ptr_eq(&first, &shared));
         assert_ne!(first.address(region), other.address(region));
         assert!(one.map(&Source::memory(Arc::new(*b"0123"))).unwrap().is_none());

@@ -311,12 +311,12 @@ impl Source {
         checked.map_err(|error| self.locate_error(error))
     }
 
-    /// The private mapping of the whole file, and this window's range in it; `None` for everything but local files.
+    /// A private mapping of the whole file, and this window's range in it; `None` for everything but local files.
     ///
     /// The mapping is made at the first call and shared by all clones. Fails if the file is not the one that was opened.
-    pub fn map(&self) -> Result<Option<(Arc<Mapping>, Region)>> {
+    pub fn map(&self, writable: bool) -> Result<Option<(Arc<Mapping>, Region)>> {
         let Some(file) = self.file() else { return Ok(None) };
-        Ok(Some((file.map()?, self.proved()?.window)))
+        Ok(Some((file.map(writable)?, self.proved()?.window)))
     }
 
     /// The window, in the file or in memory; the first possible place before [`Source::proved`].
@@ -402,7 +402,7 @@ mod tests {
         file.as_file().set_len(4).unwrap();
         assert_eq!(source.read_vec(0, 10).unwrap_err().code(), Code::FileChanged);
         assert_eq!(source.check_unchanged().unwrap_err().code(), Code::FileChanged);
-        assert_eq!(source.map().unwrap_err().code(), Code::FileChanged);
+        assert_eq!(source.map(true).unwrap_err().code(), Code::FileChanged);
     }
 
     #[test]

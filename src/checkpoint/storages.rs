@@ -112,7 +112,7 @@ impl Checkpoint {
     /// compressed, byte-swapped, misaligned, inside a pickle, or has bools other than 0 and 1. Fails for bytes in memory.
     pub(crate) fn storage_views(&self, shard: usize, cancel: &Cancel) -> Result<(Array, Vec<Option<u64>>)> {
         let source = &self.0.file(shard)?.source;
-        let Some((mapping, window)) = source.map()? else {
+        let Some((mapping, window)) = source.map(true)? else {
             return Err(no_mapping(source));
         };
         let row = Layout::contiguous(&[window.len()])?;

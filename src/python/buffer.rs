@@ -2,8 +2,8 @@
 //!
 //! **Protocol.** An export of the buffer protocol holds a reference to the `Buffer` (`view.obj`), which owns the array, so the
 //! address stays valid. The export marks the memory as exported, so that no slice of it is made any more. Shape and strides of an
-//! export are in a box of its own, which the release frees. The bytes are writable: they are the result's own memory, or the private
-//! (copy-on-write) mapping of a view.
+//! export are in a box of its own, which the release frees. The bytes are writable if they are the result's own memory or a
+//! copy-on-write mapping, and not if they are a read-only one.
 //!
 //! **Threads.** Nothing here relies on the GIL: a `Buffer` does not change, its mark is atomic, and each export is used by the caller
 //! that asked for it. Writes to the bytes by several threads race as in any Python array: consumers order them.
@@ -157,6 +157,11 @@ impl Buffer {
             )));
         }
         let wants = |bits: c_int| flags & bits == bits;
+        if wants(ffi::PyBUF_WRITABLE) && !array.is_writable() {
+            return Err(PyBufferError::new_err(
+                "the buffer is a read-only view: pass writable=True or copy=True",
+            ));
+        }
         let contiguous = array.is_contiguous();
         if !contiguous && !wants(ffi::PyBUF_STRIDES) {
             return Err(PyBufferError::new_err(
@@ -191,7 +196,7 @@ impl Buffer {
             obj: slf.clone().into_any().into_ptr(),
             len: ffi::Py_ssize_t::try_from(array.nbytes()).unwrap_or(ffi::Py_ssize_t::MAX),
             itemsize: ffi::Py_ssize_t::try_from(item).unwrap_or(1),
-            readonly: 0,
+            readonly: c_int::from(!array.is_writable()),
             ndim: c_int::try_from(numbers.shape.len()).unwrap_or(0),
             format: if wants(ffi::PyBUF_FORMAT) {
                 format(array.dtype()).as_ptr().cast_mut()

@@ -31,7 +31,8 @@ impl Mappings {
     }
 }
 
-/// How the core makes a result. Without arguments, it is as in the file; views are of `mappings`, or of the checkpoint's.
+/// How the core makes a result. Without arguments, it is as in the file. Views are read-only, or writable and
+/// of `mappings` or the checkpoint's mapping.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Request(Core);
 
@@ -44,6 +45,7 @@ impl Request {
         dtype=None,
         transpose=OrderArg(Order::Same),
         copy=CopyArg(None),
+        writable=Flag(false),
         allow_lossy=Flag(false),
         dequantize=Flag(false),
         overflow=OverflowArg(Overflow::Nan),
@@ -54,6 +56,7 @@ impl Request {
         dtype: Option<DTypeArg>,
         transpose: OrderArg,
         copy: CopyArg,
+        writable: Flag,
         allow_lossy: Flag,
         dequantize: Flag,
         overflow: OverflowArg,
@@ -64,6 +67,7 @@ impl Request {
             dtype: dtype.map(|dtype| dtype.0),
             order: transpose.0,
             copy: copy.0,
+            writable: writable.0,
             allow_lossy: allow_lossy.0,
             dequantize: dequantize.0,
             overflow: overflow.0,
@@ -73,7 +77,7 @@ impl Request {
         })
     }
 
-    /// The same with another dtype, transpose or copy.
+    /// The same with another dtype, transpose, copy or writable.
     #[pyo3(signature = (**changes))]
     fn but(&self, changes: Option<&Bound<'_, PyDict>>) -> PyResult<Request> {
         let mut core = self.0.clone();
@@ -82,6 +86,7 @@ impl Request {
                 "dtype" => core.dtype = value.extract::<Option<DTypeArg>>()?.map(|dtype| dtype.0),
                 "transpose" => core.order = value.extract::<OrderArg>()?.0,
                 "copy" => core.copy = value.extract::<CopyArg>()?.0,
+                "writable" => core.writable = value.extract::<Flag>()?.0,
                 other => return Err(PyTypeError::new_err(format!("{other}= is not changed"))),
             }
         }
@@ -106,6 +111,11 @@ impl Request {
     #[getter]
     fn copy(&self) -> Option<bool> {
         self.0.copy
+    }
+
+    #[getter]
+    fn writable(&self) -> bool {
+        self.0.writable
     }
 
     #[getter]

@@ -139,13 +139,14 @@ pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Manag
         minor: 1,
         context: Box::into_raw(context).cast(),
         deleter: Some(delete_versioned),
-        flags: if is_copied { IS_COPIED } else { 0 },
+        flags: if is_copied { IS_COPIED } else { 0 } | if array.is_writable() { 0 } else { READ_ONLY },
         tensor,
     });
     Ok(NonNull::from(Box::leak(managed)))
 }
 
-/// Exports the array as a `DLManagedTensor`, to be freed by [`delete_legacy`] or its own deleter.
+/// Exports the array as a `DLManagedTensor`, to be freed by [`delete_legacy`] or its own deleter. The structure cannot say that a
+/// view is read-only.
 pub fn export_legacy(array: &Array) -> Result<NonNull<ManagedTensor>> {
     let mut context = Box::new(context(array)?);
     let tensor = tensor(array, &mut context)?;

@@ -228,6 +228,11 @@ impl Array {
         matches!(&self.owner, Owner::Memory(memory) if Arc::strong_count(memory) == 1)
     }
 
+    /// Whether code may write to the elements: not to a view of a read-only mapping.
+    pub fn is_writable(&self) -> bool {
+        !matches!(&self.owner, Owner::Mapping(mapping) if !mapping.is_writable())
+    }
+
     /// Whether the bytes are a view of the file's private mapping.
     pub fn is_view(&self) -> bool {
         matches!(self.owner, Owner::Mapping(_))

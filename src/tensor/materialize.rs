@@ -1,6 +1,7 @@
 //! Plans the result of a request, a view or owned memory, and fills owned memory.
 
 use super::quantized::Dequantization;
+use super::view::MappedBy;
 use super::{Order, Request, Tensor, is_view_unavailable};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -90,7 +91,7 @@ impl Tensor {
     /// Whether the result of a request is a view that needs no reads. False for bools, which have to be validated.
     pub fn is_view(&self, request: &Request) -> bool {
         let may_be = request.copy != Some(true) && self.dtype != DType::Bool && !self.is_converted(request);
-        may_be && self.view(request.copy, &request.cancel, request.mappings.as_deref()).is_ok()
+        may_be && self.view(request.copy, &request.cancel, MappedBy::request(request)).is_ok()
     }
 
     /// Whether a request casts, permutes or dequantizes.
@@ -110,7 +111,7 @@ impl Tensor {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
-            match self.view(request.copy, &request.cancel, request.mappings.as_deref()) {
+            match self.view(request.copy, &request.cancel, MappedBy::request(request)) {
                 Ok(view) => return Ok(MaterializePlan::View(view)),
                 Err(error) if request.copy == Some(false) || !is_view_unavailable(&error) => {
                     return Err(error);

@@ -41,7 +41,9 @@ pub struct Request {
     pub dequantize: bool,
     /// Threads to use; `None` for one per core, or one alone where the work is too small for more.
     pub threads: Option<usize>,
-    /// The mappings that a view is of; `None` for the one that all views of the checkpoint share.
+    /// Whether a view may be written to: it is of a copy-on-write mapping then. A write to a read-only one ends the process.
+    pub writable: bool,
+    /// The copy-on-write mappings that a writable view is of; `None` for the mapping that all views of the checkpoint share.
     pub(crate) mappings: Option<Arc<Mappings>>,
     /// The token that cancels the work.
     pub cancel: Cancel,
@@ -68,6 +70,7 @@ impl Request {
         dtype: impl Into<Option<DType>>,
         order: Order,
         copy: impl Into<Option<bool>>,
+        writable: bool,
         allow_lossy: bool,
         overflow: Overflow,
         dequantize: bool,

@@ -1,4 +1,4 @@
-//! Views of the file's copy-on-write mapping, and memory for storages that several tensors share.
+//! Views of a mapping of the file, and memory for storages that several tensors share.
 
 use std::ptr::NonNull;
 
@@ -23,6 +23,21 @@ pub enum SharedStorage {
     Copy,
 }
 
+/// Which mapping of the file a view is of.
+#[derive(Clone, Copy)]
+pub(super) struct MappedBy<'a> {
+    /// The copy-on-write mappings of one owner; `None` for those of the checkpoint.
+    owner: Option<&'a Mappings>,
+    writable: bool,
+}
+
+impl MappedBy<'_> {
+    pub(super) fn request(request: &Request) -> MappedBy<'_> {
+        let owner = request.mappings.as_deref().filter(|_| request.writable);
+        MappedBy { owner, writable: request.writable }
+    }
+}
+
 impl Tensor {
     /// Where this tensor can get the storage that it shares with others; `None` where its elements have to be copied by
     /// themselves. Reads nothing but bools, which it validates.
@@ -31,7 +46,7 @@ impl Tensor {
     /// the bytes in the file are not the tensor's (a lazy conjugate or negative, bools other than 0 and 1, a byte order to swap
     /// on a storage of several item sizes), and for a slice, which would need a fraction of the storage only.
     pub fn shared_storage(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Option<SharedStorage>> {
-        match self.view(copy, cancel, None) {
+        match self.view(copy, cancel, MappedBy { owner: None, writable: true }) {
             Ok(_) => Ok(Some(SharedStorage::View)),
             Err(error) if copy == Some(false) || !is_view_unavailable(&error) => {
                 self.with_context(Err(error))
@@ -42,13 +57,13 @@ impl Tensor {
     }
 
     /// A view of a tensor that covers a whole storage which no other name uses. `None` where there is no view, or where finding
-    /// out would need reads (bools). Reads nothing. The mapping is `owner`'s, or else the checkpoint's.
+    /// out would need reads (bools). Reads nothing. The copy-on-write mapping is `owner`'s, or else the checkpoint's.
     pub(crate) fn lone_view(&self, owner: Option<&Mappings>) -> Result<Option<Array>> {
         let is_simple = !self.is_meta() && self.dtype != DType::Bool && self.layout.numel() > 0;
         if !is_simple || !self.has_own_storage() {
             return Ok(None);
         }
-        match self.view(None, &Cancel::new(), owner) {
+        match self.view(None, &Cancel::new(), MappedBy { owner, writable: true }) {
             Ok(view) => Ok(Some(view)),
             Err(error) if is_view_unavailable(&error) => Ok(None),
             Err(error) => self.with_context(Err(error)),
@@ -66,14 +81,14 @@ impl Tensor {
     /// All bytes of the storage as a one-dimensional `u8` array, a view or a copy. Fails where the storage has no view.
     pub fn storage_bytes(&self, shared: SharedStorage, request: &Request) -> Result<Array> {
         self.with_context(match shared {
-            SharedStorage::View => self.storage_view(request.mappings.as_deref()),
+            SharedStorage::View => self.storage_view(MappedBy::request(request)),
             SharedStorage::Copy => self.storage_copy(request),
         })
     }
 
-    fn storage_view(&self, owner: Option<&Mappings>) -> Result<Array> {
+    fn storage_view(&self, mapped_by: MappedBy<'_>) -> Result<Array> {
         let source = self.opened.viewable_source(self.storage())?.proved()?;
-        view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?, owner)
+        view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?, mapped_by)
     }
 
     /// Whether to copy the whole storage instead of the elements, which preserves strides and ties between names.
@@ -109,13 +124,8 @@ impl Tensor {
     }
 
     /// A view of the elements, or an error that says why there is none. On a file system where mapped reads are slow it is given
-    /// with `copy=Some(false)` only. The mapping is `owner`'s, or else the checkpoint's.
-    pub(super) fn view(
-        &self,
-        copy: Option<bool>,
-        cancel: &Cancel,
-        owner: Option<&Mappings>,
-    ) -> Result<Array> {
+    /// with `copy=Some(false)` only.
+    pub(super) fn view(&self, copy: Option<bool>, cancel: &Cancel, mapped_by: MappedBy<'_>) -> Result<Array> {
         let flags = self.opened.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(
@@ -140,7 +150,7 @@ impl Tensor {
         if self.dtype == DType::Bool {
             check_bools(&source, &self.layout, cancel)?;
         }
-        view_of(&source, self.dtype, self.layout.clone(), owner)
+        view_of(&source, self.dtype, self.layout.clone(), mapped_by)
     }
 }
 
@@ -160,8 +170,11 @@ pub(crate) fn no_mapping(source: &Source) -> Error {
 
 /// A view of `layout` in the mapping of `source`, whose window is the storage. Fails for bytes in memory, and where the elements
 /// are misaligned for the dtype.
-fn view_of(source: &Source, dtype: DType, layout: Layout, owner: Option<&Mappings>) -> Result<Array> {
-    let mapped = owner.map_or_else(|| source.map(), |owner| owner.map(source))?;
+fn view_of(source: &Source, dtype: DType, layout: Layout, mapped_by: MappedBy<'_>) -> Result<Array> {
+    let mapped = match mapped_by.owner {
+        Some(owner) => owner.map(source)?,
+        None => source.map(mapped_by.writable)?,
+    };
     let Some((mapping, window)) = mapped else {
         return Err(no_mapping(source));
     };

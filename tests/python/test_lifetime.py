@@ -411,7 +411,7 @@ def test_a_fork_during_the_lazy_initialization_of_a_file_does_not_hang(many):
 
 def test_the_parent_does_not_see_an_edit_in_a_forked_child(many):
     ckpt = rustload.open(many, framework="numpy")
-    view = ckpt["big"].materialize()
+    view = ckpt["big"].materialize(writable=True)
 
     def work() -> bytes:
         view[:] = -1

@@ -176,7 +176,7 @@ def test_a_npy_file_is_viewed_and_views_share(tmp_path: Path):
     path = tmp_path / "array.npy"
     np.save(path, np.arange(24.0).reshape(4, 6))
     t = rustload.open(path, framework="numpy")["arr_0"]
-    one, two = t.materialize(copy=False), t[1:].materialize(copy=False)
+    one, two = (lazy.materialize(copy=False, writable=True) for lazy in (t, t[1:]))
     one[1, 0] = -1
     assert two[0, 0] == -1
     assert t.materialize(copy=True)[1, 0] == 6

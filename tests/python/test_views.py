@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import mmap
+import os
 import sys
 import weakref
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,31 +38,96 @@ def address(result) -> int:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_without_a_conversion_the_result_is_a_view_that_later_views_share(simple, framework):
     ckpt = rustload.open(simple, framework=framework)
-    writable(ckpt["w"].materialize())[1, 2] = 99
-    for view in (ckpt["w"].materialize(), ckpt["w"].materialize(copy=False)):
+    writable(ckpt["w"].materialize(writable=True))[1, 2] = 99
+    for view in (ckpt["w"].materialize(writable=True), ckpt["w"].materialize(copy=False, writable=True)):
         assert writable(view)[1, 2] == 99
-    assert writable(ckpt["w"][1].materialize())[2] == 99
+    assert writable(ckpt["w"][1].materialize(writable=True))[2] == 99
+
+
+def test_views_under_numpy_are_read_only_and_share_a_mapping_that_nothing_edits(simple):
+    """Those of other frameworks are writable, unless the caller says otherwise."""
+    ckpt = rustload.open(simple, framework="numpy")
+    for view in (ckpt["w"].materialize(), ckpt["w"].numpy(), np.asarray(ckpt["w"]), dict(ckpt.stream())["w"]):
+        assert not view.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            view[0, 0] = 5
+        assert address(view) == address(ckpt["w"].materialize())
+    ckpt["w"].materialize(framework="torch")[0, 1] = 42
+    assert ckpt["w"].materialize()[0, 1] == 1
+    assert ckpt["w"].materialize(writable=True)[0, 1] == 42
+    kept = ckpt["w"].materialize(framework="torch", writable=False)
+    assert kept.data_ptr() == address(ckpt["w"].materialize())
+    buffer = ckpt["w"].materialize(framework="dlpack", writable=False)
+    assert memoryview(buffer).readonly
+    assert not np.from_dlpack(buffer).flags.writeable
+    with pytest.raises(TypeError, match="read-write"):
+        io.BytesIO(bytes(96)).readinto(buffer)
+    for how in ({"copy": True}, {"dtype": "float64"}):
+        assert ckpt["w"].materialize(writable=False, **how).flags.writeable
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how much of a mapping is anonymous memory")
+def test_pinning_a_read_only_view_makes_no_memory(save):
+    """A driver pins the pages of a copy's source with the intent to write if it may write to them; so does mlock."""
+    ckpt = rustload.open(save({"w": torch.ones(1 << 20)}), framework="torch")
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def anonymous_kilobytes(address: int) -> int:
+        """Of the mapping that has the address."""
+        inside = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if "-" in line.split(" ")[0]:
+                start, end = (int(number, 16) for number in line.split(" ")[0].split("-"))
+                inside = start <= address < end
+            elif inside and line.startswith("Anonymous:"):
+                return int(line.split()[1])
+        raise AssertionError("no mapping has the address")
+
+    def pinned(view: torch.Tensor) -> int:
+        start = view.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        if libc.mlock(ctypes.c_void_p(start), ctypes.c_size_t(view.nbytes)):
+            pytest.skip(f"the system refuses mlock: {os.strerror(ctypes.get_errno())}")
+        try:
+            return anonymous_kilobytes(view.data_ptr())
+        finally:
+            libc.munlock(ctypes.c_void_p(start), ctypes.c_size_t(view.nbytes))
+
+    assert pinned(ckpt["w"].materialize(writable=False)) == 0
+    assert pinned(dict(ckpt.stream(writable=False))["w"]) == 0
+    assert pinned(ckpt["w"].materialize()) >= 4 << 10  # so that the test would see it
+
+
+def test_what_is_copied_to_a_device_comes_from_a_read_only_view(simple, monkeypatch):
+    """Of any device that rustload does not upload to itself."""
+    ckpt = rustload.open(simple, framework="torch")
+    sources = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, _device: sources.append(self.data_ptr()) or self)
+    monkeypatch.setattr(adapters.load_adapter("torch"), "check_device", lambda _device: torch.device("meta"))
+    ckpt["w"].materialize(device="xpu")
+    dict(ckpt.stream(device="xpu"))
+    assert sources
+    assert set(sources) == {address(lazy.materialize(framework="numpy")) for lazy in ckpt.values()}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_edit_of_a_view_never_reaches_the_file(simple, framework):
     before = simple.read_bytes()
     ckpt = rustload.open(simple, framework=framework)
-    writable(ckpt["w"].materialize())[:] = -1
+    writable(ckpt["w"].materialize(writable=True))[:] = -1
     assert simple.read_bytes() == before
-    assert writable(rustload.open(simple, framework=framework)["w"].materialize())[0, 1] == 1
+    assert writable(rustload.open(simple, framework=framework)["w"].materialize(writable=True))[0, 1] == 1
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("how", [{"copy": True}, {"dtype": "float64"}, {"transpose": True}])
 def test_an_owned_result_does_not_see_edits_of_a_view(simple, framework, how):
     ckpt = rustload.open(simple, framework=framework)
-    writable(ckpt["w"].materialize())[:] = -1
+    writable(ckpt["w"].materialize(writable=True))[:] = -1
     first = writable(ckpt["w"].materialize(**how))
     assert first.sum() == sum(range(24))
     first[:] = 5
     assert writable(ckpt["w"].materialize(**how)).sum() == sum(range(24))
-    assert (writable(ckpt["w"].materialize()) == -1).all()
+    assert (writable(ckpt["w"].materialize(writable=True)) == -1).all()
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
@@ -132,7 +201,7 @@ def test_a_small_view_takes_few_python_calls(save):
 
 def test_views_of_two_frameworks_share_one_mapping(simple):
     ckpt = rustload.open(simple)
-    tensor, array, buffer = (ckpt["w"].materialize(framework=name) for name in FRAMEWORKS)
+    tensor, array, buffer = (ckpt["w"].materialize(framework=name, writable=True) for name in FRAMEWORKS)
     assert tensor.data_ptr() == address(array) == address(buffer)
     tensor[0, 0] = 42
     assert array[0, 0] == 42
@@ -216,7 +285,7 @@ def test_tied_names_have_one_address_and_one_storage_under_torch(save):
 def test_tied_names_share_memory_under_numpy(save):
     base = torch.arange(12.0)
     ckpt = rustload.open(save({"a": base, "tail": base[6:]}), framework="numpy")
-    a, tail = ckpt["a"].materialize(), ckpt["tail"].materialize()
+    a, tail = ckpt["a"].materialize(writable=True), ckpt["tail"].materialize(writable=True)
     assert np.shares_memory(a, tail)
     a[6] = 99
     assert tail[0] == 99
@@ -411,16 +480,17 @@ def test_a_view_can_grow_its_autograd_graph(simple):
 SEES_EDITS = {
     "materialize": lambda ckpt: ckpt["w"].materialize(),
     "copy=False": lambda ckpt: ckpt["w"].materialize(copy=False),
-    "numpy": lambda ckpt: ckpt["w"].numpy(),
+    "numpy": lambda ckpt: ckpt["w"].materialize(framework="numpy", writable=True),
     "torch": lambda ckpt: ckpt["w"].torch(),
     "slice": lambda ckpt: ckpt["w"][:].materialize(),
     "permuted view": lambda ckpt: ckpt["w"].T.materialize().T,
     "stream": lambda ckpt: dict(ckpt.stream())["w"],
     "whole load": lambda ckpt: ckpt.materialize()["w"],
     "from_dlpack": lambda ckpt: torch.from_dlpack(ckpt["w"]),
-    "asarray": lambda ckpt: np.asarray(ckpt["w"]),
 }
 HAS_THE_FILES_VALUES = {
+    "numpy, read-only": lambda ckpt: ckpt["w"].numpy(),
+    "asarray, read-only": lambda ckpt: np.asarray(ckpt["w"]),
     "copy=True": lambda ckpt: ckpt["w"].materialize(copy=True),
     "cast": lambda ckpt: ckpt["w"].materialize(dtype="float64"),
     "transpose": lambda ckpt: ckpt["w"].materialize(transpose=True).T,

@@ -43,7 +43,12 @@ def build_stream(
 
     Invalid arguments raise here, before the first tensor. `names` are those of the results, one for each tensor.
     """
-    request = Request(**part(RequestOptions, options), threads=options["threads"])
+    given = options["framework"]
+    framework = context.resolve_framework() if given is None else adapters.framework_name(given)
+    adapter = adapters.load_adapter(framework)
+    target = adapter.check_device(device)
+    writable = adapters.views_are_writable(adapter, target, given=options["writable"])
+    request = Request(**part(RequestOptions, options), threads=options["threads"], writable=writable)
     warn_of_unused_patterns(core.names, dtype=dtype, transpose=transpose)
     _check_one_of("order", order, ("file", "name", "given"))
     progress = checked_progress(options["progress"])
@@ -52,10 +57,6 @@ def build_stream(
     if order == "name":
         by_name = sorted(range(len(names)), key=names.__getitem__)
         names, tensors = [names[index] for index in by_name], [tensors[index] for index in by_name]
-    given = options["framework"]
-    framework = context.resolve_framework() if given is None else adapters.framework_name(given)
-    adapter = adapters.load_adapter(framework)
-    target = adapter.check_device(device)
     if not request.dequantize:
         rules.warn_of_kept(tensors)
     producer = producer_for(

@@ -213,7 +213,7 @@ class RequestOptions(CastOptions, total=False):
     """What a result is.
 
     Args:
-        copy: None returns a view of the file (a private copy-on-write mapping, no anonymous memory) without a cast or transpose,
+        copy: None returns a view of the file (a private mapping, no anonymous memory) without a cast or transpose,
             and owned memory otherwise. True always returns owned memory. False returns a view or raises.
         overflow: The result of a cast to fp8 for values out of range: `"nan"` (as in the OCP specification) or `"saturate"`.
     """
@@ -230,12 +230,17 @@ class ReadOptions(RequestOptions, total=False):
         cast: Where a result on a GPU is cast and transposed. `"cpu"`: while reading. `"gpu"`: after the H2D copy, if the result
             is bit-equal. `"auto"`: the CPU casts if that makes the copy shorter and not slower, and the GPU does the rest. No
             effect on results on the CPU.
+        writable: Whether a view may be written to. True: it is of a copy-on-write mapping, and what is written stays in this
+            process. False: of a read-only one, which a device's driver can pin without a copy of each page; a write is an error
+            in NumPy, and ends the process (SIGSEGV) in torch. None: True for torch and `Buffer`, False for NumPy, JAX and CuPy.
+            Owned results are always writable.
         sync: Whether a result on a GPU is complete when it is returned. If False, it is complete for all work that you enqueue on
             the current stream (torch and CuPy; others are always complete). No effect on results on the CPU.
     """
 
     framework: str | None
     cast: Cast
+    writable: bool | None
     sync: bool
 
 

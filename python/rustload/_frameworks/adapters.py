@@ -115,11 +115,24 @@ class HandleContext:
         return self.view_function(core, self)
 
 
+def views_are_writable(adapter: Adapter, device: Any, *, given: bool | None) -> bool:
+    """Whether a view is of a copy-on-write mapping, for a result on a device (None: the host) and what the caller says.
+
+    What is copied to a device comes from a read-only mapping: the device's driver pins the pages of the copy's source, and each
+    page of a writable private mapping becomes memory of the process then.
+    """
+    return device is None and (not adapter.HAS_READ_ONLY if given is None else bool(given))
+
+
 class Adapter(Protocol):
     """The functions of an adapter module."""
 
     COPIES_VIEWS: bool
     """Whether `wrap` may copy the buffer, also for the host."""
+
+    HAS_READ_ONLY: bool
+    """Whether its arrays can be read-only, or are immutable. Where they cannot, a write to a read-only view ends the process, and
+    views are copy-on-write unless the caller says otherwise."""
 
     def check_device(self, device: Any) -> Any:
         """Converts `device=` to the framework's device; raises DeviceError if it does not exist."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 COPIES_VIEWS = True
+HAS_READ_ONLY = True
 
 
 def check_device(device: Any) -> Any:

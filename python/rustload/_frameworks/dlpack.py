@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 COPIES_VIEWS = False
+HAS_READ_ONLY = False
 
 
 def check_device(device: Any) -> int | None:

@@ -30,6 +30,7 @@ _WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128
 
 
 COPIES_VIEWS = True
+HAS_READ_ONLY = True
 
 
 def check_device(device: Any) -> Any:

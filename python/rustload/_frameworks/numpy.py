@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _ML_DTYPES = {row.name for row in DTYPE_ROWS.values() if row.numpy_code is None and row.kind != "Packed"}
 
 COPIES_VIEWS = False
+HAS_READ_ONLY = True
 
 _DTYPES: dict[str, np.dtype[Any]] = {}
 """The dtypes that were found before."""
@@ -74,15 +75,14 @@ def gpu_for(device: None) -> None:
 
 
 def make(core: Core, request: Request, device: Any, context: HandleContext) -> np.ndarray[Any, Any]:
-    """Materializes the tensor as a writable array: a view of the file, or owned."""
+    """Materializes the tensor as an array: a view of the file, or owned."""
     numpy_dtype(request.dtype or core.dtype)  # raises for an unsupported dtype before anything is read
     return wrap(core.materialize(request), None)
 
 
 def fast_view(core: Core, context: HandleContext) -> np.ndarray[Any, Any]:
     """As `make`, without conversion."""
-    request = _PLAIN if context.mappings is None else Request(mappings=context.mappings)
-    return make(core, request, None, context)
+    return make(core, _PLAIN, None, context)
 
 
 def wrap(buffer: Buffer, device: Any) -> np.ndarray[Any, Any]:

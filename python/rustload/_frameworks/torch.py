@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 COPIES_VIEWS = False
+HAS_READ_ONLY = False
 
 
 def check_device(device: Any) -> torch.device | None:
@@ -188,7 +189,7 @@ def _on_shared_storage(core: Core, request: Request, context: HandleContext) -> 
     if kind is None or not isinstance(core, _rustload.Tensor):
         return None  # a joined tensor shares no storage
     storages = context.storages
-    key = (*core.storage, kind)
+    key = (*core.storage, kind if request.writable else f"read-only {kind}")
     storage: torch.UntypedStorage | None = storages.get(key)
     if storage is None:
         # setdefault: if two threads get here at once, both must use the same storage.

@@ -325,18 +325,22 @@ class LazyTensor(Operators, Metadata):
         requested, order = value_for(dtype, self), value_for(transpose, self)
         if how["dequantize"] and requested is None and out is None and self._is_scaled():
             requested = "float32"
+        adapter, target, writable = None, None, False
+        if out is None:
+            adapter = adapters.load_adapter(how["framework"] or self._context.resolve_framework())
+            target = adapter.check_device(device)
+            writable = adapters.views_are_writable(adapter, target, given=how["writable"])
         request = Request(
             dtype=requested,
             transpose=order,  # type: ignore[arg-type]  # checked there
             threads=threads,
+            writable=writable,
             mappings=self._context.mappings,
             **part(RequestOptions, how),
         )
         cast, sync = checked_cast(how["cast"]), bool(how["sync"])
-        if out is not None:
+        if adapter is None:
             return self._materialize_out(out, device, request, cast=cast, sync=sync)
-        adapter = adapters.load_adapter(how["framework"] or self._context.resolve_framework())
-        target = adapter.check_device(device)
         gpu = None if self.is_meta else adapter.gpu_for(target)
         if gpu is None:
             return adapter.make(self._core, request, target, self._context)
@@ -402,7 +406,7 @@ class LazyTensor(Operators, Metadata):
         Raises:
             BufferError: The consumer requests another device, a stream, or a view that is not possible.
         """
-        buffer = self._core.materialize(Request(copy=copy, mappings=self._context.mappings))
+        buffer = self._core.materialize(Request(copy=copy, writable=True, mappings=self._context.mappings))
         return buffer.hand_over(stream=stream, max_version=max_version, dl_device=dl_device, **extra)
 
     def __dlpack_device__(self) -> tuple[int, int]:

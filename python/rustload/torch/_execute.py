@@ -127,6 +127,7 @@ def _stream_steps(
         Request(
             dtype=step.dtype,
             copy=step.copy if gpu is None else True,
+            writable=gpu is None,  # the model keeps it
             allow_lossy=options.allow_lossy,
             dequantize=step.dequantize,
             mappings=step.lazy._context.mappings,

@@ -32,7 +32,8 @@ class WeightOptions(NamedTuple):
         memory: The most bytes that are read ahead, as for `Checkpoint.stream`.
         threads: The number of threads; None for up to one per core.
         mmap: Whether tensors are views of the files, of which only the pages that are used are read. None: if this process is one
-            of several in `torch.distributed`, because a rank of a tensor-parallel model uses a part of each tensor.
+            of several in `torch.distributed`, because a rank of a tensor-parallel model uses a part of each tensor. The views are
+            read-only: a model that changes its weights in place while it loads them needs False.
         key: The key in each file under which the weights are nested.
         strip: A prefix, or several, to remove from names.
         rename: Other names, as for `Checkpoint.stream`.
@@ -110,7 +111,9 @@ def weights(
         stack.callback(trim)  # a server keeps no memory for further loads
         report = stack.enter_context(reporting(progress, total))
         for checkpoint, new_names in zip(opened, chosen, strict=True):
-            stream = checkpoint.stream(list(new_names), memory=window, threads=options.threads, copy=copy)
+            stream = checkpoint.stream(
+                list(new_names), memory=window, threads=options.threads, copy=copy, writable=False
+            )
             with stream:
                 for old, tensor in stream:
                     report(tensor.nbytes, old)
