@@ -10,7 +10,7 @@ use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
 
 /// Bytes of work per thread: with less, starting the thread costs more than it saves.
-const BYTES_PER_THREAD_MIN: u64 = 4 << 20;
+const BYTES_PER_THREAD_MIN: u64 = 2 << 20;
 
 /// How often a lock that another thread holds is tried: for half a millisecond, or as long as other threads need the core.
 const LOCK_ATTEMPTS: u32 = 10_000;

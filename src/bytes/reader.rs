@@ -44,6 +44,11 @@ impl<'a> Reader<'a> {
         self.access
     }
 
+    /// Whether it reads with `O_DIRECT`.
+    pub fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
     /// Fills `out` with the bytes at `offset` of the source's window.
     pub fn read_at(&self, offset: u64, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
         self.read_with_bounce_buffer(offset, out, scratch.bounce_buffer())

@@ -7,8 +7,12 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
+use once_cell::race::OnceBox;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::time::{ClockId, clock_gettime};
+
+/// A multiple of the size of a small page; on architectures other than x86-64 the largest one in use.
+pub(super) const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
 
 /// Advice on a range.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +73,29 @@ pub(super) unsafe fn advise(start: *mut u8, len: usize, advice: Advice) {
 #[cfg(any(not(target_os = "linux"), rustload_portable))]
 pub(super) unsafe fn advise(_start: *mut u8, _len: usize, _advice: Advice) {}
 
+/// Faults in the whole pages of `memory`, as a write would, in less time than that of as many page faults. Changes no byte. Where the
+/// system refuses it, they are faulted in by the first write.
+pub fn populate(memory: &mut [u8]) {
+    let range = memory.as_mut_ptr_range();
+    let start = range.start.addr().next_multiple_of(PAGE_BYTES);
+    let end = range.end.addr() & !(PAGE_BYTES - 1);
+    if let Some(len) = end.checked_sub(start).filter(|&len| len > PAGE_BYTES) {
+        // SAFETY: the pages lie inside `memory`, which is borrowed mutably, and populating changes no byte.
+        unsafe { advise(range.start.with_addr(start), len, Advice::Populate) };
+    }
+}
+
+/// Whether the kernel tells the host of a virtual machine which pages are free, so that the host takes them back (free page reporting,
+/// of virtio and of Hyper-V).
+pub(super) fn free_pages_are_reported() -> bool {
+    static REPORTED: OnceBox<bool> = OnceBox::new();
+    *REPORTED.get_or_init(|| {
+        // The order of the smallest blocks that are reported, which is set when a driver asks for reports.
+        let order = std::fs::read_to_string("/sys/module/page_reporting/parameters/page_reporting_order");
+        Box::new(order.is_ok_and(|text| text.trim().parse::<u8>().is_ok()))
+    })
+}
+
 /// The processor time of this thread: waiting while other threads run does not count.
 pub(super) fn thread_cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
@@ -116,3 +143,53 @@ pub(super) fn stay_on(_cpus: &[usize]) {}
 /// The CUDA driver's library, which is opened if `RUSTLOAD_LIBCUDA` is not set.
 #[cfg(feature = "cuda")]
 pub(super) const CUDA_LIBRARY: &str = "libcuda.so.1";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn populating_changes_no_byte() {
+        let mut bytes = vec![7_u8; 5 * PAGE_BYTES];
+        for start in [0, 1, PAGE_BYTES] {
+            for end in [start, start + 1, 3 * PAGE_BYTES, 5 * PAGE_BYTES - 1] {
+                populate(&mut bytes[start..end.max(start)]);
+            }
+        }
+        assert!(bytes.iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn populated_pages_are_resident() {
+        let start = map(64 * PAGE_BYTES).unwrap();
+        // SAFETY: the range was mapped just now, is zeroed, and nothing else uses it until it is unmapped below.
+        populate(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), 64 * PAGE_BYTES) });
+        let resident = resident_pages(start.as_ptr().addr());
+        // SAFETY: as above; the slice is not used any more.
+        unsafe { unmap(start.as_ptr(), 64 * PAGE_BYTES) };
+        if cfg!(all(target_os = "linux", not(rustload_portable))) {
+            assert!(resident >= Some(64), "{resident:?}");
+        }
+    }
+
+    /// The resident pages of the mapping that has this address; it may be larger than what was mapped.
+    fn resident_pages(address: usize) -> Option<usize> {
+        let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let mut inside = false;
+        for line in text.lines() {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let parsed = range.and_then(|(from, to)| {
+                Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+            });
+            match parsed {
+                Some((from, to)) => inside = (from..to).contains(&address),
+                None if inside && line.starts_with("Rss:") => {
+                    let kilobytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+                    return Some(kilobytes * 1024 / PAGE_BYTES);
+                }
+                None => {}
+            }
+        }
+        None
+    }
+}

@@ -9,13 +9,10 @@ use std::process;
 use std::ptr::NonNull;
 
 use super::huge_page_probe::{self, Decision};
-use super::os::{self, Advice};
+use super::os::{self, Advice, PAGE_BYTES};
 
 /// The size of a huge page on x86-64 and most of arm64.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
-
-/// The size of a small page; on architectures other than x86-64 the largest one in use.
-const SMALL_PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
 
 /// A range of anonymous memory that starts on a huge page.
 #[derive(Debug)]
@@ -36,7 +33,7 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// `len` rounded up to small pages: a buffer ends with small pages, so that no huge page is used for a few bytes.
     pub(super) fn rounded_len(len: usize) -> Option<usize> {
-        len.checked_next_multiple_of(SMALL_PAGE_BYTES)
+        len.checked_next_multiple_of(PAGE_BYTES)
     }
 
     /// Maps zeroed memory for `len` bytes; `None` if that fails. If `huge`, requests huge pages for the whole huge pages inside,
@@ -188,10 +185,10 @@ mod tests {
 
     #[test]
     fn ranges_start_on_a_huge_page_and_end_with_small_pages() {
-        for len in [1, SMALL_PAGE_BYTES, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES + 5] {
+        for len in [1, PAGE_BYTES, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES + 5] {
             let pages = Pages::new(len, true).unwrap();
             assert_eq!(pages.start().align_offset(HUGE_PAGE_BYTES), 0);
-            assert_eq!(pages.len(), len.next_multiple_of(SMALL_PAGE_BYTES));
+            assert_eq!(pages.len(), len.next_multiple_of(PAGE_BYTES));
         }
         assert!(Pages::new(usize::MAX, true).is_none());
         assert!(Pages::new(1 << 60, true).is_none());
@@ -199,15 +196,15 @@ mod tests {
 
     #[test]
     fn only_adjacent_whole_ranges_are_joined() {
-        let mut front = Pages::new(4 * HUGE_PAGE_BYTES + SMALL_PAGE_BYTES, true).unwrap();
-        assert!(front.split_off(SMALL_PAGE_BYTES).is_none());
+        let mut front = Pages::new(4 * HUGE_PAGE_BYTES + PAGE_BYTES, true).unwrap();
+        assert!(front.split_off(PAGE_BYTES).is_none());
         assert!(front.split_off(5 * HUGE_PAGE_BYTES).is_none());
         let mut middle = front.split_off(HUGE_PAGE_BYTES).unwrap();
         let mut back = middle.split_off(HUGE_PAGE_BYTES).unwrap();
         let end = back.split_off(HUGE_PAGE_BYTES).unwrap();
         assert_eq!(
             [front.len(), middle.len(), back.len(), end.len()],
-            [HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + SMALL_PAGE_BYTES]
+            [HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + PAGE_BYTES]
         );
         assert!(
             front.is_followed_by(&middle)

@@ -1,7 +1,7 @@
 //! Transposes of matrices, cut into bands of source rows: each band is read in the file's order, with few long reads, and written
 //! to some columns of the destination. A matrix with few, long rows is cut into bands of columns instead.
 
-use super::read::{Fill, PIECE_MIN_BYTES, Payload, incomplete_write, scratch};
+use super::read::{BAND_MIN_BYTES, Fill, Payload, incomplete_write, scratch};
 use crate::bytes::{Reader, Scratch};
 use crate::error::Result;
 use crate::kernel::{self, Grid};
@@ -81,7 +81,7 @@ impl Band {
         let width = to_usize(self.rows.checked_mul(to)?);
         let grid = Grid::new(out, to_usize(self.columns), width, width)?;
         let threads = threads as u64;
-        let band_count = (self.columns.checked_mul(self.rows)?.checked_mul(to)? / PIECE_MIN_BYTES)
+        let band_count = (self.columns.checked_mul(self.rows)?.checked_mul(to)? / BAND_MIN_BYTES)
             .clamp(threads, threads * 16);
         let run = (DST_RUN_BYTES / to).max(1);
         let band_columns = self.columns.div_ceil(band_count);

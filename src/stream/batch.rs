@@ -207,13 +207,17 @@ impl TaskCutter {
         let count = match alone {
             _ if self.access.waits_for_requests() => nbytes.div_ceil(self.access.block),
             true => 1,
-            false => piece_count(layout, self.weight, self.threads as u64),
+            false => piece_count(layout, self.weight, self.threads as u64, self.access.block),
         };
         let mut rest = out;
         let alignment = self.access.alignment;
         let pieces = if alignment > 1 {
             let offset = payload.source.block_offset(layout.offset.saturating_mul(src), alignment);
             aligned_pieces(layout, src, (offset, alignment), count)
+        } else if layout.is_contiguous() && count > 1 && rest.len() >= self.threads * HUGE_PAGE_BYTES {
+            // Threads that fault in pages of one page table wait for each other; it has the pages of one huge page.
+            let offset = rest.as_ptr().addr() % HUGE_PAGE_BYTES;
+            aligned_pieces(layout, dst, (offset as u64, HUGE_PAGE_BYTES as u64), count)
         } else {
             pieces(layout, count)
         };

@@ -4,7 +4,7 @@
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
 use super::read::{
-    Fill, PIECE_MIN_BYTES, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, prefault,
+    BAND_MIN_BYTES, Fill, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, prefault,
     read_mode, scratch,
 };
 use crate::error::{Error, Result};
@@ -143,7 +143,7 @@ impl RowJoin {
         }
         let bytes = out.len() as u64;
         let threads = parallel::threads(bytes, threads);
-        let rows_per_range = rows.div_ceil(threads as u64).min(PIECE_MIN_BYTES.div_ceil(row_bytes)).max(1);
+        let rows_per_range = rows.div_ceil(threads as u64).min(BAND_MIN_BYTES.div_ceil(row_bytes)).max(1);
         let ranges = out.chunks_mut(to_usize(rows_per_range.saturating_mul(row_bytes))).enumerate();
         let ranges = ranges.map(|(number, out)| (number as u64 * rows_per_range, out));
         parallel::for_each(threads, ranges, scratch, |scratch, (first_row, out)| {

@@ -120,8 +120,9 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
     }
 }
 
-/// As [`pieces`] for a contiguous layout whose first byte is `block_offset` bytes into a block of `alignment` bytes: all pieces but
-/// the first start on a block boundary (or at the last element that starts before it), so that no block is read twice.
+/// As [`pieces`] for a contiguous layout whose first byte is `block_offset` bytes into a block of `alignment` bytes, in the file or in
+/// memory: all pieces but the first start on a block boundary (or at the last element that starts before it), so that no block is
+/// read twice, or written to by two threads.
 pub(super) fn aligned_pieces(
     layout: &Layout,
     itemsize: u64,

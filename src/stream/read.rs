@@ -10,7 +10,7 @@ use crate::kernel::{self, Cast};
 use crate::layout::{self, Layout};
 use crate::num::to_usize;
 use crate::parallel::{self, Cancel};
-use crate::sink::HostBuffer;
+use crate::sink::{self, HostBuffer};
 
 /// Results of at least this size start at the file's offset in a disk block, so that direct reads can go straight into them.
 const ALIGNED_RESULT_MIN_BYTES: u64 = 8 << 20;
@@ -24,8 +24,8 @@ const PLAIN_READ_MAX_BYTES: u64 = 8 << 20;
 /// Results of at most this many bytes are read by one thread with one read.
 const ONE_READ_MAX_BYTES: u64 = 1 << 20;
 
-/// Smaller pieces are not worth a job of their own.
-pub(super) const PIECE_MIN_BYTES: u64 = 4 << 20;
+/// Smaller bands of a transposed matrix, and ranges of a joined one, are not worth a job of their own.
+pub(super) const BAND_MIN_BYTES: u64 = 4 << 20;
 
 /// The bytes of one storage.
 #[derive(Clone, Debug)]
@@ -192,9 +192,10 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     fill_all(vec![task], how.threads).map_err(|(_, error)| error)
 }
 
-/// The number of pieces: more than threads, for balance, if the layout is contiguous; else one per thread, so that runs stay long.
-pub(super) fn piece_count(layout: &Layout, bytes: u64, threads: u64) -> u64 {
-    if layout.is_contiguous() { (bytes / PIECE_MIN_BYTES).clamp(threads, threads * 16) } else { threads }
+/// The number of pieces, of at least `block` bytes: more than threads, so that these end soon after each other, if the layout is
+/// contiguous; else one per thread, so that runs stay long.
+pub(super) fn piece_count(layout: &Layout, bytes: u64, threads: u64, block: u64) -> u64 {
+    if layout.is_contiguous() { (bytes / block).clamp(threads, threads * 16) } else { threads }
 }
 
 pub(super) fn fill_piece(
@@ -207,12 +208,10 @@ pub(super) fn fill_piece(
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
     let plain = how.is_copy(payload) && is_contiguous_piece(piece);
-    let grid = BlockGrid::new(
-        piece,
-        src,
-        if plain { PLAIN_READ_MAX_BYTES } else { reader.access().block },
-        reader.access().gap,
-    );
+    // Memory that is written with non-temporal stores is resident, and direct reads fault in what they write to.
+    let is_fresh = !how.cast.uses_non_temporal_stores() && is_contiguous_piece(piece) && !reader.is_direct();
+    let block_max = if plain && !is_fresh { PLAIN_READ_MAX_BYTES } else { reader.access().block };
+    let grid = BlockGrid::new(piece, src, block_max, reader.access().gap);
     // Blocks do not overlap. So if they have as many elements as the piece, every byte of it is written: the destination may be
     // memory of an earlier result.
     let mut written = 0_u64;
@@ -225,6 +224,9 @@ pub(super) fn fill_piece(
             let len = usize::try_from(block.run.saturating_mul(src)).unwrap_or(usize::MAX);
             let part =
                 part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
+            if is_fresh {
+                sink::populate(part);
+            }
             reader.read_at(block.src.saturating_mul(src), part, scratch)?;
             continue;
         }
@@ -237,6 +239,10 @@ pub(super) fn fill_piece(
         };
         // Bytes of gaps are changed too; they are not used.
         how.prepare_for_cast(payload, bytes)?;
+        if is_fresh {
+            let len = to_usize(block.numel().saturating_mul(dst)).min(part.len());
+            sink::populate(&mut part[..len]);
+        }
         kernel::gather(how.cast, bytes, part, &block.axes)?;
     }
     if written == piece.numel { Ok(()) } else { Err(incomplete_write()) }
@@ -261,15 +267,12 @@ pub(super) fn needs_prefault(piece: &Piece, how: &Fill) -> bool {
     is_transposing(piece) && !how.cast.uses_non_temporal_stores()
 }
 
-/// Prefaults fresh memory: writes to one byte of every huge page, and checks for cancellation in between. Overwrites that byte.
+/// Faults in fresh memory, and checks for cancellation after each huge page.
 pub(super) fn prefault(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
-    for page in out.chunks_mut(HUGE_PAGE_BYTES) {
-        cancel.check()?;
-        if let Some(first) = page.first_mut() {
-            *first = 0;
-        }
-    }
-    Ok(())
+    out.chunks_mut(HUGE_PAGE_BYTES).try_for_each(|page| {
+        sink::populate(page);
+        cancel.check()
+    })
 }
 
 /// Reads a block's runs into the scratch, at the positions that its axes expect.

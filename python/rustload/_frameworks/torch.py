@@ -14,8 +14,6 @@ import torch.utils.dlpack
 
 from rustload import _rustload
 from rustload._common.request import request_for_out
-from rustload._cuda import results
-from rustload._frameworks import torch_gpu
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch_dtypes import IN_DLPACK
 from rustload._frameworks.torch_dtypes import torch_dtype as torch_dtype
@@ -54,7 +52,11 @@ def check_device(device: Any) -> torch.device | None:
         raise _error("Device", f"torch knows no device {device!r}", note) from error
     if found.type == "cpu":
         return None
-    return torch_gpu.checked(found) if found.type == "cuda" else _checked(found)
+    if found.type != "cuda":
+        return _checked(found)
+    from rustload._frameworks.torch_gpu import checked  # a process that uses no GPU does not import it
+
+    return checked(found)
 
 
 def _checked(device: torch.device) -> torch.device:
@@ -78,7 +80,9 @@ def gpu_for(device: torch.device | None) -> Gpu | None:
     """The CUDA GPU; None for other devices, and under ROCm, where torch calls AMD GPUs "cuda"."""
     if device is None or device.type != "cuda" or torch.version.hip is not None:
         return None
-    return torch_gpu.TorchGpu(device)
+    from rustload._frameworks.torch_gpu import TorchGpu
+
+    return TorchGpu(device)
 
 
 def make(core: Core, request: Request, device: torch.device | None, context: HandleContext) -> torch.Tensor:
@@ -133,6 +137,8 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     is_plain = not (target.is_conj() or target.is_neg())
     gpu = gpu_for(target.device) if is_plain else None
     if gpu is not None:
+        from rustload._cuda import results
+
         results.fill(core, request, target, gpu, cast=cast, sync=sync)
         torch.autograd.graph.increment_version(out)
     elif target.device.type == "cpu" and target.is_contiguous() and is_plain:
