@@ -233,6 +233,6 @@ mod tests {
     fn small_work_stays_on_one_thread() {
         assert_eq!(threads(1000, Some(8)), 1);
         assert_eq!(threads(1 << 30, Some(8)), 8);
-        assert_eq!(threads(12 << 20, Some(4000)), 3);
+        assert_eq!(threads(12 << 20, Some(4000)), 6);
     }
 }

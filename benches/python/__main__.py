@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -141,7 +142,8 @@ def run(case: Case, rounds: int, budget: float, *, huge_pages: bool) -> dict[str
             "median_s": taken.median,
             "seconds": taken.seconds,
             "spread": taken.spread,
-            "peak_bytes": peaks.get(name),
+            "peak_bytes": max((run.anonymous for run in taken.fresh), default=peaks.get(name)),
+            "cpu_s": statistics.median(run.cpu for run in taken.fresh) if taken.fresh else None,
             "times_rustload": taken.median / times["rustload"].median,
         }
         for name, taken in times.items()
@@ -174,7 +176,8 @@ def print_heading(rounds: int, *, huge_pages: bool) -> None:
     print(f"\n=== {', '.join(f'{key} {value}' for key, value in machine().items())}{switch} ===")
     print(
         f"Files are in the page cache, unless a title says cold. Medians of up to {rounds} interleaved rounds. "
-        f"GB/s of file bytes. spread = (slowest - fastest) / median."
+        f"GB/s of file bytes. spread = (slowest - fastest) / median. First loads are in processes that have loaded nothing; "
+        f"all other rows are loops."
     )
     print(
         "x rustload = the row's time / rustload's time: below 1, that row is faster.  peak = anonymous memory."
@@ -184,15 +187,16 @@ def print_heading(rounds: int, *, huge_pages: bool) -> None:
 def print_case(case: Case, rows: list[dict[str, Any]]) -> None:
     """Prints one case's table."""
     print(f"\n{case.title}\n  limit: {case.limit}")
-    print(f"  {'':<42}{'ms':>10}{'GB/s':>8}{'spread':>8}{'x rustload':>12}{'peak MB':>9}")
+    print(f"  {'':<42}{'ms':>10}{'CPU ms':>10}{'GB/s':>8}{'spread':>8}{'x rustload':>12}{'peak MB':>9}")
     for row in rows:
         rate = "" if not case.reads else f"{case.nbytes / row['median_s'] / 1e9:.1f}"
+        cpu = "" if row["cpu_s"] is None else f"{row['cpu_s'] * 1e3:.0f}"
         peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
         ratio = "" if row["way"] == "rustload" else f"{row['times_rustload']:.2f}"
         is_peer = row["way"] != LIMIT and not row["way"].startswith("rustload")
         slower = "  faster than rustload" if is_peer and row["times_rustload"] < 1 else ""
         print(
-            f"  {row['way']:<42}{row['median_s'] * 1e3:>10.3f}{rate:>8}{row['spread']:>8.0%}"
+            f"  {row['way']:<42}{row['median_s'] * 1e3:>10.3f}{cpu:>10}{rate:>8}{row['spread']:>8.0%}"
             f"{ratio:>12}{peak:>9}{slower}",
             flush=True,
         )

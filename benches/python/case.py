@@ -90,10 +90,10 @@ class Case(ABC):
             return
         CACHE.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".partial")
-        if self.suffix == ".bin":
-            torch.save(self.tensors(), partial)
-        else:
+        if self.suffix == ".safetensors":
             safetensors.torch.save_file(self.tensors(), partial)
+        else:
+            torch.save(self.tensors(), partial, _use_new_zipfile_serialization=self.suffix != ".legacy")
         partial.rename(self.path)
 
 

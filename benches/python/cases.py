@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .case import MIB
 from .cold import ColdCase
+from .first import FirstCase, IntoCase
 from .loading import GraphCase, LoadCase, PermuteCase, TransposeCase
 from .many import GrowthCase, JoinCase, NarrowCase, SmallCase
 from .opening import LegacyOpenCase, OpenCase, ScanCase
@@ -25,6 +26,7 @@ FORMATS = (".bin", ".safetensors")
 
 def all_cases(*, quick: bool) -> Iterator[Case]:
     """Yields every case; with `quick` in small sizes whose times mean nothing."""
+    yield from (FirstCase(case, quick=quick) for case in _first(quick=quick))
     yield from _opening(quick=quick)
     yield from _loading(quick=quick)
     yield from _converting(quick=quick)
@@ -38,6 +40,14 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     )
     # Last, as they fill the page cache with holes.
     yield from (GrowthCase(size) for size in ((64, 128) if quick else (1024, 2048, 4096, 8192, 16384)))
+
+
+def _first(*, quick: bool) -> Iterator[Case]:
+    layers = 1 if quick else 16
+    for to in ("copy", "bfloat16", "float16"):
+        yield from (LoadCase(to, layers, suffix) for suffix in (*FORMATS, ".legacy"))
+    yield from (IntoCase(layers, suffix) for suffix in (*FORMATS, ".legacy"))
+    yield from (SmallCase(2000 if quick else 20_000, 64, suffix) for suffix in FORMATS)
 
 
 def _opening(*, quick: bool) -> Iterator[Case]:

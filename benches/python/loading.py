@@ -91,6 +91,7 @@ class LoadCase(DataCase):
             ways[f"rustload, {FRESH}"] = whole
         if self.suffix == ".bin":
             ways["torch.load(mmap=True)"] = lambda: each(torch_load(path, mmap=True), finish)
+        if self.suffix != ".safetensors":
             if self.to != "view":
                 # torch.load without mmap returns owned tensors, which need no copy.
                 plain = (lambda tensor: tensor) if copies else finish

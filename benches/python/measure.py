@@ -68,11 +68,23 @@ def read_through(*files: Path) -> None:
                 pass
 
 
+@dataclass(frozen=True)
+class FreshRun:
+    """What a loader took in a process of its own: a way may return it, and is then not timed from outside."""
+
+    seconds: float
+    cpu: float
+    """The processor time of the process, in seconds."""
+    anonymous: int
+    """The anonymous memory that it held at the end, with the result alive."""
+
+
 @dataclass
 class Times:
     """The seconds that one loader took, round by round."""
 
     seconds: list[float] = field(default_factory=list)
+    fresh: list[FreshRun] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -116,26 +128,29 @@ def interleave(
             name = names[(start + offset) % len(names)]
             before(name)
             settle(arena)
-            times[name].seconds.append(_seconds(ways[name], repeats[name]))
+            taken, result = _seconds(ways[name], repeats[name])
+            if isinstance(result, FreshRun):
+                times[name].fresh.append(result)
+                taken = result.seconds
+            times[name].seconds.append(taken)
+            del result
     return times
 
 
 def _repeats(way: Callable[[], object]) -> int:
-    once = _seconds(way, 1)
+    once, _ = _seconds(way, 1)
     return max(1, min(1000, round(SHORTEST_RUN_SECONDS / once)))
 
 
-def _seconds(way: Callable[[], object], repeats: int) -> float:
+def _seconds(way: Callable[[], object], repeats: int) -> tuple[float, object]:
     if repeats == 1:
         start = time.perf_counter()
         result = way()
-        taken = time.perf_counter() - start
-        del result
-        return taken
+        return time.perf_counter() - start, result
     start = time.perf_counter()
     for _ in range(repeats):
         way()
-    return (time.perf_counter() - start) / repeats
+    return (time.perf_counter() - start) / repeats, None
 
 
 _processes = multiprocessing.get_context("forkserver")

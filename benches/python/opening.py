@@ -104,13 +104,6 @@ class LegacyOpenCase(OpenCase):
         super().__init__(count, each, ".legacy")
         self.title = f"open and list {count:,} tensors, legacy stream"
 
-    def prepare(self) -> None:
-        if not self.path.exists():
-            CACHE.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_name(self.path.name + ".partial")
-            torch.save(self.tensors(), partial, _use_new_zipfile_serialization=False)
-            partial.rename(self.path)
-
     def ways(self) -> dict[str, Callable[[], Any]]:
         ways = super().ways()
         return {name: ways[name] for name in ("rustload", "torch.load")}

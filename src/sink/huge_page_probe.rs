@@ -170,7 +170,7 @@ mod tests {
     fn a_single_slow_probe_ends_huge_pages_where_the_host_takes_back_free_ones() {
         assert_eq!(run_with(FREE_PAGES_ARE_REPORTED, 1 + 512 + 1 + 512, |_| 4000), (2, 2));
         let (huge, probes) = run_with(FREE_PAGES_ARE_REPORTED, 300, |at| if at < 100 { 150 } else { 4000 });
-        assert!(huge <= 100 + PROBE_INTERVAL_PAGES && probes <= 14, "{huge} {probes}");
+        assert!(huge <= 100 + PROBE_INTERVAL_PAGES && probes <= 16, "{huge} {probes}");
     }
 
     #[test]
@@ -181,7 +181,11 @@ mod tests {
     #[test]
     fn huge_pages_are_used_again_once_a_probe_is_fast() {
         let (huge, probes) = run(1000, |at| if at < 90 { 4000 } else { 150 });
-        assert_eq!((huge, probes), (3 + 1000 - 99, 3 + (1000_usize - 99).div_ceil(PROBE_INTERVAL_PAGES)));
+        // Of the fast probes, the first two stand for two and four pages.
+        assert_eq!(
+            (huge, probes),
+            (3 + 1000 - 99, 3 + 2 + (1000_usize - 99 - 6).div_ceil(PROBE_INTERVAL_PAGES))
+        );
     }
 
     #[test]
