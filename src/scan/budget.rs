@@ -96,3 +96,20 @@ pub(super) fn take(budget: &mut u64, amount: u64) -> bool {
     *budget = rest.unwrap_or(*budget);
     rest.is_some()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn judged_calls_are_charged_and_the_file_ends_where_less_is_left() {
+        let mut budget = Budget::new(&Limits::new(), 0);
+        let calls = budget.executed_bytes / CALL_BYTES / 4;
+        for _ in 0..3 {
+            budget.judge(calls).unwrap();
+        }
+        let left = budget.executed_bytes;
+        assert!(left < 2 * calls * CALL_BYTES, "{left}");
+        assert_eq!(budget.judge(2 * calls).unwrap_err().code(), crate::error::Code::Limit);
+    }
+}

@@ -190,7 +190,8 @@ mod tests {
                         let Ok(lock) = TargetLock::take(&target) else { continue };
                         assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
                         taken.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                        std::thread::yield_now();
+                        // So that another thread opens the file that this one is about to remove.
+                        std::thread::sleep(std::time::Duration::from_micros(50));
                         holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                         drop(lock);
                     }
