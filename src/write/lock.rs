@@ -186,7 +186,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    for _ in 0..500 {
+                    for _ in 0..2000 {
                         let Ok(lock) = TargetLock::take(&target) else { continue };
                         assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
                         taken.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
