@@ -1,6 +1,6 @@
 """Measures time and memory so that the figures are usable on a shared machine.
 
-- Loaders of one case run interleaved, in rotating order, so that temporary load affects all of them;
+- Loaders of one case run interleaved, each round in another order, so that temporary load affects all of them;
   figures are medians.
 - On a virtual machine, memory that was free for a while may have been reclaimed by the host, and the next first
   touch is slow. So an arena is touched and freed right before each timed run,
@@ -17,6 +17,7 @@ import ctypes
 import gc
 import mmap
 import multiprocessing
+import random
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -105,7 +106,7 @@ def interleave(
     budget: float = float("inf"),
     before: Callable[[str], None] = lambda _name: None,
 ) -> dict[str, Times]:
-    """Times every loader once per round, starting each round with the next loader.
+    """Times every loader once per round, in another order in each, because a loader finds what the one before it has freed.
 
     Args:
         ways: The loaders to time, by name. Each has run once before, so that nothing is timed cold.
@@ -124,8 +125,7 @@ def interleave(
     for start in range(rounds):
         if start >= ROUNDS_MIN and time.monotonic() > end:
             break
-        for offset in range(len(names)):
-            name = names[(start + offset) % len(names)]
+        for name in random.Random(start).sample(names, len(names)):
             before(name)
             settle(arena)
             taken, result = _seconds(ways[name], repeats[name])
