@@ -248,12 +248,12 @@ def test_view(row: dict[str, str], given: str, write: Callable[..., Written]) ->
         t = rustload.open(path, framework="numpy")[name]
         assert t.materialize().tolist() == [0, 1, 2, 3, 4, 5]
         try:
-            view = t.materialize(copy=False)
+            view = t.materialize(copy=False, writable=True)
         except BufferError as error:
             seen.add(f"no: `{error.code}`")  # type: ignore[attr-defined]
         else:
             view[0] = 7
-            assert t.materialize()[0] == 7
+            assert t.materialize(writable=True)[0] == 7
             assert t.materialize(copy=True)[0] == 0
             seen.add("yes")
     if row["view"] != "if aligned":

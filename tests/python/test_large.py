@@ -93,7 +93,7 @@ def test_a_slice_from_the_middle_takes_little_memory(large):
 def test_views_may_exceed_the_machines_memory(large):
     """Private mappings of the whole file do not count against the machine's memory."""
     ckpts = [rustload.open(large, framework="numpy") for _ in range(4)]
-    views = [ckpt["huge"].materialize(copy=False) for ckpt in ckpts]
+    views = [ckpt["huge"].materialize(copy=False, writable=True) for ckpt in ckpts]
     for number, view in enumerate(views):
         view[5] = number
     assert [view[5] for view in views] == [0, 1, 2, 3]
