@@ -376,8 +376,8 @@ class Checkpoint:
             start of the checkpoint (None if the file does not have its bytes unchanged, or without `offsets`).
         """
 
-    def storage_views(self, shard: int) -> tuple[Buffer, list[int | None]]:
-        """All bytes of a file as a private mapping, and the offset of each storage in it.
+    def storage_views(self, shard: int, *, writable: bool) -> tuple[Buffer, list[int | None]]:
+        """All bytes of a file as a private mapping, and the offset of each storage in it. It is read-only unless `writable`.
 
         Returns:
             The bytes, and the offsets; None for a storage that must be copied: compressed, misaligned, in another byte order,

@@ -110,9 +110,14 @@ impl Checkpoint {
 
     /// A view of all bytes of a file, and the offset of each storage in it; `None` for a storage that has to be copied, as it is
     /// compressed, byte-swapped, misaligned, inside a pickle, or has bools other than 0 and 1. Fails for bytes in memory.
-    pub(crate) fn storage_views(&self, shard: usize, cancel: &Cancel) -> Result<(Array, Vec<Option<u64>>)> {
+    pub(crate) fn storage_views(
+        &self,
+        shard: usize,
+        writable: bool,
+        cancel: &Cancel,
+    ) -> Result<(Array, Vec<Option<u64>>)> {
         let source = &self.0.file(shard)?.source;
-        let Some((mapping, window)) = source.map(true)? else {
+        let Some((mapping, window)) = source.map(writable)? else {
             return Err(no_mapping(source));
         };
         let row = Layout::contiguous(&[window.len()])?;

@@ -216,11 +216,17 @@ impl Checkpoint {
         Ok(storages.into_iter().map(|info| (info.nbytes, info.device, info.file_offset)).collect())
     }
 
-    fn storage_views(&self, py: Python<'_>, shard: usize) -> PyResult<(Buffer, Vec<Option<u64>>)> {
+    #[pyo3(signature = (shard, *, writable))]
+    fn storage_views(
+        &self,
+        py: Python<'_>,
+        shard: usize,
+        writable: bool,
+    ) -> PyResult<(Buffer, Vec<Option<u64>>)> {
         let cancel = Cancel::new();
         let work = run::detached(py, || self.0.storage_views_work(shard))?;
         let (file_view, starts) =
-            run::interruptible(py, work, &cancel, || self.0.storage_views(shard, &cancel))?;
+            run::interruptible(py, work, &cancel, || self.0.storage_views(shard, writable, &cancel))?;
         Ok((Buffer(file_view), starts))
     }
 

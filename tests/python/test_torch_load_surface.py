@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections import Counter, OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +28,6 @@ from rustload._common import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 LOADERS = (torch.load, rustload.torch.load)
 STATE = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, -2])}
@@ -664,7 +664,18 @@ def test_an_unknown_location_has_torchs_error() -> None:
     assert_same_error(io.BytesIO(saved(STATE)), map_location=7)
 
 
-def test_a_registered_package_restores_its_location() -> None:
+def permissions(address: int) -> str:
+    """Those of the mapping that has an address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if start <= address < end:
+            return line.split()[1]
+    raise AssertionError("no mapping has the address")
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_registered_package_restores_its_location(save: Callable[..., Path], *, mmap: bool) -> None:
+    """What is mapped only to go to another device is mapped read-only."""
     registry = torch.serialization._package_registry
     before = list(registry)
     asked: list[str] = []
@@ -672,15 +683,15 @@ def test_a_registered_package_restores_its_location() -> None:
     def deserialize(storage: Any, location: str) -> Any:
         if location != "elsewhere":
             return None
-        asked.append(location)
-        return storage
+        asked.append(permissions(storage.data_ptr()))
+        return storage.clone()
 
     torch.serialization.register_package(5, lambda _storage: None, deserialize)
     try:
-        found = rustload.torch.load(saved(STATE), {"cpu": "elsewhere"})
+        found = rustload.torch.load(save(STATE), {"cpu": "elsewhere"}, mmap=mmap)
     finally:
         registry[:] = before
-    assert asked == ["elsewhere"] * 2
+    assert asked == ["r--p" if mmap else "rw-p"] * 2
     assert torch.equal(found["w"], STATE["w"])
 
 

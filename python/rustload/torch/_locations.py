@@ -93,8 +93,8 @@ def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, 
             out.put(number, _restore(storage, str(storage.device)))
         todo = [number for number in todo if not out.by_number[number].nbytes()]
         sizes = [nbytes for nbytes, _, _ in infos]
-        stays = all(_target(map_location, location) == "cpu" for _, location, _ in infos)
-        found = _read(core, shard, sizes, todo, stays=stays, mmap=mmap)
+        targets = {_target(map_location, location) for _, location, _ in infos}
+        found = _read(core, shard, sizes, todo, targets, mmap=mmap)
     for number, storage in found:
         location = infos[number][1]
         # A NumPy array has no saved location.
@@ -106,19 +106,28 @@ def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, 
 
 
 def _read(
-    core: _rustload.Checkpoint, shard: int, sizes: list[int], todo: list[int], *, stays: bool, mmap: bool
+    core: _rustload.Checkpoint,
+    shard: int,
+    sizes: list[int],
+    todo: list[int],
+    targets: set[str | None],
+    *,
+    mmap: bool,
 ) -> Iterator[tuple[int, torch.UntypedStorage]]:
     """Yields the storages in order: a view if `mmap` and possible, otherwise with owned memory."""
     starts: list[int | None] = [None] * len(sizes)
     whole: torch.UntypedStorage | None = None
     if mmap:
         try:
-            mapped, starts = core.storage_views(shard)
+            # A device's driver pins what it copies, and each pinned page of a writable private mapping becomes memory.
+            leaves = not any(target is None or target.startswith("cpu") for target in targets)
+            mapped, starts = core.storage_views(shard, writable=not leaves)
         except (BufferError, MemoryError):
             pass  # the system cannot map the file: read into owned memory instead
         else:
             whole = _as_storage(mapped)
     read: dict[int, torch.UntypedStorage] = {}
+    stays = targets <= {"cpu"}
     owned = iter(_groups([number for number in todo if starts[number] is None], sizes, stays=stays))
     for number in todo:
         start = starts[number]
