@@ -238,7 +238,10 @@ def test_y05_threads_share_a_file(tmp_path, name):
 
 def test_y05_two_checkpoints_on_one_file_share_no_edits(tmp_path):
     path = big(tmp_path, count=1 << 12)
-    first, second = (rustload.open(path, framework="numpy")["w"].materialize(copy=False) for _ in range(2))
+    views = (
+        rustload.open(path)["w"].materialize(framework="numpy", copy=False, writable=True) for _ in range(2)
+    )
+    first, second = views
     first[:] = -1
     assert second.tobytes() == numbers(1 << 12)
     assert rustload.open(path, framework="numpy")["w"].materialize(copy=True).tobytes() == numbers(1 << 12)
@@ -325,7 +328,7 @@ def test_y09_a_truncated_file_is_sigbus_for_a_view_and_an_error_for_an_owned_rea
 def test_an_edited_view_changes_and_creates_no_file(tmp_path):
     path = big(tmp_path, count=1 << 12)
     before = path.read_bytes(), path.stat().st_mtime_ns, sorted(tmp_path.iterdir())
-    view = rustload.open(path, framework="numpy")["w"].materialize(copy=False)
+    view = rustload.open(path, framework="numpy")["w"].materialize(copy=False, writable=True)
     view[:] = 7
     del view
     assert (path.read_bytes(), path.stat().st_mtime_ns, sorted(tmp_path.iterdir())) == before
