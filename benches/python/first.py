@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -95,8 +96,11 @@ class IntoCase(LoadCase):
 
         def stock() -> object:
             model = self.model()
-            read = safetensors_file if self.suffix == ".safetensors" else mapped_file
-            model.load_state_dict(read(self.path), assign=True)
+            if self.suffix == ".safetensors":
+                state = safetensors.torch.load_file(self.path)
+            else:
+                state = torch_load(self.path, mmap=self.suffix == ".bin")
+            model.load_state_dict(state, assign=True)
             return dict(model.to(torch.bfloat16).named_parameters())
 
         return {"rustload": ours, "mmap, assign, cast": stock}
@@ -115,18 +119,6 @@ class IntoCase(LoadCase):
                         module = module.get_submodule(part)
                     module.register_parameter(leaf, nn.Parameter(torch.empty(shape), requires_grad=False))
         return root
-
-
-def mapped_file(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file that torch wrote, mapped where it can be."""
-    return torch_load(path, mmap=path.suffix == ".bin")
-
-
-def safetensors_file(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file."""
-    import safetensors.torch
-
-    return safetensors.torch.load_file(path)
 
 
 def main() -> None:
