@@ -60,6 +60,11 @@ impl Budget {
         }
     }
 
+    /// The longest pickle that may still be executed.
+    pub(super) fn executable(&self) -> u64 {
+        self.executed_bytes.saturating_sub(RUN_BYTES)
+    }
+
     /// Takes the execution of opcodes; returns false where less is left.
     pub(super) fn execute(&mut self, len: u64) -> bool {
         take(&mut self.executed_bytes, len.saturating_add(RUN_BYTES))

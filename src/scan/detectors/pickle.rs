@@ -171,7 +171,7 @@ impl Scanner<'_> {
     pub(super) fn run_pickle(&mut self, place: &At<'_>) -> Result<Run> {
         let limits = &self.options.limits;
         let available = place.source.len().saturating_sub(place.offset);
-        let ceiling = available.min(limits.pickle_bytes);
+        let whole = available.min(limits.pickle_bytes);
         let mut len = match (place.known, place.ids == PersistentIdForm::Legacy) {
             (true, true) => LEGACY_FIRST_READ_BYTES,
             (true, false) => KNOWN_FIRST_READ_BYTES,
@@ -179,6 +179,7 @@ impl Scanner<'_> {
             _ => FIRST_READ_BYTES,
         };
         loop {
+            let ceiling = whole.min(self.budget.executable());
             if len >= ceiling / 4 {
                 len = ceiling;
             }
@@ -192,6 +193,10 @@ impl Scanner<'_> {
                 return Ok(Run { recovered, limit });
             }
             if len == ceiling {
+                if ceiling < whole {
+                    // It fails: that is more than may still be executed.
+                    self.budget.must_execute(whole)?;
+                }
                 let limit = Some(Error::limit("pickle_bytes", limits.pickle_bytes, available));
                 return Ok(Run { recovered, limit });
             }
