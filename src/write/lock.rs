@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::os;
+use super::walk::remove_all;
 use crate::error::{Error, Result};
 
 /// How often a lock file is opened that another writer removes meanwhile, and how many names are tried for a temporary.
@@ -96,7 +97,7 @@ impl TargetLock {
         if let Ok(found) = fs::symlink_metadata(&path)
             && found.uid() == os::user()
         {
-            let _ = if found.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            let _ = if found.is_dir() { remove_all(&path) } else { fs::remove_file(&path) };
         }
     }
 }

@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::lock::{TargetLock, hidden_name};
 use super::staged::StagedFile;
+use super::walk::remove_all;
 use super::{Values, os};
 use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result};
@@ -181,9 +182,9 @@ impl Staging {
 
     /// Removes the folder, once the target is complete.
     pub(super) fn remove(self) {
-        // A file system of another machine may keep a removed file that is open in its folder, under another name.
+        // Closed first: `remove_all` says why.
         drop(self.journal);
-        let _ = fs::remove_dir_all(&self.folder);
+        let _ = remove_all(&self.folder);
         drop(self.lock);
     }
 }
@@ -243,7 +244,7 @@ fn clear(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         match entry.file_type()?.is_dir() {
-            true => fs::remove_dir_all(entry.path())?,
+            true => remove_all(&entry.path())?,
             false => fs::remove_file(entry.path())?,
         }
     }

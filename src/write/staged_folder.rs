@@ -145,7 +145,7 @@ impl StagedFolder {
         let failed = |error| Error::io(error, self.target.clone());
         let (from, to) = (self.outer.join("probe"), hidden_name(&self.target.join("rustload"), "probe"));
         // A killed run that was to be resumed may have left a folder there.
-        let _ = fs::remove_dir_all(&from);
+        let _ = remove_all(&from);
         let moved = fs::write(&from, "").and_then(|()| fs::rename(&from, &to));
         let moved = moved.and_then(|()| fs::remove_file(&to));
         moved.inspect_err(|_| drop(fs::remove_file(&from))).map_err(failed)?;

@@ -3,14 +3,30 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 
+/// How long the removal of a folder waits before it tries again; doubled each time, until it has waited a second in all.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(1000);
+
 /// Removes a folder with all that is in it, if it is there.
+///
+/// NFS and FUSE keep a removed file under another name in its folder as long as it is open, and FUSE learns of a close only after
+/// close(2) has returned: so this tries again for a while.
 pub(super) fn remove_all(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match fs::remove_dir_all(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && pause < LAST_PAUSE => {
+                thread::sleep(pause);
+                pause = pause.saturating_mul(2);
+            }
+            removed => return removed,
+        }
     }
 }
 

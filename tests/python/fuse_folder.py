@@ -42,10 +42,10 @@ HEADER = struct.Struct("<IIQQIIIHH")
 ROOT = 1
 FOLDER, FILE = 0o040000, 0o100000
 FOLDER_MODE, FILE_MODE = FOLDER | 0o755, FILE | 0o444
-LOOKUP, GETATTR, OPEN, READ, STATFS, INIT, OPENDIR, READDIR = 1, 3, 14, 15, 17, 26, 27, 28
+LOOKUP, GETATTR, OPEN, READ, STATFS, RELEASE, INIT, OPENDIR, READDIR = 1, 3, 14, 15, 17, 18, 26, 27, 28
 UNANSWERED = (2, 36, 42)
 """FORGET, INTERRUPT, BATCH_FORGET."""
-ANSWERED_EMPTY = (18, 25, 29, 34)
+ANSWERED_EMPTY = (RELEASE, 25, 29, 34)
 """RELEASE, FLUSH, RELEASEDIR, ACCESS."""
 ASYNC_READ, MAX_PAGES, KEEP_CACHE = 1, 1 << 22, 2
 SETS_MODE, SETS_SIZE = 1, 8
@@ -160,7 +160,7 @@ class FaultyFolder(Server):
             15: lambda node, body: bytes(node.data[slice(*self.range_of(body))]),
             16: self.write,
             17: lambda *_: struct.pack("<QQQQQIIII24x", 1 << 20, 1 << 19, 1 << 19, 0, 0, 4096, 255, 4096, 0),
-            18: self.release,
+            RELEASE: self.release,
             20: self.fsync,
             25: self.flush,
             INIT: lambda *_: started(0),
@@ -178,6 +178,10 @@ class FaultyFolder(Server):
         if opcode in UNANSWERED:
             return None
         operation = self.operations.get(opcode)
+        with self.lock:
+            is_late = opcode == RELEASE and self.fault("late")
+        if is_late:
+            time.sleep(0.05)
         with self.lock:
             return operation(self.nodes.get(number, self.root), body) if operation else -errno.ENOSYS
 

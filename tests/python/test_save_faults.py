@@ -69,6 +69,7 @@ def test_after_a_failed_fsync_a_resumed_call_writes_everything(
         for number in range(20):
             path = disk.path / f"{number}.safetensors"
             disk.fail("fsync")
+            disk.fail("late", 100 * (number == 7))
             options: dict[str, Any] = {"resume": True, "verify": number % 3 == 0, "fsync": number % 2 == 0}
             options["fsync"] |= not options["verify"]
             with pytest.raises(OSError, match="No space left"):
