@@ -44,6 +44,8 @@ class Case(NamedTuple):
     """Stored scales of activations, which no weight is multiplied with."""
     metadata: dict[str, str] | None = None
     """The `__metadata__` of a safetensors file."""
+    sidecars: dict[str, Config] | None = None
+    """By name: JSON files beside the checkpoint that describe the quantization."""
 
     @property
     def plain(self) -> Tensors:

@@ -59,6 +59,7 @@ def gptq(
     zeros: str = "drawn",
     symmetric: bool = False,
     quantizer: str | None = None,
+    sidecar: bool = False,
 ) -> Case:
     """Codes packed along K and zero points along N, of [K, N]. The form `gptq` stores a zero point less one.
 
@@ -96,7 +97,9 @@ def gptq(
     }
     settings = {key: one for key, one in settings.items() if one is not None}
     codes = (f"{Q}.qweight", dense(code, bits, 0))
-    return case(name, "gptq", f"{Q}.weight", value, codes, companions, {"quantization_config": settings})
+    config = {} if sidecar else {"quantization_config": settings}
+    found = case(name, "gptq", f"{Q}.weight", value, codes, companions, config)
+    return found._replace(sidecars={"quantize_config.json": settings} if sidecar else None)
 
 
 def after_words(stored: torch.Tensor, bits: int) -> torch.Tensor:
@@ -224,6 +227,7 @@ CODE_CASES = named(
     partial(gptq, "gptq v1 of GPTQModel", (24, 96), 4, 32, quantizer=MODEL),
     partial(gptq, "gptq v1 with zeros of v2", (24, 96), 4, 32, zeros="of v2", symmetric=True),
     partial(gptq, "gptq v2", (24, 96), 4, 32, version="gptq_v2"),
+    partial(gptq, "gptq v2 of a sidecar", (24, 96), 4, 32, version="gptq_v2", sidecar=True),
     partial(gptq, "gptq v2 shuffled", (16, 64), 4, 16, version="gptq_v2", g_idx="shuffled"),
     partial(gptq, "gptq 8 bits", (20, 64), 8, 32),
     partial(gptq, "gptq 8 bits v2 bf16", (12, 96), 8, 32, version="gptq_v2", dtype=BF16),

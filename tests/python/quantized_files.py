@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+import torch
 from quantized_codes import CODE_CASES
 from quantized_floats import FLOAT_CASES
 from quantized_ints import INT_CASES
+from quantized_rare import RARE_CASES
+from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from quantized_case import Case, Tensors
 
-CASES: dict[str, Callable[[], Case]] = {**FLOAT_CASES, **INT_CASES, **CODE_CASES}
+CASES: dict[str, Callable[[], Case]] = {**FLOAT_CASES, **INT_CASES, **CODE_CASES, **RARE_CASES}
 
 
 def logical(found: Case) -> Tensors:
     """What a reader that dequantizes shows."""
     return {**found.weights, **found.plain}
+
+
+def write(found: Case, folder: Path, kind: str = "safetensors") -> Path:
+    """Writes the checkpoint in a folder, with its config: as one file of safetensors or torch, or each tensor in its own file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in {"config.json": found.config, **(found.sidecars or {})}.items():
+        if content:
+            (folder / name).write_text(json.dumps(content))
+    if kind == "pt":
+        torch.save(found.tensors, folder / "pytorch_model.bin")
+    elif kind == "safetensors":
+        save_file(found.tensors, folder / "model.safetensors", found.metadata)
+    else:
+        weight_map = {}
+        # In no order, so that a reader meets companions before their codes and after them.
+        for number, name in enumerate(sorted(found.tensors, key=lambda one: one[::-1]), 1):
+            weight_map[name] = f"model-{number:05}-of-{len(found.tensors):05}.safetensors"
+            save_file({name: found.tensors[name]}, folder / weight_map[name], found.metadata)
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder

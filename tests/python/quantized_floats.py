@@ -242,6 +242,7 @@ FLOAT_CASES = named(
         input_scale=f"{UP}.qscale_act",
     ),
     partial(fp8, "fp8 channel [N,1] bf16", (33, 257), (33, 1), BF16, names=BY_SCALE, config=CT_CHANNEL),
+    partial(fp8, "fp8 channel [N,1] f32", (21, 130), (21, 1), names=BY_SCALE, config=CT_CHANNEL),
     partial(fp8, "fp8 channel [N,1] f16", (48, 260), (48, 1), F16, names=BY_SCALE, config=CT_CHANNEL),
     partial(fp8, "fp8 channel [N,1] of fbgemm", (33, 65), (33, 1), names=BY_SCALE, config=FBGEMM),
     partial(
