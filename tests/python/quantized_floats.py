@@ -58,6 +58,17 @@ DEEPSEEK_V4: Config = {
 }
 
 
+HF_QUANT_CONFIG: Config = {
+    "producer": {"name": "modelopt", "version": "0.47.0"},
+    "quantization": {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "group_size": 16,
+        "exclude_modules": ["lm_head"],
+    },
+}
+
+
 def blocks(*size: int) -> Config:
     return {"quantization_config": {**DEEPSEEK["quantization_config"], "weight_block_size": list(size)}}
 
@@ -101,7 +112,7 @@ def nvfp4(
     *,
     divides: bool = False,
     prefix: str = UP,
-    config: Config | None = None,
+    sidecar: bool = False,
 ) -> Case:
     """Two codes in a byte, a scale of fp8 for 16 codes, and one float32 for all, which divides or multiplies."""
     draw = Draw(name, shape)
@@ -113,13 +124,11 @@ def nvfp4(
     stored = f"{prefix}.weight_packed" if divides else f"{prefix}.weight"
     second = f"{prefix}.weight_global_scale" if divides else f"{prefix}.weight_scale_2"
     inputs = f"{prefix}.input_global_scale" if divides else f"{prefix}.input_scale"
-    if config is None:
-        config = (
-            compressed("nvfp4-pack-quantized", 4, "tensor_group", kind="float", group_size=16)
-            if divides
-            else modelopt("NVFP4", group_size=16)
-        )
-    return case(
+    if divides:
+        config = compressed("nvfp4-pack-quantized", 4, "tensor_group", kind="float", group_size=16)
+    else:
+        config = {} if sidecar else modelopt("NVFP4", group_size=16)
+    found = case(
         name,
         "nvfp4",
         f"{prefix}.weight",
@@ -129,6 +138,7 @@ def nvfp4(
         config,
         {inputs: torch.tensor([torch.inf])},
     )
+    return found._replace(sidecars={"hf_quant_config.json": HF_QUANT_CONFIG} if sidecar else None)
 
 
 def mxfp4(
@@ -259,6 +269,7 @@ FLOAT_CASES = named(
     partial(deepseek_v4, "DeepSeek-V4"),
     partial(nvfp4, "nvfp4 of ModelOpt []", (24, 64), 3e-4),
     partial(nvfp4, "nvfp4 of ModelOpt [1]", (7, 48), 3e-4, (1,)),
+    partial(nvfp4, "nvfp4 of ModelOpt with a sidecar", (16, 80), 3e-4, sidecar=True),
     partial(nvfp4, "nvfp4 of ModelOpt large", (33, 272), 0.9),
     partial(nvfp4, "nvfp4 of ModelOpt tiny", (32, 128), 1e-38),
     partial(nvfp4, "nvfp4 experts of ModelOpt", (3, 10, 64), 3e-4, (3,), prefix=EXPERTS),

@@ -19,6 +19,7 @@ from quantized_case import (
     case,
     compressed,
     dense,
+    joined,
     modelopt,
     named,
     times,
@@ -41,6 +42,7 @@ def pack_quantized(
     old: bool = False,
     prefix: str = UP,
     shape_dtype: torch.dtype = I64,
+    config: Config | None = None,
 ) -> Case:
     """`pack-quantized`: unsigned fields in words along K, of the code and half of its range; zero points along N.
 
@@ -66,7 +68,7 @@ def pack_quantized(
         zero = draw.codes((rows, columns // size), 1 << bits)
         companions[f"{prefix}.weight_zero_point"] = pack(zero, bits, 0)
         code -= (zero - half)[:, group.long()]
-    config = compressed(
+    own = compressed(
         "pack-quantized",
         bits,
         "group" if group_size else "channel",
@@ -77,7 +79,22 @@ def pack_quantized(
     scheme = f"int{bits}-{'group' if group_size else 'channel'}"
     value = times(code, scale[:, group.long()], dtype)
     codes = (f"{prefix}.weight_packed", pack(fields, bits))
-    return case(name, scheme, f"{prefix}.weight", value, codes, companions, config)
+    return case(name, scheme, f"{prefix}.weight", value, codes, companions, own if config is None else config)
+
+
+def mixed(name: str) -> Case:
+    """Two groups with formats of their own in one checkpoint, whose config is that of a part of a larger model."""
+    down = "model.layers.0.mlp.down_proj"
+    packed = pack_quantized(name, (24, 64), 4, 32, prefix=down)
+    whole = int_quantized(name, (20, 50), (20, 1), BF16)
+    groups = {}
+    for number, (part, target) in enumerate(((packed, "re:.*down_proj$"), (whole, "re:.*up_proj$"))):
+        group = part.config["quantization_config"]["config_groups"]["group_0"]
+        groups[f"group_{number}"] = {**group, "targets": [target]}
+    settings = packed.config["quantization_config"]
+    settings = {**settings, "format": "mixed-precision", "config_groups": groups}
+    found = joined(name, "mixed", packed, whole)
+    return found._replace(config={"text_config": {"quantization_config": settings}})
 
 
 def int_quantized(
@@ -127,6 +144,7 @@ BY_WORD = (
         symmetric=False,
     ),
     partial(pack_quantized, "pack 4 group g_idx unused", (10, 64), 4, 32, g_idx="unused"),
+    partial(pack_quantized, "pack 4 without a config", (16, 160), 4, 32, config={}),
     partial(pack_quantized, "pack 8 channel", (16, 64), 8),
     partial(pack_quantized, "pack 8 channel odd", (11, 51), 8, 0, F16),
     partial(pack_quantized, "pack 8 group f32", (10, 96), 8, 32, F32),
@@ -155,6 +173,7 @@ SMOOTH = modelopt("W8A8_SQ_PER_CHANNEL")
 INT_CASES = named(
     *BY_WORD,
     *odd_bits(),
+    partial(mixed, "two formats of compressed-tensors"),
     partial(int_quantized, "int8 channel bf16", (33, 65), (33, 1), BF16),
     partial(int_quantized, "int8 channel f32", (18, 40), (18, 1), F32),
     partial(int_quantized, "int8 channel f16 asymmetric", (17, 31), (17, 1), F16, symmetric=False),

@@ -179,7 +179,7 @@ RARE_CASES = named(
     partial(mlx, "mlx 5", (9, 96), 5, 32, F16),
     partial(mlx, "mlx 6", (11, 128), 6, 64),
     partial(mlx_fp4, "mlx mxfp4", (12, 96), "mxfp4"),
-    partial(mlx_fp4, "mlx nvfp4", (9, 80), "nvfp4"),
+    partial(mlx_fp4, "mlx nvfp4", (9, 96), "nvfp4"),
     partial(modelopt_int4, "int4 of ModelOpt", (24, 128), 64),
     partial(modelopt_int4, "int4 of ModelOpt bf16", (10, 96), 32, BF16),
     partial(modelopt_int4, "int4 of ModelOpt awq", (32, 256), 128, awq=True),
