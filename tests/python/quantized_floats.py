@@ -230,6 +230,7 @@ FLOAT_CASES = named(
     ),
     partial(fp8, "fp8 one scale for each expert", (5, 12, 20), (5,), names=STACKED),
     partial(fp8, "fp8 one scale of 1x1 for each expert", (5, 12, 20), (5, 1, 1), names=GATE),
+    partial(fp8, "fp8 experts by channel", (3, 12, 20), (3, 12, 1), names=STACKED),
     partial(
         fp8,
         "fp8 tensor []",
