@@ -8,6 +8,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "rustload.open", "rustload.Checkpoint", "rustload.Selection", "rustload.LazyTensor", "rustload.JoinedTensor",
             "rustload.concat", "rustload.stack", "rustload.Stream", "rustload.DType", "rustload.Part", "rustload.Quantization",
+            "rustload.Scheme",
             "rustload.Buffer", "rustload.Ranges",
         ),
     ),

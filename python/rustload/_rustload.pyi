@@ -324,11 +324,19 @@ class Checkpoint:
     def serial(self) -> int:
         """A number that no other checkpoint of this process has."""
 
-    def reopening(self) -> tuple[list[str], str, str, bool, str, dict[str, int]] | None:
+    def quantized_weights(self) -> list[tuple[str, str, int, tuple[str, int, list[str], int]]]:
+        """The quantized weights of known schemes: name, dtype, elements, and `Tensor.scheme` of each.
+
+        Raises:
+            OSError: A file cannot be read.
+            FormatError: A file has changed.
+        """
+
+    def reopening(self) -> tuple[list[str], str, str, bool, bool, str, dict[str, int]] | None:
         """What opens the same checkpoint; None unless it was opened by paths.
 
         Returns:
-            The absolute paths, `unknown`, `trailing`, `compat`, `io`, and the limits that are not the defaults.
+            The absolute paths, `unknown`, `trailing`, `compat`, `dequantize`, `io`, and the limits that are not the defaults.
         """
 
     def file_stamps(self) -> list[tuple[str, int, int, int]]:
@@ -474,6 +482,7 @@ class OpenOptions:
         *,
         unknown: str = ...,
         verify: object = ...,
+        dequantize: object = ...,
         limits: Limits | None = ...,
         compat: object = ...,
         trailing: str = ...,
@@ -484,6 +493,7 @@ class OpenOptions:
         Args:
             unknown: `"keep"` or `"error"`, for values of unknown classes.
             verify: Whether every storage is read and its checksum compared.
+            dequantize: Whether quantized weights are the numbers that they mean, under the names of the weights.
             limits: The limits.
             compat: Whether the last of duplicate keys in a safetensors header wins.
             trailing: `"error"` or `"ignore"`, for bytes after the end.
@@ -571,6 +581,10 @@ class Joined:
 
     def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
         """None: quantized tensors cannot be joined."""
+
+    @property
+    def scheme(self) -> None:
+        """None: it is of the parts."""
 
     @property
     def is_kept_as_stored(self) -> bool:
@@ -1294,6 +1308,14 @@ class Tensor:
     @property
     def companion_of(self) -> str | None:
         """The name of the codes that it belongs to; None for other tensors."""
+
+    @property
+    def file(self) -> int:
+        """The number of the file that its elements are made of."""
+
+    @property
+    def scheme(self) -> tuple[str, int, list[str], int] | None:
+        """Scheme, bits of a code, stored tensors and their bytes of a decoded weight; None for what is as it is stored."""
 
     @property
     def is_quantized(self) -> bool:

@@ -18,6 +18,8 @@ use crate::container::Format;
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{OpaqueClass, Options, SavedValue, Tree};
 use crate::limits::Limits;
+#[cfg(feature = "python")]
+pub(crate) use crate::opened::Description;
 use crate::opened::Opened;
 use crate::tensor::{Request, Tensor};
 
@@ -292,6 +294,12 @@ impl Checkpoint {
     #[cfg(feature = "python")]
     pub(crate) fn serial(&self) -> u64 {
         self.0.serial
+    }
+
+    /// What is known of its quantized weights. Fails where a file cannot be read.
+    #[cfg(feature = "python")]
+    pub(crate) fn quantized_weights(&self) -> Result<Vec<Description>> {
+        self.0.descriptions()
     }
 
     /// The options that it was opened with.

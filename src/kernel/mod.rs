@@ -12,6 +12,7 @@
 
 mod arch;
 mod cast;
+pub mod codes;
 mod gather;
 #[cfg(test)]
 mod golden;

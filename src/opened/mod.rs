@@ -2,6 +2,7 @@
 
 mod join;
 mod payload;
+mod quantized;
 mod reopen;
 mod schemes;
 
@@ -14,6 +15,8 @@ use std::sync::{Arc, Mutex};
 use once_cell::race::OnceBox;
 
 pub(crate) use self::join::Joins;
+use self::quantized::Dequantized;
+pub(crate) use self::quantized::Description;
 use self::schemes::Roles;
 pub(crate) use self::schemes::{Role, Scheme, is_narrow};
 use crate::bytes::{self, FileStamp, Folder, ReadFolder, Source};
@@ -47,6 +50,8 @@ pub(crate) struct Opened {
     directory: Option<PathBuf>,
     /// The tensors that are joined from parts in several files. Their index follows those of the files in `shards`.
     pub(crate) joins: Option<Joins>,
+    /// The weights that take the place of codes. Their index is the last of `shards`.
+    pub(crate) dequantized: Option<Dequantized>,
     /// Storages that several names share; computed on first use.
     shared: OnceBox<HashSet<(u32, u32)>>,
     /// Storages with tensors whose elements are byte-swapped in units of different widths; computed on first use.
@@ -178,6 +183,7 @@ impl Opened {
             paths: Vec::new(),
             directory: None,
             joins: None,
+            dequantized: None,
             shared: OnceBox::new(),
             mixed_swap_units: OnceBox::new(),
             first_names: OnceBox::new(),
@@ -201,12 +207,14 @@ impl Opened {
 
     /// The number of shards that are in files.
     pub(crate) fn file_count(&self) -> usize {
-        self.joins.as_ref().map_or(self.shards.len(), |joins| joins.shard as usize)
+        let made = self.joins.as_ref().map(|joins| joins.shard);
+        let made = made.or(self.dequantized.as_ref().map(|dequantized| dequantized.shard));
+        made.map_or(self.shards.len(), |shard| shard as usize)
     }
 
     /// A text that identifies a file, or all files for the joined tensors; `None` if a source has no identity.
     pub(crate) fn identity(&self, shard: u32) -> Option<String> {
-        if self.joins.as_ref().is_none_or(|joins| joins.shard != shard) {
+        if (shard as usize) < self.file_count() {
             return self.index(shard).source.identity().map(|identity| identity.to_string());
         }
         let files = self.shards.iter().take(self.file_count());
@@ -290,7 +298,7 @@ impl Opened {
                 return Err(Error::new(Code::IndexKey, text));
             }
         }
-        Ok(())
+        if self.options.dequantize { self.dequantize() } else { Ok(()) }
     }
 
     pub(crate) fn entry(&self, entry: u32) -> &NamedTensor {

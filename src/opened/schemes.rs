@@ -7,6 +7,8 @@ mod names;
 
 use std::collections::HashMap;
 
+use once_cell::race::OnceBox;
+
 use self::names::{Leaf, ancestors};
 use super::Opened;
 use crate::dtype::{DType, Kind};
@@ -41,6 +43,22 @@ pub(crate) enum Scheme {
 #[derive(Debug)]
 pub(super) struct Roles(Vec<Role>);
 
+impl Roles {
+    /// Roles in which companions belong to codes of other numbers.
+    pub(super) fn renumbered(roles: Vec<Role>, numbers: &HashMap<u32, u32>) -> OnceBox<Roles> {
+        let new = |old: u32| numbers.get(&old).copied();
+        let role = |role| match role {
+            Role::Companion(codes) => Role::Companion(codes.and_then(new)),
+            Role::Codes(Scheme::Fp8 { scale }) => match new(scale) {
+                Some(scale) => Role::Codes(Scheme::Fp8 { scale }),
+                None => Role::Codes(Scheme::Unknown),
+            },
+            role => role,
+        };
+        OnceBox::with_value(Box::new(Roles(roles.into_iter().map(role).collect())))
+    }
+}
+
 impl Opened {
     /// What the tensor of an entry is. The roles of all are found on first use.
     pub(crate) fn role(&self, entry: u32) -> Role {
@@ -52,6 +70,12 @@ impl Opened {
     pub(crate) fn companions(&self, codes: u32) -> impl Iterator<Item = u32> + '_ {
         let entries = 0..self.entries.len() as u32;
         entries.filter(move |&entry| self.role(entry) == Role::Companion(Some(codes)))
+    }
+
+    /// Whether what belongs to codes is for activations or a cache, and not for their numbers.
+    pub(super) fn is_of_activations(&self, companion: u32, codes: u32) -> bool {
+        let leaf = |entry: u32| Leaf::of(&self.entry(entry).name);
+        leaf(companion).is_of_activations(&leaf(codes))
     }
 
     fn is_one(&self, entry: u32) -> bool {

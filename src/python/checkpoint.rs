@@ -10,7 +10,7 @@ use super::arguments::{IoArg, TrailingArg, UnknownArg};
 use super::buffer::Buffer;
 use super::limits::changed;
 use super::tensor::Tensor;
-use super::{objects, run};
+use super::{extra, objects, run};
 use crate::bytes::FileStamp;
 use crate::checkpoint::Checkpoint as Core;
 use crate::container::Format;
@@ -26,9 +26,10 @@ pub(crate) struct Checkpoint(pub(super) Core);
 /// Shape, strides and offset, in elements.
 pub(super) type LayoutNumbers = (Vec<u64>, Vec<u64>, u64);
 
-/// What opens the same checkpoint: paths, `unknown`, `trailing`, `compat`, `io`, and limits that are not the
+/// What opens the same checkpoint: paths, `unknown`, `trailing`, `compat`, `dequantize`, `io`, and limits that are not the
 /// defaults.
-type Reopening = (Vec<OsString>, &'static str, &'static str, bool, &'static str, BTreeMap<&'static str, u64>);
+type Reopening =
+    (Vec<OsString>, &'static str, &'static str, bool, bool, &'static str, BTreeMap<&'static str, u64>);
 
 /// Bytes, device and file offset of a storage.
 type StorageInfo = (u64, Option<String>, Option<u64>);
@@ -154,6 +155,19 @@ impl Checkpoint {
         self.0.is_joined()
     }
 
+    /// The quantized weights of known schemes: for each its name, dtype and elements, and what it is made of.
+    fn quantized_weights(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<Vec<(String, &'static str, u64, extra::SchemeOf)>> {
+        let all = run::detached(py, || self.0.quantized_weights())?;
+        let weight = |one: crate::checkpoint::Description| {
+            let scheme = extra::scheme(&one);
+            (one.name, one.dtype.name(), one.numel, scheme)
+        };
+        Ok(all.into_iter().map(weight).collect())
+    }
+
     #[getter]
     fn serial(&self) -> u64 {
         self.0.serial()
@@ -162,10 +176,11 @@ impl Checkpoint {
     /// Paths, options and limits; `None` unless it was opened by paths.
     fn reopening(&self) -> Option<Reopening> {
         let paths: Vec<OsString> = self.0.paths().into_iter().map(OsString::from).collect();
-        let Options { unknown, ignore_trailing, compat, io, .. } = self.0.options();
+        let Options { unknown, ignore_trailing, compat, dequantize, io, .. } = self.0.options();
         let limits = changed(self.0.limits()).collect();
         let (unknown, trailing) = (UnknownArg(*unknown).word(), TrailingArg(*ignore_trailing).word());
-        (!paths.is_empty()).then(|| (paths, unknown, trailing, *compat, IoArg(*io).word(), limits))
+        (!paths.is_empty())
+            .then(|| (paths, unknown, trailing, *compat, *dequantize, IoArg(*io).word(), limits))
     }
 
     /// For each file its absolute path, size, time of modification in nanoseconds, and inode.

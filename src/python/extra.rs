@@ -5,6 +5,7 @@ use pyo3::types::PyTuple;
 
 use super::tensor::Tensor;
 use super::{objects, run};
+use crate::checkpoint::Description;
 use crate::error::{Code, Error};
 use crate::index::{Along, Component, Object, Path, Scale, SparseLayout};
 use crate::layout::Dims;
@@ -37,6 +38,15 @@ pub(super) fn quantization<'py>(
         None => None,
     };
     (quantization.dtype, quantization.scheme, scale, zero_point, axis, packed).into_pyobject(py).map(Some)
+}
+
+/// What a weight is decoded from: the scheme, bits of a code, names of the codes and of what belongs to them, and their bytes.
+pub(super) type SchemeOf = (&'static str, u32, Vec<String>, u64);
+
+/// What a weight is decoded from.
+pub(super) fn scheme(description: &Description) -> SchemeOf {
+    let Description { scheme, bits, stored, stored_nbytes, .. } = description;
+    (scheme, *bits, stored.iter().map(ToString::to_string).collect(), *stored_nbytes)
 }
 
 /// Which part of a larger tensor it is, `(shape, offsets, mesh, coordinate, placements)`; `None` for a whole one.

@@ -103,6 +103,11 @@ impl Joined {
     }
 
     /// None: scales by block belong to the parts.
+    #[getter]
+    fn scheme(&self) -> Option<Py<PyAny>> {
+        None
+    }
+
     fn block_scale(&self) -> Option<Py<PyAny>> {
         None
     }

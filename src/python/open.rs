@@ -28,6 +28,7 @@ impl OpenOptions {
         *,
         unknown=UnknownArg(Unknown::Keep),
         verify=Flag(false),
+        dequantize=Flag(false),
         limits=LimitsArg::default(),
         compat=Flag(false),
         trailing=TrailingArg(false),
@@ -36,12 +37,14 @@ impl OpenOptions {
     fn new(
         unknown: UnknownArg,
         verify: Flag,
+        dequantize: Flag,
         limits: LimitsArg,
         compat: Flag,
         trailing: TrailingArg,
         io: IoArg,
     ) -> OpenOptions {
-        let options = Options::default().unknown(unknown.0).verify(verify.0).limits(limits.0);
+        let options =
+            Options::default().unknown(unknown.0).verify(verify.0).limits(limits.0).dequantize(dequantize.0);
         OpenOptions(options.compat(compat.0).ignore_trailing(trailing.0).io(io.0))
     }
 }

@@ -129,6 +129,12 @@ impl Tensor {
         self.0.storage_nbytes()
     }
 
+    /// The number of the file that its elements are made of.
+    #[getter]
+    fn file(&self) -> u32 {
+        self.0.place().1
+    }
+
     fn attributes<'py>(&self, py: Python<'py>, wrap: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let states = self.0.states().iter();
         states.map(|&state| objects::attributes(py, &self.0, state, wrap)).collect()
@@ -155,6 +161,13 @@ impl Tensor {
     #[getter]
     fn companion_of(&self) -> Option<&str> {
         self.0.companion_of()
+    }
+
+    /// The scheme, bits of a code, names of the codes and of what belongs to them, and their bytes; `None` unless it is a quantized
+    /// weight of the logical view.
+    #[getter]
+    fn scheme(&self) -> Option<extra::SchemeOf> {
+        self.0.description().map(extra::scheme)
     }
 
     #[getter]

@@ -21,7 +21,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::index::{Part, Path};
 use crate::layout::{Layout, TensorIndex};
-use crate::opened::Opened;
+use crate::opened::{Description, Opened};
 use crate::pickle::Snapshot;
 
 pub(crate) use growth::Growth;
@@ -165,6 +165,18 @@ impl Tensor {
         (Arc::as_ptr(&self.opened).addr(), self.shard())
     }
 
+    /// As [`Tensor::file`], with the file that its elements are made of, and the offset there, for sorting only.
+    pub(crate) fn place(&self) -> (usize, u32, u64) {
+        let (file, start) = self.opened.place(self.id);
+        let offset = self.layout.offset.saturating_mul(self.dtype.itemsize());
+        (self.file().0, file, start.saturating_add(if file == self.shard() { offset } else { 0 }))
+    }
+
+    /// What it is decoded from, if it is a quantized weight of the logical view.
+    pub(crate) fn description(&self) -> Option<&Description> {
+        self.opened.description(self.id)
+    }
+
     /// The byte offset of the first element in the file. Within an archive it is approximate: good for sorting only.
     pub(crate) fn position(&self) -> u64 {
         let offset = self.layout.offset.saturating_mul(self.dtype.itemsize());
@@ -180,7 +192,7 @@ impl Tensor {
             Some(scale) => format!(", scales {:?} of {}", scale.id, self.opened.identity(scale.shard())?),
             None => String::new(),
         };
-        let how = (options.ignore_trailing, options.compat, options.unknown);
+        let how = (options.ignore_trailing, options.compat, options.unknown, options.dequantize);
         Some(format!(
             "{source}, opened with {how:?}, tensor {} {:?}, storage {:?} at {} of {} bytes, {} {:?} {:?}{scale}",
             self.id.1,

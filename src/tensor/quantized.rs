@@ -59,11 +59,14 @@ impl Tensor {
 
     /// How the request dequantizes the tensor; `None` where it does not.
     pub(super) fn dequantization(&self, request: &Request) -> Option<Dequantization<'_>> {
-        if !request.dequantize {
-            return None;
-        }
-        if let Some(quantization) = self.quantization() {
+        if request.dequantize
+            && let Some(quantization) = self.quantization()
+        {
             return Some(Dequantization::Integers(quantization));
+        }
+        // In the logical view, codes are never numbers.
+        if !request.dequantize && !self.opened.options.dequantize {
+            return None;
         }
         match (self.role(), self.block_scale()) {
             (_, Some(scale)) => Some(Dequantization::Blocks(scale)),

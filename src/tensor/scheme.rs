@@ -38,6 +38,9 @@ impl Tensor {
 
     /// The error for codes of a scheme that is not known, with what is beside them.
     pub(super) fn unknown_scheme(&self) -> Error {
+        if let Some((code, text)) = self.opened.refusal(self.name()) {
+            return Error::new(*code, format!("it is not read as numbers: {text}"));
+        }
         let companions = self.entry.into_iter().flat_map(|entry| self.opened.companions(entry));
         let described = |entry: u32| {
             let named = self.opened.entry(entry);
@@ -53,7 +56,11 @@ impl Tensor {
         };
         let shape = &self.opened.tensor(self.id).layout().shape[..];
         let text = format!("{} {shape:?} is codes of a quantization that is not known: {beside}", self.dtype);
-        Error::new(Code::QuantUnknown, text)
+        let error = Error::new(Code::QuantUnknown, text);
+        match self.opened.options.dequantize {
+            true => error,
+            false => error.note("rustload.open(path, dequantize=True) has the weights of all known schemes."),
+        }
     }
 
     /// The codes that it belongs to, by their name; of scales of scales, those of the first.

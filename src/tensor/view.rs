@@ -96,6 +96,7 @@ impl Tensor {
         let indexed = self.opened.tensor(self.id);
         let plain = self.layout == *indexed.layout() && self.dtype == indexed.dtype();
         let differs_from_file = self.dtype == DType::Bool
+            || self.description().is_some()
             || indexed.flags.conjugate
             || indexed.flags.negative
             || !self.has_uniform_byte_swap();
@@ -126,6 +127,9 @@ impl Tensor {
     /// A view of the elements, or an error that says why there is none. On a file system where mapped reads are slow it is given
     /// with `copy=Some(false)` only.
     pub(super) fn view(&self, copy: Option<bool>, cancel: &Cancel, mapped_by: MappedBy<'_>) -> Result<Array> {
+        if self.opened.options.dequantize {
+            self.check_scheme(&Request::default())?;
+        }
         let flags = self.opened.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(

@@ -190,7 +190,7 @@ def test_options_are_kept_and_relative_paths_are_those_of_opening(tmp_path, monk
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert ckpt._core.reopening() == (
-        [str(tmp_path / "archive")], "error", "ignore", True, "buffered", {"tensors": 17}
+        [str(tmp_path / "archive")], "error", "ignore", True, False, "buffered", {"tensors": 17}
     )  # fmt: skip
     found = again(ckpt)
     assert found._core.reopening() == ckpt._core.reopening()

@@ -41,7 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("write", &["tensor", "stream", "sink", "kernel", "container", "bytes"]),
     ("tensor", &["opened", "stream", "sink", "kernel", "index", "pickle", "bytes"]),
     // The files of a checkpoint and the bytes of its storages: below both the checkpoint and its tensors.
-    ("opened", &["stream", "index", "container", "bytes"]),
+    ("opened", &["stream", "kernel", "index", "container", "bytes"]),
     // A scan reads no tensor data: it needs neither tensors nor streams.
     ("scan", &["index", "pickle", "container", "bytes"]),
     // It reads ranges of sources within a memory window; it knows nothing of checkpoints.

@@ -47,6 +47,7 @@ def open(
     *,
     framework: Framework | None = None,
     verify: bool = False,
+    dequantize: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     remote: Collection[str] = DEFAULT_SCHEMES,
     **options: Unpack[OpenOptions],
@@ -66,6 +67,9 @@ def open(
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
             the first `materialize`.
         verify: Whether to verify the checksums of all storages now, which reads the whole file. Archives only.
+        dequantize: Whether quantized weights are the numbers that they mean: each is one tensor with the name and shape of the
+            weight, decoded as it is read, and its codes and scales are not listed. False: all tensors as they are stored. For
+            tensors of torch's own quantized dtypes, see `materialize(dequantize=True)`.
         storage_options: What fsspec makes the file system of a URL with, credentials for example. No message shows them.
         remote: The schemes of URLs that are allowed; `()` for none. The default is all that are encrypted, and `memory`.
         **options: How the file is read (`OpenOptions`).
@@ -83,7 +87,7 @@ def open(
         ValueError: The scheme of the URL is not in `remote`, or another argument has an unknown value.
     """
     chosen = None if framework is None else adapters.framework_name(framework)
-    how = _rustload.OpenOptions(verify=verify, **filled(open, options))
+    how = _rustload.OpenOptions(verify=verify, dequantize=dequantize, **filled(open, options))
     source: Any = remote_source(path, storage_options=storage_options, remote=remote)
     if isinstance(source, ObjectRanges):
         source = ObjectList([source])
@@ -107,11 +111,13 @@ def open(
 
 
 def opened(
-    given: Any, framework: Framework, limits: Limits | None = None
+    given: Any, framework: Framework, limits: Limits | None = None, *, dequantize: bool = False
 ) -> tuple[Checkpoint, TensorMapping]:
     """The checkpoint, and the tensors to use of it, for an argument that may be a path, a checkpoint or a selection."""
     if isinstance(given, Selection):
         checkpoint: Checkpoint = given._source  # type: ignore[assignment]  # every selection is of one
         return checkpoint, given
-    checkpoint = given if isinstance(given, Checkpoint) else open(given, framework=framework, limits=limits)
+    if isinstance(given, Checkpoint):
+        return given, given
+    checkpoint = open(given, framework=framework, limits=limits, dequantize=dequantize)
     return checkpoint, checkpoint

@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         path = name_of(given) if is_url(given) else given
         document: dict[str, Any] = {"path": path}
         try:
-            with rustload.open(given) as checkpoint:
+            with rustload.open(given, dequantize=args.dequantize) as checkpoint:
                 with report_warnings(args.options, path):
                     chosen = checkpoint.select(args.pattern) if args.pattern else checkpoint
                 found = chosen.stats(sample=args.sample, bins=args.bins, dequantize=args.dequantize)

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 
 from rustload._checkpoint.checkpoint import OpaqueClass
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.json_values import Format, Positive, Signed
 from rustload.errors import RustloadError
 
@@ -105,6 +106,26 @@ class DescribedTensor(TypedDict):
     repeats: bool
 
 
+class QuantizedSum(TypedDict):
+    """The weights in one quantization scheme.
+
+    Attributes:
+        scheme: The scheme, as `LazyTensor.scheme` names it.
+        bits: The bits of a code.
+        dtype: The dtype of the weights that they mean.
+        weights: Their number.
+        stored_nbytes: The bytes of codes, scales and what else belongs to them.
+        nbytes: The bytes of the weights in their dtype.
+    """
+
+    scheme: str
+    bits: int
+    dtype: str
+    weights: int
+    stored_nbytes: int
+    nbytes: int
+
+
 class Described(TypedDict):
     """A checkpoint.
 
@@ -118,6 +139,7 @@ class Described(TypedDict):
         filter: With `--filter`: the pattern.
         tensors_in_all: With `--filter`: the number of tensors of the checkpoint.
         dtypes: The dtypes, the largest first.
+        quantized: The quantized weights, by scheme and dtype.
         tied: Groups of names that share a storage.
         values: The plain values and containers at the top level of a pickle.
         opaque: The classes that are kept as data.
@@ -136,6 +158,7 @@ class Described(TypedDict):
     filter: NotRequired[str]
     tensors_in_all: NotRequired[int]
     dtypes: list[DtypeSum]
+    quantized: list[QuantizedSum]
     tied: list[Annotated[list[str], {"minItems": 2}]]
     values: list[PlainValue | ContainerValue]
     opaque: list[OpaqueClass]
@@ -189,7 +212,8 @@ def describe(
             elements += core.size
             nbytes += core.nbytes
     values, notes = _values(checkpoint)
-    notes += _unknown_schemes(chosen)
+    quantized, more = _quantized(checkpoint, chosen)
+    notes += more
     report: Described = {
         "path": path,
         "format": checkpoint.format,
@@ -198,6 +222,7 @@ def describe(
         "nbytes": nbytes,
         "storage_nbytes": checkpoint.nbytes,
         "dtypes": sorted(dtypes.values(), key=lambda seen: -seen["nbytes"]),
+        "quantized": quantized,
         "tied": [group for group in checkpoint.tied if any(name in chosen for name in group)],
         "values": values,
         "opaque": checkpoint.opaque,
@@ -211,13 +236,33 @@ def describe(
     return report
 
 
-def _unknown_schemes(chosen: Mapping[str, LazyTensor]) -> list[str]:
-    """A note on quantized weights that `dequantize=True` refuses."""
-    unknown = [name for name, tensor in chosen.items() if tensor._core.has_unknown_scheme]
+def _quantized(
+    checkpoint: Checkpoint, chosen: Mapping[str, LazyTensor]
+) -> tuple[list[QuantizedSum], list[str]]:
+    """The quantized weights by scheme, and a note on those that `dequantize=True` refuses."""
+    sums: dict[tuple[str, int, str], QuantizedSum] = {}
+    known = set()
+    for name, dtype, elements, (scheme, bits, stored, stored_nbytes) in checkpoint._core.quantized_weights():
+        if name in chosen or stored[0] in chosen:
+            empty: QuantizedSum = {
+                "scheme": scheme,
+                "bits": bits,
+                "dtype": dtype,
+                "weights": 0,
+                "stored_nbytes": 0,
+                "nbytes": 0,
+            }
+            seen = sums.setdefault((scheme, bits, dtype), empty)
+            seen["weights"] += 1
+            seen["stored_nbytes"] += stored_nbytes
+            seen["nbytes"] += elements * DTYPE_ROWS[dtype].itemsize
+            known.add(stored[0])
+    unknown = [name for name, one in chosen.items() if name not in known and one._core.has_unknown_scheme]
+    found = sorted(sums.values(), key=lambda seen: -seen["stored_nbytes"])
     if not unknown:
-        return []
+        return found, []
     text = f"{len(unknown):,} tensor(s) are codes of a quantization that is not known, such as {unknown[0]!r}"
-    return [f"{text}: dequantize=True is an error for them"]
+    return found, [f"{text}: dequantize=True is an error for them"]
 
 
 def _values(checkpoint: Checkpoint) -> tuple[list[PlainValue | ContainerValue], list[str]]:

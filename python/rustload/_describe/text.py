@@ -56,6 +56,18 @@ def show(page: Page, report: Described, view: View) -> None:
     if report["dtypes"]:
         page.heading("dtypes")
         _dtypes(page, report)
+    if report["quantized"]:
+        page.heading("quantized", "open(path, dequantize=True) has the weights")
+        lines = [
+            (
+                f"{seen['scheme']}, {seen['bits']} bits",
+                f"{seen['weights']:,} weight{'s' * (seen['weights'] > 1)}, {format_bytes(seen['stored_nbytes'])}",
+                f"{format_bytes(seen['nbytes'])} as {seen['dtype']}",
+            )
+            for seen in report["quantized"]
+        ]
+        widths = [max(len(line[at]) for line in lines) for at in range(2)]
+        _first_lines(page, [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in lines])
     if report["tensors"]:
         page.heading("tensors")
         (_list if view.listed else _tree)(page, report["tensors"], report["tied"], view)

@@ -91,8 +91,8 @@ def diff(
             raise _error("Value", f"is a number from 0 on, not {value!r}", argument=argument)
     request = Request(allow_lossy=True, dequantize=dequantize, threads=threads)
     notes: list[str] = []
-    label_a, of_a = _tensors(a)
-    label_b, of_b = _tensors(b)
+    label_a, of_a = _tensors(a, dequantize=dequantize)
+    label_b, of_b = _tensors(b, dequantize=dequantize)
     of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
     for tensors, more, label in ((of_a, of_b, label_a), (of_b, of_a, label_b)):
         for name, kept in _aliases(tensors, label, notes).items():
@@ -139,7 +139,7 @@ class _Tensors(dict[str, LazyTensor]):
         self.texts = texts
 
 
-def _tensors(given: Any) -> tuple[str, _Tensors]:
+def _tensors(given: Any, *, dequantize: bool) -> tuple[str, _Tensors]:
     """What to call a checkpoint, and its tensors by name."""
     if isinstance(given, Checkpoint):
         return given.files[0] if len(given.files) == 1 else repr(given), _Tensors(given, given.metadata)
@@ -152,7 +152,7 @@ def _tensors(given: Any) -> tuple[str, _Tensors]:
         if isinstance(given, (str, os.PathLike))
         else f"<{type(given).__name__}>"
     )
-    checkpoint = open_checkpoint(given)
+    checkpoint = open_checkpoint(given, dequantize=dequantize)
     return label, _Tensors(checkpoint, checkpoint.metadata)
 
 

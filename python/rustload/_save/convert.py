@@ -108,7 +108,7 @@ def convert(
     parts: list[Part] = []
     with advising(writing=False):
         for source in given.found:
-            checkpoint = open_checkpoint(source.path, **part(OpenOptions, how))
+            checkpoint = open_checkpoint(source.path, dequantize=how["dequantize"], **part(OpenOptions, how))
             own = {}
             if fingerprint is not None:
                 digest = checkpoint.fingerprint(data=fingerprint == "data", threads=how["threads"])

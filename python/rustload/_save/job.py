@@ -118,8 +118,9 @@ class Job:
             info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is not a lazy tensor
         dims = self._rules.transpose(info)
         dtype = self._rules.dtype(info, is_float=dequantizes) or ("float32" if dequantizes else None)
-        if dequantizes:
-            self.dequantized.add(str(dtype))
+        is_decoded = dequantizes or (isinstance(value, LazyTensor) and value.scheme is not None)
+        if is_decoded:
+            self.dequantized.add(str(dtype or info.dtype))
         else:
             self.kept += self._rules.kept([info])
         key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
@@ -127,7 +128,7 @@ class Job:
             self._requests[key] = self._plain.but(dtype=dtype, transpose=dims)
         self.tensors += 1
         self.nbytes += math.prod(info.shape) * DTYPE_ROWS[dtype or info.dtype].itemsize
-        self.converted += dequantizes or dims is not None or dtype not in (None, info.dtype)
+        self.converted += is_decoded or dims is not None or dtype not in (None, info.dtype)
         return name, core, self._requests[key]
 
 

@@ -129,7 +129,7 @@ class Part:
             return [File(path, tensors, header, index, whole, max_shard_size)]
         by_file: dict[int, list[tuple[str, Values, Request]]] = {}
         for new, value in self.tensors.items():
-            number = 0 if self._is_joined else value._core.storage[0]
+            number = 0 if self._is_joined else value._core.file
             by_file.setdefault(number, []).append(job.add(new, value, value._core))
         numbers = sorted(by_file) or [0]
         count = len(numbers)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["LazyTensor", "Quantization", "new_handle", "restored"]
+__all__ = ["LazyTensor", "Quantization", "Scheme", "new_handle", "restored"]
 
 
 class Quantization(NamedTuple):
@@ -46,6 +46,22 @@ class Quantization(NamedTuple):
     zero_point: int | LazyTensor | list[int]
     axis: int | None
     packed: tuple[tuple[int, ...], tuple[int, ...], int] | None
+
+
+class Scheme(NamedTuple):
+    """What a quantized weight is decoded from, in a checkpoint that was opened with `dequantize=True`.
+
+    Attributes:
+        name: The scheme: `"fp8"`, `"int4"`, `"nvfp4"`, `"mxfp4"`, `"gptq"`, `"awq"`, `"bnb-nf4"` and the like.
+        bits: The bits of a code.
+        stored: The names of the tensors that it is made of: the codes first.
+        stored_nbytes: Their bytes.
+    """
+
+    name: str
+    bits: int
+    stored: tuple[str, ...]
+    stored_nbytes: int
 
 
 new_handle = _rustload.Handle.__new__
@@ -120,6 +136,15 @@ class LazyTensor(Operators, Metadata):
         """
         found = self._core.quantization(self._wrap_core)
         return None if found is None else Quantization(*found)
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """The scheme that it is decoded from; None for what is as it is stored. See `rustload.open(dequantize=True)`."""
+        found = self._core.scheme
+        if found is None:
+            return None
+        name, bits, stored, nbytes = found
+        return Scheme(name, bits, tuple(stored), nbytes)
 
     @property
     def block_scale(self) -> LazyTensor | None:

@@ -80,6 +80,7 @@ def open_again(
     unknown: str,
     trailing: str,
     compat: bool,  # noqa: FBT001 - called by unpickling
+    dequantize: bool,  # noqa: FBT001 - as above
     io: str,
     limits: tuple[tuple[str, int], ...],
     stamps: Stamps,
@@ -92,6 +93,7 @@ def open_again(
         unknown: As for `rustload.open`, like the next ones.
         trailing: As above.
         compat: As above.
+        dequantize: As above.
         io: As above.
         limits: The limits that are not the defaults.
         stamps: The state of each file when it was opened.
@@ -101,13 +103,18 @@ def open_again(
         FormatError: A file is another one, or was changed (code `FileChanged`).
         OSError: A file cannot be read.
     """
-    key = (paths, unknown, trailing, compat, io, limits, stamps, framework)
+    key = (paths, unknown, trailing, compat, dequantize, io, limits, stamps, framework)
     context = _reopened.get(key)
     if context is None:
         # Before opening, because a file that was changed may have become anything.
         _check(stamps, [_stamp(path) for path, *_ in stamps])
         options = _rustload.OpenOptions(
-            unknown=unknown, trailing=trailing, compat=compat, io=io, limits=_rustload.Limits(**dict(limits))
+            unknown=unknown,
+            trailing=trailing,
+            compat=compat,
+            dequantize=dequantize,
+            io=io,
+            limits=_rustload.Limits(**dict(limits)),
         )
         core = _rustload.open(list(paths), options)
         _check(stamps, core.file_stamps())

@@ -134,7 +134,7 @@ def load_into(
         )
         if not isinstance(model, torch.nn.Module):
             raise _error("Type", _not_a_module(model))
-        checkpoint, chosen = opened(path, "torch", how["limits"])
+        checkpoint, chosen = opened(path, "torch", how["limits"], dequantize=applied.dequantize)
         warn_of_unused_patterns(checkpoint._core.names, dtype=dtype, transpose=transpose)
         context = private_context()  # the model owns its parameters: no other view shares this mapping
         tensors = {

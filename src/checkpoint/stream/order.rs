@@ -53,16 +53,17 @@ pub(super) fn steps(requests: &[(Tensor, Request)], by_file: bool, threads: usiz
 /// All requests sorted by file and position in it, with up to `threads` files interleaved.
 fn file_order(requests: &[(Tensor, Request)], threads: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
-    let position = |index: &usize| {
-        let tensor = &requests[*index].0;
-        (tensor.file(), tensor.position())
+    let position = |index: &usize| requests[*index].0.place();
+    let file = |index: usize| {
+        let (checkpoint, file, _) = requests[index].0.place();
+        (checkpoint, file)
     };
     // The sort is stable, so tied names stay in the order of the list.
     order.sort_by_cached_key(position);
     let mut files: Vec<Vec<usize>> = Vec::new();
     for index in order {
         match files.last_mut() {
-            Some(file) if requests[file[0]].0.file() == requests[index].0.file() => file.push(index),
+            Some(files) if file(files[0]) == file(index) => files.push(index),
             _ => files.push(vec![index]),
         }
     }

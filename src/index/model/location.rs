@@ -33,6 +33,8 @@ pub enum Location {
     },
     /// In chunks, each in a place of its own.
     Chunks(Arc<Chunks>),
+    /// Made of other bytes of the checkpoint as it is read: a source, and the offset of those bytes in their file.
+    Derived(Source, u64),
     /// In the pickle itself: the bytes of this value, from this offset on.
     Value(Arc<dyn ValueBytes>, Handle, u64),
 }
@@ -119,6 +121,7 @@ impl Location {
         match self {
             Location::Range(region) => region.start(),
             Location::Chunks(chunks) => chunks.position(),
+            Location::Derived(_, position) => *position,
             location => location.member_entry().map_or(0, Member::header_offset),
         }
     }
@@ -129,6 +132,7 @@ impl Location {
             Location::Empty => StorageBytes::Empty,
             Location::Meta => StorageBytes::Meta,
             Location::Range(region) => StorageBytes::Stored(source.window(region.start(), region.len())?),
+            Location::Derived(source, _) => StorageBytes::Stored(source.clone()),
             Location::Chunks(chunks) => match chunks.as_stored()? {
                 Some(source) => StorageBytes::Stored(source),
                 None => StorageBytes::Chunks(chunks),

@@ -30,6 +30,8 @@ pub struct Options {
     pub compat: bool,
     /// Whether to verify the checksum of every storage at opening.
     pub verify: bool,
+    /// Whether quantized weights are the numbers that they mean, under the names of the weights, instead of their codes and scales.
+    pub dequantize: bool,
     /// How tensor data is read.
     pub io: Io,
     /// Cancels the opening.
@@ -48,6 +50,7 @@ impl Options {
         ignore_trailing: bool,
         compat: bool,
         verify: bool,
+        dequantize: bool,
         io: Io,
         cancel: Cancel,
     }

@@ -88,7 +88,11 @@ impl Tensor {
 
     /// A C-contiguous tensor at the start of a storage of `nbytes`. Fails where it does not fit.
     pub(crate) fn contiguous(dtype: DType, shape: &[u64], storage: u32, nbytes: u64) -> Result<Tensor> {
-        let layout = Layout::contiguous(shape)?;
+        Tensor::of_layout(dtype, Layout::contiguous(shape)?, storage, nbytes)
+    }
+
+    /// A tensor of this layout in a storage of `nbytes`. Fails where it does not fit.
+    pub(crate) fn of_layout(dtype: DType, layout: Layout, storage: u32, nbytes: u64) -> Result<Tensor> {
         check_bounds(&layout, dtype, nbytes)?;
         Ok(Tensor { dtype, layout, storage, flags: Flags::default() })
     }

@@ -124,6 +124,12 @@ impl Level {
         dispatch!(self, I => <I as super::Instructions>::panel_transpose(element_size))
     }
 
+    /// Runs `job`. What is inlined into it is compiled for the level's instructions.
+    #[inline(always)]
+    pub(in crate::kernel) fn run(self, job: impl FnOnce()) {
+        dispatch!(self, I => <I as super::Instructions>::run(job));
+    }
+
     /// Applies `convert` to each element in place. A remainder shorter than an element stays as it is.
     pub(in crate::kernel) fn map_in_place<const N: usize>(
         self,

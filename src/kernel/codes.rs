@@ -1,0 +1,353 @@
+//! Turns the packed codes of quantized weights into numbers: unpacks rows of codes to f32, and applies zero points and scales to them.
+
+use super::arch::Level;
+
+/// The number of entries of the table of a [`Number`].
+pub const TABLE_LEN: usize = 256;
+
+/// Codes of two, in an 8-bit row: both numbers of each byte.
+type Pairs = [[f32; 2]; TABLE_LEN];
+
+/// The order of the codes in a row of packed bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// One after another, from the lowest bit on, across the words of a little-endian row.
+    Dense,
+    /// As many whole codes as fit in each 32-bit word, from its lowest bit on.
+    Words,
+    /// Pairs of 4-bit codes, of which the upper half of the byte comes first.
+    HighFirst,
+    /// Eight 4-bit codes in each 32-bit word, of which those of even columns come first (AWQ).
+    EvenFirst,
+}
+
+/// What number a code means.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Number {
+    /// `((code + add) mod 2^bits ^ flip) - offset`.
+    Integer {
+        /// Added first.
+        add: u32,
+        /// Bits that are inverted then.
+        flip: u32,
+        /// Subtracted at last.
+        offset: i32,
+    },
+    /// An entry of the table.
+    Table(Box<[f32; TABLE_LEN]>),
+}
+
+/// How codes of 1 to 8 bits are packed, and what they mean.
+#[derive(Clone, Debug)]
+pub struct Codes {
+    bits: u32,
+    order: Order,
+    number: Number,
+    word_add: u32,
+    table: Box<[f32; TABLE_LEN]>,
+    pairs: Option<Box<Pairs>>,
+}
+
+impl Codes {
+    /// Codes of `bits` bits; `None` unless that is 1 to 8.
+    pub fn new(bits: u32, order: Order, number: Number) -> Option<Codes> {
+        if !(1..=8).contains(&bits) {
+            return None;
+        }
+        let mut table = Box::new([0.0; TABLE_LEN]);
+        for (code, entry) in (0_u32..1 << bits).zip(table.iter_mut()) {
+            *entry = number.of(code, bits);
+        }
+        let halves = match order {
+            Order::Dense | Order::Words if bits == 4 => Some((0, 4)),
+            Order::HighFirst => Some((4, 0)),
+            _ => None,
+        };
+        let pairs = halves.map(|(first, second)| {
+            let mut pairs = Box::new([[0.0; 2]; TABLE_LEN]);
+            for (byte, pair) in pairs.iter_mut().enumerate() {
+                *pair = [first, second].map(|shift| table[byte >> shift & 15]);
+            }
+            pairs
+        });
+        Some(Codes { bits, order, number, word_add: 0, table, pairs })
+    }
+
+    /// The same codes, with a number added to each whole 32-bit word before codes are taken from it: carries reach the next code.
+    #[must_use]
+    pub fn with_word_add(self, word_add: u32) -> Codes {
+        Codes { word_add, ..self }
+    }
+
+    /// The bits of a code.
+    pub fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    /// The bytes that the codes from `start` to `end` of a row lie in, whole 32-bit words where codes are in words.
+    pub fn bytes(&self, start: u64, end: u64) -> (u64, u64) {
+        let bits = u64::from(self.bits);
+        let words = |unit: u64, codes: u64| (start / codes * unit, end.div_ceil(codes) * unit);
+        match self.order {
+            Order::Dense if self.word_add != 0 => words(4, 32 / bits),
+            Order::Dense => (start * bits / 8, (end * bits).div_ceil(8)),
+            Order::Words => words(4, 32 / bits),
+            Order::HighFirst => words(1, 2),
+            Order::EvenFirst => words(4, 8),
+        }
+    }
+
+    /// The bytes of a row of `columns` codes, in whole units of `unit` bytes.
+    pub fn row_bytes(&self, columns: u64, unit: u64) -> u64 {
+        self.bytes(0, columns).1.next_multiple_of(unit)
+    }
+
+    /// The word of rows, of `unit` bytes, that has the codes of a row, and where they begin in it, in bits.
+    pub fn across(&self, row: u64, unit: u64) -> (u64, u32) {
+        let (bits, word) = (u64::from(self.bits), 8 * unit);
+        match self.order {
+            Order::Words => (row / (word / bits), (row % (word / bits) * bits) as u32),
+            _ => (row * bits / word, (row * bits % word) as u32),
+        }
+    }
+
+    /// Where a code begins, in bits.
+    fn bit(&self, code: usize) -> usize {
+        let bits = self.bits as usize;
+        match self.order {
+            Order::Dense => code * bits,
+            Order::Words => code / (32 / bits) * 32 + code % (32 / bits) * bits,
+            Order::HighFirst => code / 2 * 8 + (1 - code % 2) * 4,
+            Order::EvenFirst => code / 8 * 32 + [0, 4, 1, 5, 2, 6, 3, 7][code % 8] * 4,
+        }
+    }
+
+    /// Unpacks `out.len()` codes of a row from number `start` on. `bytes` begins with the byte that [`Codes::bytes`] says for them;
+    /// codes that lie outside it are 0.
+    pub fn unpack(&self, bytes: &[u8], start: u64, out: &mut [f32]) {
+        let first = self.bytes(start, start).0;
+        let skipped = first as usize * 8;
+        let start = start as usize;
+        let mut rest = out;
+        let mut at = start;
+        if self.word_add == 0 {
+            if let Some(pairs) = &self.pairs {
+                if at % 2 == 1 && !rest.is_empty() {
+                    rest[0] = self.one(bytes, self.bit(at) - skipped);
+                    rest = &mut rest[1..];
+                    at += 1;
+                }
+                let from = bytes.get((at / 2).saturating_sub(first as usize)..).unwrap_or_default();
+                let whole = rest.len() / 2;
+                Level::used().run(|| {
+                    for (out, &byte) in rest.as_chunks_mut().0.iter_mut().zip(from) {
+                        *out = pairs[usize::from(byte)];
+                    }
+                });
+                rest = &mut rest[whole * 2..];
+                at += whole * 2;
+            } else if self.bits == 8 {
+                let table = &self.table;
+                let from = bytes.get(at - first as usize..).unwrap_or_default();
+                let count = rest.len();
+                Level::used().run(|| {
+                    for (out, &byte) in rest.iter_mut().zip(from) {
+                        *out = table[usize::from(byte)];
+                    }
+                });
+                rest = &mut rest[count..];
+            }
+        }
+        for (code, out) in (at..).zip(rest) {
+            *out = self.one(bytes, self.bit(code) - skipped);
+        }
+    }
+
+    /// The number of the code at a bit.
+    fn one(&self, bytes: &[u8], bit: usize) -> f32 {
+        let byte = |at: usize| u32::from(bytes.get(at).copied().unwrap_or_default());
+        let code = if self.word_add == 0 {
+            (byte(bit / 8) | byte(bit / 8 + 1) << 8) >> (bit % 8)
+        } else {
+            let word = (0..4).fold(0, |word, at| word | byte(bit / 32 * 4 + at) << (8 * at));
+            word.wrapping_add(self.word_add) >> (bit % 32)
+        };
+        self.table[code as usize & ((1 << self.bits) - 1)]
+    }
+
+    /// Unpacks one row of codes that are packed along columns: those at `bit` of the words of `low`, of which `high` are the next.
+    /// Words have `N` bytes.
+    pub fn unpack_across<const N: usize>(&self, low: &[u8], high: &[u8], bit: u32, out: &mut [f32]) {
+        let mask = (1_u32 << self.bits) - 1;
+        let word = |bytes: [u8; N]| {
+            let mut word = [0; 4];
+            word[..N].copy_from_slice(&bytes);
+            u32::from_le_bytes(word)
+        };
+        let (low, high) = (low.as_chunks::<N>().0, high.as_chunks::<N>().0);
+        let straddles = bit + self.bits > 8 * N as u32;
+        let high_at = |at: usize| if straddles { high.get(at).map_or(0, |&high| word(high)) } else { 0 };
+        match &self.number {
+            Number::Integer { add, flip, offset } => Level::used().run(|| {
+                if straddles {
+                    for (at, (out, &low)) in out.iter_mut().zip(low).enumerate() {
+                        let code = (word(low) >> bit | high_at(at) << (32 - bit)) & mask;
+                        *out = integer(code, *add, *flip, *offset, mask);
+                    }
+                } else {
+                    for (out, &low) in out.iter_mut().zip(low) {
+                        *out = integer(word(low) >> bit & mask, *add, *flip, *offset, mask);
+                    }
+                }
+            }),
+            Number::Table(table) => {
+                for (at, (out, &low)) in out.iter_mut().zip(low).enumerate() {
+                    let high = if straddles { high_at(at) << (32 - bit) } else { 0 };
+                    *out = table[((word(low) >> bit | high) & mask) as usize];
+                }
+            }
+        }
+    }
+}
+
+impl Number {
+    fn of(&self, code: u32, bits: u32) -> f32 {
+        match self {
+            Number::Integer { add, flip, offset } => integer(code, *add, *flip, *offset, (1 << bits) - 1),
+            Number::Table(table) => table.get(code as usize).copied().unwrap_or_default(),
+        }
+    }
+}
+
+#[inline(always)]
+fn integer(code: u32, add: u32, flip: u32, offset: i32, mask: u32) -> f32 {
+    ((code.wrapping_add(add) & mask ^ flip) as i32).wrapping_sub(offset) as f32
+}
+
+/// Multiplies numbers by their scales, after their zero points were subtracted. A scale is that of `width` numbers, the first of
+/// `width - skip`.
+pub fn rescale(numbers: &mut [f32], zeros: Option<&[f32]>, scales: &[f32], width: usize, skip: usize) {
+    Level::used().run(|| {
+        if width == 1 {
+            match zeros {
+                None => numbers.iter_mut().zip(scales).for_each(|(number, scale)| *number *= scale),
+                Some(zeros) => {
+                    for ((number, scale), zero) in numbers.iter_mut().zip(scales).zip(zeros) {
+                        *number = (*number - zero) * scale;
+                    }
+                }
+            }
+            return;
+        }
+        let (mut rest, mut len) = (numbers, width - skip);
+        for (at, &scale) in scales.iter().enumerate() {
+            let zero = zeros.and_then(|zeros| zeros.get(at)).copied();
+            let (group, others) = rest.split_at_mut(len.min(rest.len()));
+            match zero {
+                None => group.iter_mut().for_each(|number| *number *= scale),
+                Some(zero) => group.iter_mut().for_each(|number| *number = (*number - zero) * scale),
+            }
+            (rest, len) = (others, width);
+        }
+    });
+}
+
+/// Adds to numbers what their groups, as those of [`rescale`], have.
+pub fn shift(numbers: &mut [f32], offsets: &[f32], width: usize, skip: usize) {
+    let (mut rest, mut len) = (numbers, width - skip);
+    for offset in offsets {
+        let (group, others) = rest.split_at_mut(len.min(rest.len()));
+        group.iter_mut().for_each(|number| *number += offset);
+        (rest, len) = (others, width);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The codes of a row in the order of its columns, by the definition of each order.
+    fn packed(codes: &[u32], bits: u32, order: Order) -> Vec<u8> {
+        let bits = bits as usize;
+        let mut bytes = vec![0_u8; codes.len() * 4 + 8];
+        for (at, &code) in codes.iter().enumerate() {
+            let bit = match order {
+                Order::Dense => at * bits,
+                Order::Words => at / (32 / bits) * 32 + at % (32 / bits) * bits,
+                Order::HighFirst => at / 2 * 8 + if at % 2 == 0 { 4 } else { 0 },
+                Order::EvenFirst => {
+                    let within = [0, 2, 4, 6, 1, 3, 5, 7].iter().position(|&column| column == at % 8);
+                    at / 8 * 32 + within.unwrap() * 4
+                }
+            };
+            for each in 0..bits {
+                bytes[(bit + each) / 8] |= ((code >> each & 1) as u8) << ((bit + each) % 8);
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn rows_of_every_order_unpack_from_any_code_on() {
+        let integer = |offset| Number::Integer { add: 0, flip: 0, offset };
+        for (bits, order) in (1..=8)
+            .flat_map(|bits| [(bits, Order::Dense), (bits, Order::Words)])
+            .chain([(4, Order::HighFirst), (4, Order::EvenFirst)])
+        {
+            let wanted: Vec<u32> =
+                (0..77_u32).map(|at| at.wrapping_mul(2_654_435_761) >> 7 & ((1 << bits) - 1)).collect();
+            let bytes = packed(&wanted, bits, order);
+            let codes = Codes::new(bits, order, integer(1 << (bits - 1))).unwrap();
+            for (start, end) in [(0, 77), (1, 77), (2, 5), (7, 40), (33, 76), (5, 5), (32, 64)] {
+                let (first, last) = codes.bytes(start, end);
+                let mut out = vec![f32::NAN; (end - start) as usize];
+                codes.unpack(&bytes[first as usize..last as usize], start, &mut out);
+                for (out, code) in out.iter().zip(&wanted[start as usize..]) {
+                    assert_eq!(*out, *code as f32 - (1 << (bits - 1)) as f32, "{bits} {order:?} {start}");
+                }
+            }
+        }
+        assert!(
+            Codes::new(0, Order::Dense, integer(0)).is_none()
+                && Codes::new(9, Order::Dense, integer(0)).is_none()
+        );
+    }
+
+    #[test]
+    fn an_addition_wraps_in_each_code_or_carries_within_the_word() {
+        let bytes = 0x0000_f0ff_u32.to_le_bytes();
+        let mut out = [0.0; 8];
+        let each = Codes::new(4, Order::Dense, Number::Integer { add: 1, flip: 0, offset: 0 }).unwrap();
+        each.unpack(&bytes, 0, &mut out);
+        assert_eq!(out, [0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        let word = Codes::new(4, Order::Dense, Number::Integer { add: 0, flip: 0, offset: 0 }).unwrap();
+        let word = word.with_word_add(0x1111_1111);
+        word.unpack(&bytes, 0, &mut out);
+        assert_eq!(out, [0.0, 1.0, 2.0, 0.0, 2.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn codes_across_rows_may_straddle_two_words() {
+        let (low, high) = (0xc000_0005_u32.to_le_bytes(), 0x0000_0001_u32.to_le_bytes());
+        let codes = Codes::new(3, Order::Dense, Number::Integer { add: 0, flip: 0, offset: 0 }).unwrap();
+        let mut out = [0.0];
+        codes.unpack_across::<4>(&low, &high, 0, &mut out);
+        assert_eq!(out, [5.0]);
+        codes.unpack_across::<4>(&low, &high, 30, &mut out);
+        assert_eq!(out, [7.0]);
+        let signed = Codes::new(4, Order::Dense, Number::Integer { add: 0, flip: 8, offset: 8 }).unwrap();
+        signed.unpack_across::<1>(&[0x9f], &[], 4, &mut out);
+        assert_eq!(out, [-7.0]);
+        signed.unpack_across::<1>(&[0x9f], &[], 0, &mut out);
+        assert_eq!(out, [-1.0]);
+    }
+
+    #[test]
+    fn a_scale_is_that_of_a_group_of_numbers() {
+        let mut numbers = [1.0, 2.0, 3.0, 4.0, 5.0];
+        rescale(&mut numbers, Some(&[1.0, 2.0, 0.0]), &[10.0, 100.0, 0.5], 2, 1);
+        assert_eq!(numbers, [0.0, 0.0, 100.0, 2.0, 2.5]);
+        rescale(&mut numbers, None, &[1.0, 1.0, 2.0, 3.0, 4.0], 1, 0);
+        assert_eq!(numbers, [0.0, 0.0, 200.0, 6.0, 10.0]);
+    }
+}

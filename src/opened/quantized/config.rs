@@ -1,0 +1,154 @@
+//! What the files beside a checkpoint say of its quantization, where the tensors leave it open. It is never believed against them.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::known::refused;
+use super::part::Part;
+use crate::error::Result;
+use crate::kernel::codes::Codes;
+use crate::num::to_usize;
+
+/// The most bytes of a configuration that is read.
+const CONFIG_MAX_BYTES: u64 = 16 << 20;
+
+/// The parts of a configuration that describe a quantization.
+const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
+
+/// What is known of the quantization.
+#[derive(Debug, Default)]
+pub(super) struct Config {
+    /// The widths of codes that it names.
+    pub(super) bits: Vec<u64>,
+    /// The rows and columns of blocks that it names.
+    pub(super) blocks: Vec<(u64, u64)>,
+    /// The widths of codes and of groups that it names together.
+    pub(super) groups: Vec<(u64, u64)>,
+    method: Option<String>,
+    /// The layout of packed words: `checkpoint_format` of GPTQ, `version` of AWQ.
+    format: Option<String>,
+    symmetric: bool,
+    /// Whether zero points were changed by whole words.
+    by_words: bool,
+    is_there: bool,
+}
+
+impl Config {
+    /// The configuration in the folder of a file.
+    pub(super) fn beside(file: Option<&Path>) -> Config {
+        let Some(folder) = file.and_then(Path::parent) else { return Config::default() };
+        let inside = |config: Value| {
+            let all = [config.clone(), config.get("text_config").cloned().unwrap_or_default()];
+            all.iter().find_map(|all| KEYS.iter().find_map(|key| all.get(key).cloned()))
+        };
+        let found = read(&folder.join("config.json")).and_then(inside);
+        found
+            .or_else(|| read(&folder.join("quantize_config.json")))
+            .map(|found| Config::of(&found))
+            .unwrap_or_default()
+    }
+
+    fn of(found: &Value) -> Config {
+        let text = |key: &str| found.get(key).and_then(Value::as_str).map(str::to_lowercase);
+        let mut config = Config { is_there: true, method: text("quant_method"), ..Config::default() };
+        config.format = text("checkpoint_format").or_else(|| text("version")).or_else(|| text("format"));
+        config.symmetric = found.get("sym").and_then(Value::as_bool).unwrap_or(false);
+        let quantizer = found.get("meta").and_then(|meta| meta.get("quantizer"));
+        config.by_words = quantizer.is_some_and(|quantizer| quantizer.to_string().contains("gptqmodel"));
+        let groups = found.get("config_groups").and_then(Value::as_object);
+        for weights in
+            groups.into_iter().flat_map(|groups| groups.values()).filter_map(|group| group.get("weights"))
+        {
+            config.bits.extend(weights.get("num_bits").and_then(Value::as_u64));
+            config.blocks.extend(weights.get("block_structure").and_then(block));
+        }
+        config.blocks.extend(found.get("weight_block_size").and_then(block));
+        // Modules may have widths of their own.
+        let modules = found.as_object().into_iter().flat_map(|all| all.values());
+        for part in std::iter::once(found).chain(modules) {
+            let size = |key: &str| part.get(key).and_then(Value::as_u64);
+            config.groups.extend(size("bits").zip(size("group_size")));
+        }
+        config
+    }
+
+    /// Fails where it contradicts words that are packed as those of GPTQ or AWQ.
+    pub(super) fn check_packed(&self, is_awq: bool) -> Result<()> {
+        let (own, other) = if is_awq { ("awq", "gptq") } else { ("gptq", "awq") };
+        if self.method.as_deref() == Some(other) {
+            return Err(refused(format!(
+                "its words are packed as those of {own}, the configuration says {other}"
+            )));
+        }
+        let known = if is_awq { ["gemm", "auto_round:auto_awq"].as_slice() } else { &["gptq", "gptq_v2"] };
+        match &self.format {
+            Some(format) if self.method.as_deref() == Some(own) && !known.contains(&format.as_str()) => {
+                Err(refused(format!("the configuration says that its words are packed as {format:?}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How zero points of GPTQ are stored: one less than they are, or as they are (`gptq_v2`). `plain` are codes as they are, `made`
+    /// makes those to which a number is added.
+    pub(super) fn zeros(
+        &self,
+        part: &Part,
+        plain: Codes,
+        made: &dyn Fn(u32) -> Result<Codes>,
+    ) -> Result<Codes> {
+        let bits = plain.bits();
+        let middle = (1_u32 << (bits - 1)) as f32;
+        let all_are = |number: f32| -> Result<bool> {
+            let (rows, words) = (part.shape[0], part.shape[1]);
+            let bytes = part.bytes(0, rows.saturating_mul(words).saturating_mul(4))?;
+            let mut numbers = vec![0.0; to_usize(words * 32 / u64::from(bits))];
+            let mut rows = bytes.chunks_exact(to_usize(words * 4).max(1));
+            Ok(rows.all(|row| {
+                plain.unpack(row, 0, &mut numbers);
+                numbers.iter().all(|&found| found == number)
+            }))
+        };
+        if !self.is_there {
+            return match (all_are(middle - 1.0)?, all_are(middle)?) {
+                (true, _) => made(1),
+                (_, true) => Ok(plain),
+                _ => {
+                    let text = "nothing says how its zero points are stored: quantize_config.json or config.json would";
+                    Err(refused(text))
+                }
+            };
+        }
+        if self.format.as_deref() == Some("gptq_v2") || (self.symmetric && all_are(middle)?) {
+            return Ok(plain);
+        }
+        if self.by_words && matches!(bits, 2 | 4 | 8) {
+            let ones = u32::MAX / ((1 << bits) - 1);
+            return Ok(plain.with_word_add(ones));
+        }
+        made(1)
+    }
+}
+
+fn block(value: &Value) -> Option<(u64, u64)> {
+    match value.as_array()?[..] {
+        [ref rows, ref columns] => {
+            let size = |value: &Value| value.as_u64().filter(|size| (1..=1 << 20).contains(size));
+            Some((size(rows)?, size(columns)?))
+        }
+        _ => None,
+    }
+}
+
+fn read(path: &Path) -> Option<Value> {
+    let metadata = path.metadata().ok()?;
+    if !metadata.is_file() || metadata.len() > CONFIG_MAX_BYTES {
+        return None;
+    }
+    let mut text = Vec::new();
+    File::open(path).ok()?.take(CONFIG_MAX_BYTES).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}

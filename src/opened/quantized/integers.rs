@@ -1,0 +1,108 @@
+//! Integers in bytes: of 8 bits, or of 4 bits in pairs; and the subclasses of torchao.
+
+use super::Weight;
+use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
+use super::known::{
+    Evidence, block_scales, bytes, exact, float, fp8_table, in_rows, leading, matrix, refused, unfit,
+};
+use super::part::Part;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernel::codes::{Codes, Number, Order};
+
+/// The longest metadata of a tensor of torchao that are read.
+const METADATA_MAX_BYTES: usize = 64 << 10;
+
+impl Evidence<'_> {
+    /// Signed integers of 4 bits, two rows to a byte (ModelOpt `W4A16_AWQ`). What activations are divided by is left out.
+    pub(super) fn pairs_of_rows(&mut self, codes: Part, scale: Part, name: &str) -> Result<Weight> {
+        self.take("pre_quant_scale")?;
+        let [pairs, columns] = matrix(&codes)?;
+        let [rows, groups] = matrix(&scale)?;
+        let width = exact(Some(columns), groups).filter(|_| columns > 0 && rows == pairs.saturating_mul(2));
+        let width = width.ok_or_else(|| unfit(format!("the scales are {:?}", &scale.shape[..])))?;
+        let dtype = float(&scale)?;
+        let number = Number::Integer { add: 0, flip: 8, offset: 8 };
+        let codes = Packed {
+            part: codes,
+            codes: Codes::new(4, Order::Dense, number).ok_or_else(|| refused("no codes"))?,
+            columns,
+            packing: Packing::AcrossRows(1),
+        };
+        let scales = in_rows(Values::Plain(scale), rows, groups, width);
+        let decoding = Decoding { rows, columns, dtype, codes, scales, zeros: None, last: Last::Nothing };
+        self.weight_of("int4", name, &[rows, columns], decoding)
+    }
+
+    /// 8-bit integers with scales for all, or for each row (compressed-tensors `int-quantized`).
+    pub(super) fn scaled_bytes(&mut self, codes: Part, scale: Part, zeros: Option<Part>) -> Result<Weight> {
+        let [rows, columns] = matrix(&codes)?;
+        let dtype = float(&scale)?;
+        let height = match scale.shape[..] {
+            [] | [1] | [1, 1] => rows.max(1),
+            [count] | [count, 1] if count == rows => 1,
+            _ => return Err(unfit(format!("the scales are {:?}", &scale.shape[..]))),
+        };
+        let signed = || Number::Integer { add: 0, flip: 128, offset: 128 };
+        let zeros = match zeros {
+            Some(part) if part.dtype == DType::I8 && part.shape == scale.shape => {
+                let packed = bytes(part, signed())?;
+                Some(Packed { columns: 1, packing: Packing::InRows(1), ..packed })
+            }
+            Some(part) => {
+                return Err(unfit(format!("the zero points are {} {:?}", part.dtype, &part.shape[..])));
+            }
+            None => None,
+        };
+        let scales = Scales {
+            values: Values::Plain(scale),
+            columns: 1,
+            rows: RowGroups::Every { height, matrix: rows.max(1), count: rows.max(1).div_ceil(height) },
+            width: columns.max(1),
+            column_groups: None,
+        };
+        let shape = codes.shape.clone();
+        let codes = bytes(codes, signed())?;
+        let decoding = Decoding { rows, columns, dtype, codes, scales, zeros, last: Last::Nothing };
+        self.weight_of("int8", "weight", &shape, decoding)
+    }
+
+    /// The tensors of a subclass of torchao, which the metadata names.
+    pub(super) fn torchao(&mut self, codes: Part) -> Result<Weight> {
+        let (prefix, base) = (format!("{}_", self.name.trim_end_matches("_qdata")), self.name);
+        let name = base.trim_start_matches('_').trim_end_matches("_qdata").to_owned();
+        let key = self.named(&name);
+        let stated = self.opened.metadata.iter().find(|(found, _)| *found == key);
+        let stated = stated.filter(|(_, text)| text.len() <= METADATA_MAX_BYTES);
+        let stated: Option<serde_json::Value> = stated.and_then(|(_, text)| serde_json::from_str(text).ok());
+        let stated = stated.ok_or_else(|| refused(format!("the metadata do not say what {key:?} is")))?;
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let dtype = match text(&stated["_data"]["dtype"]["_data"]).as_str() {
+            "bfloat16" => DType::BF16,
+            "float16" => DType::F16,
+            "float32" => DType::F32,
+            other => return Err(refused(format!("the metadata say that {key:?} is {other:?}"))),
+        };
+        let scale = self.need(&format!("{prefix}scale"))?;
+        let shape = codes.shape.clone();
+        let weight = match (text(&stated["_type"]).as_str(), codes.dtype) {
+            ("Float8Tensor", DType::F8E4M3Fn | DType::F8E5M2) => {
+                let scales = block_scales(&shape, scale, &[])?;
+                let table = fp8_table(codes.dtype)?;
+                let (rows, columns) = (leading(&shape)?, shape.last().copied().unwrap_or(1));
+                let codes = bytes(codes, Number::Table(table))?;
+                let decoding =
+                    Decoding { rows, columns, dtype, codes, scales, zeros: None, last: Last::Nothing };
+                self.weight_of("fp8", &name, &shape, decoding)
+            }
+            ("Int8Tensor", DType::I8) => {
+                let zeros = self.take(&format!("{prefix}zero_point"))?;
+                let mut weight = self.scaled_bytes(codes, scale, zeros)?;
+                (weight.name, weight.decoding.dtype) = (key, dtype);
+                Ok(weight)
+            }
+            (other, _) => Err(refused(format!("the metadata say that {key:?} is a {other}"))),
+        }?;
+        Ok(weight)
+    }
+}
