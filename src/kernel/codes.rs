@@ -1,12 +1,21 @@
 //! Turns the packed codes of quantized weights into numbers: unpacks rows of codes to f32, and applies zero points and scales to them.
 
+use super::Overflow;
 use super::arch::Level;
+use crate::dtype::DType;
 
 /// The number of entries of the table of a [`Number`].
 pub const TABLE_LEN: usize = 256;
 
 /// Codes of two, in an 8-bit row: both numbers of each byte.
 type Pairs = [[f32; 2]; TABLE_LEN];
+
+/// The numbers of E2M1 codes.
+const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The place in a word of the code of each column, in [`Order::EvenFirst`].
+const EVEN_FIRST: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// The order of the codes in a row of packed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +42,10 @@ pub enum Number {
         /// Subtracted at last.
         offset: i32,
     },
+    /// A number of this float dtype of one byte.
+    Float(DType),
+    /// The E2M1 number of 4 bits (FP4).
+    E2M1,
     /// An entry of the table.
     Table(Box<[f32; TABLE_LEN]>),
 }
@@ -44,7 +57,13 @@ pub struct Codes {
     order: Order,
     number: Number,
     word_add: u32,
-    table: Box<[f32; TABLE_LEN]>,
+}
+
+/// Unpacks codes: they and their numbers.
+#[derive(Debug)]
+pub struct Unpacker<'c> {
+    codes: &'c Codes,
+    table: [f32; TABLE_LEN],
     pairs: Option<Box<Pairs>>,
 }
 
@@ -54,23 +73,25 @@ impl Codes {
         if !(1..=8).contains(&bits) {
             return None;
         }
-        let mut table = Box::new([0.0; TABLE_LEN]);
-        for (code, entry) in (0_u32..1 << bits).zip(table.iter_mut()) {
-            *entry = number.of(code, bits);
-        }
-        let halves = match order {
-            Order::Dense | Order::Words if bits == 4 => Some((0, 4)),
+        Some(Codes { bits, order, number, word_add: 0 })
+    }
+
+    /// What unpacks them.
+    pub fn unpacker(&self) -> Unpacker<'_> {
+        let table = self.number.table(self.bits);
+        let halves = match self.order {
+            Order::Dense | Order::Words if self.bits == 4 => Some((0, 4)),
             Order::HighFirst => Some((4, 0)),
             _ => None,
         };
-        let pairs = halves.map(|(first, second)| {
+        let pairs = halves.filter(|_| self.word_add == 0).map(|(first, second)| {
             let mut pairs = Box::new([[0.0; 2]; TABLE_LEN]);
             for (byte, pair) in pairs.iter_mut().enumerate() {
                 *pair = [first, second].map(|shift| table[byte >> shift & 15]);
             }
             pairs
         });
-        Some(Codes { bits, order, number, word_add: 0, table, pairs })
+        Unpacker { codes: self, table, pairs }
     }
 
     /// The same codes, with a number added to each whole 32-bit word before codes are taken from it: carries reach the next code.
@@ -118,22 +139,24 @@ impl Codes {
             Order::Dense => code * bits,
             Order::Words => code / (32 / bits) * 32 + code % (32 / bits) * bits,
             Order::HighFirst => code / 2 * 8 + (1 - code % 2) * 4,
-            Order::EvenFirst => code / 8 * 32 + [0, 4, 1, 5, 2, 6, 3, 7][code % 8] * 4,
+            Order::EvenFirst => code / 8 * 32 + EVEN_FIRST[code % 8] * 4,
         }
     }
+}
 
+impl Unpacker<'_> {
     /// Unpacks `out.len()` codes of a row from number `start` on. `bytes` begins with the byte that [`Codes::bytes`] says for them;
     /// codes that lie outside it are 0.
     pub fn unpack(&self, bytes: &[u8], start: u64, out: &mut [f32]) {
-        let first = self.bytes(start, start).0;
+        let first = self.codes.bytes(start, start).0;
         let skipped = first as usize * 8;
         let start = start as usize;
         let mut rest = out;
         let mut at = start;
-        if self.word_add == 0 {
+        if self.codes.word_add == 0 {
             if let Some(pairs) = &self.pairs {
                 if at % 2 == 1 && !rest.is_empty() {
-                    rest[0] = self.one(bytes, self.bit(at) - skipped);
+                    rest[0] = self.one(bytes, self.codes.bit(at) - skipped);
                     rest = &mut rest[1..];
                     at += 1;
                 }
@@ -146,7 +169,7 @@ impl Codes {
                 });
                 rest = &mut rest[whole * 2..];
                 at += whole * 2;
-            } else if self.bits == 8 {
+            } else if self.codes.bits == 8 {
                 let table = &self.table;
                 let from = bytes.get(at - first as usize..).unwrap_or_default();
                 let count = rest.len();
@@ -156,38 +179,59 @@ impl Codes {
                     }
                 });
                 rest = &mut rest[count..];
+            } else if let (Order::EvenFirst, Number::Integer { add, flip, offset }) =
+                (self.codes.order, &self.codes.number)
+            {
+                while !at.is_multiple_of(8) && !rest.is_empty() {
+                    rest[0] = self.one(bytes, self.codes.bit(at) - skipped);
+                    rest = &mut rest[1..];
+                    at += 1;
+                }
+                let words = bytes.get((at / 2).saturating_sub(first as usize)..).unwrap_or_default();
+                let whole = rest.len() / 8;
+                Level::used().run(|| {
+                    let words = words.as_chunks().0;
+                    for (out, &word) in rest.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+                        let word = u32::from_le_bytes(word);
+                        for (out, shift) in out.iter_mut().zip(EVEN_FIRST) {
+                            *out = integer(word >> (4 * shift) & 15, *add, *flip, *offset, 15);
+                        }
+                    }
+                });
+                rest = &mut rest[whole * 8..];
+                at += whole * 8;
             }
         }
         for (code, out) in (at..).zip(rest) {
-            *out = self.one(bytes, self.bit(code) - skipped);
+            *out = self.one(bytes, self.codes.bit(code) - skipped);
         }
     }
 
     /// The number of the code at a bit.
     fn one(&self, bytes: &[u8], bit: usize) -> f32 {
         let byte = |at: usize| u32::from(bytes.get(at).copied().unwrap_or_default());
-        let code = if self.word_add == 0 {
+        let code = if self.codes.word_add == 0 {
             (byte(bit / 8) | byte(bit / 8 + 1) << 8) >> (bit % 8)
         } else {
             let word = (0..4).fold(0, |word, at| word | byte(bit / 32 * 4 + at) << (8 * at));
-            word.wrapping_add(self.word_add) >> (bit % 32)
+            word.wrapping_add(self.codes.word_add) >> (bit % 32)
         };
-        self.table[code as usize & ((1 << self.bits) - 1)]
+        self.table[code as usize & ((1 << self.codes.bits) - 1)]
     }
 
     /// Unpacks one row of codes that are packed along columns: those at `bit` of the words of `low`, of which `high` are the next.
     /// Words have `N` bytes.
     pub fn unpack_across<const N: usize>(&self, low: &[u8], high: &[u8], bit: u32, out: &mut [f32]) {
-        let mask = (1_u32 << self.bits) - 1;
+        let mask = (1_u32 << self.codes.bits) - 1;
         let word = |bytes: [u8; N]| {
             let mut word = [0; 4];
             word[..N].copy_from_slice(&bytes);
             u32::from_le_bytes(word)
         };
         let (low, high) = (low.as_chunks::<N>().0, high.as_chunks::<N>().0);
-        let straddles = bit + self.bits > 8 * N as u32;
+        let straddles = bit + self.codes.bits > 8 * N as u32;
         let high_at = |at: usize| if straddles { high.get(at).map_or(0, |&high| word(high)) } else { 0 };
-        match &self.number {
+        match &self.codes.number {
             Number::Integer { add, flip, offset } => Level::used().run(|| {
                 if straddles {
                     for (at, (out, &low)) in out.iter_mut().zip(low).enumerate() {
@@ -200,10 +244,10 @@ impl Codes {
                     }
                 }
             }),
-            Number::Table(table) => {
+            _ => {
                 for (at, (out, &low)) in out.iter_mut().zip(low).enumerate() {
                     let high = if straddles { high_at(at) << (32 - bit) } else { 0 };
-                    *out = table[((word(low) >> bit | high) & mask) as usize];
+                    *out = self.table[((word(low) >> bit | high) & mask) as usize];
                 }
             }
         }
@@ -211,11 +255,25 @@ impl Codes {
 }
 
 impl Number {
-    fn of(&self, code: u32, bits: u32) -> f32 {
+    /// The number of each code.
+    fn table(&self, bits: u32) -> [f32; TABLE_LEN] {
+        let mut table = [0.0; TABLE_LEN];
         match self {
-            Number::Integer { add, flip, offset } => integer(code, *add, *flip, *offset, (1 << bits) - 1),
-            Number::Table(table) => table.get(code as usize).copied().unwrap_or_default(),
+            Number::Integer { add, flip, offset } => {
+                for (code, entry) in (0_u32..1 << bits).zip(&mut table) {
+                    *entry = integer(code, *add, *flip, *offset, (1 << bits) - 1);
+                }
+            }
+            Number::Float(dtype) => {
+                let codes: Vec<u8> = (0..=u8::MAX).collect();
+                if let Some(convert) = Level::used().row_kernel(*dtype, DType::F32, Overflow::Nan) {
+                    convert(&codes, bytemuck::cast_slice_mut(&mut table));
+                }
+            }
+            Number::E2M1 => table[..E2M1.len()].copy_from_slice(&E2M1),
+            Number::Table(all) => table = **all,
         }
+        table
     }
 }
 
@@ -301,7 +359,7 @@ mod tests {
             for (start, end) in [(0, 77), (1, 77), (2, 5), (7, 40), (33, 76), (5, 5), (32, 64)] {
                 let (first, last) = codes.bytes(start, end);
                 let mut out = vec![f32::NAN; (end - start) as usize];
-                codes.unpack(&bytes[first as usize..last as usize], start, &mut out);
+                codes.unpacker().unpack(&bytes[first as usize..last as usize], start, &mut out);
                 for (out, code) in out.iter().zip(&wanted[start as usize..]) {
                     assert_eq!(*out, *code as f32 - (1 << (bits - 1)) as f32, "{bits} {order:?} {start}");
                 }
@@ -318,11 +376,11 @@ mod tests {
         let bytes = 0x0000_f0ff_u32.to_le_bytes();
         let mut out = [0.0; 8];
         let each = Codes::new(4, Order::Dense, Number::Integer { add: 1, flip: 0, offset: 0 }).unwrap();
-        each.unpack(&bytes, 0, &mut out);
+        each.unpacker().unpack(&bytes, 0, &mut out);
         assert_eq!(out, [0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
         let word = Codes::new(4, Order::Dense, Number::Integer { add: 0, flip: 0, offset: 0 }).unwrap();
         let word = word.with_word_add(0x1111_1111);
-        word.unpack(&bytes, 0, &mut out);
+        word.unpacker().unpack(&bytes, 0, &mut out);
         assert_eq!(out, [0.0, 1.0, 2.0, 0.0, 2.0, 1.0, 1.0, 1.0]);
     }
 
@@ -331,14 +389,14 @@ mod tests {
         let (low, high) = (0xc000_0005_u32.to_le_bytes(), 0x0000_0001_u32.to_le_bytes());
         let codes = Codes::new(3, Order::Dense, Number::Integer { add: 0, flip: 0, offset: 0 }).unwrap();
         let mut out = [0.0];
-        codes.unpack_across::<4>(&low, &high, 0, &mut out);
+        codes.unpacker().unpack_across::<4>(&low, &high, 0, &mut out);
         assert_eq!(out, [5.0]);
-        codes.unpack_across::<4>(&low, &high, 30, &mut out);
+        codes.unpacker().unpack_across::<4>(&low, &high, 30, &mut out);
         assert_eq!(out, [7.0]);
         let signed = Codes::new(4, Order::Dense, Number::Integer { add: 0, flip: 8, offset: 8 }).unwrap();
-        signed.unpack_across::<1>(&[0x9f], &[], 4, &mut out);
+        signed.unpacker().unpack_across::<1>(&[0x9f], &[], 4, &mut out);
         assert_eq!(out, [-7.0]);
-        signed.unpack_across::<1>(&[0x9f], &[], 0, &mut out);
+        signed.unpacker().unpack_across::<1>(&[0x9f], &[], 0, &mut out);
         assert_eq!(out, [-1.0]);
     }
 

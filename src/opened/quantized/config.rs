@@ -105,10 +105,11 @@ impl Config {
         let all_are = |number: f32| -> Result<bool> {
             let (rows, words) = (part.shape[0], part.shape[1]);
             let bytes = part.bytes(0, rows.saturating_mul(words).saturating_mul(4))?;
+            let unpacker = plain.unpacker();
             let mut numbers = vec![0.0; to_usize(words * 32 / u64::from(bits))];
             let mut rows = bytes.chunks_exact(to_usize(words * 4).max(1));
             Ok(rows.all(|row| {
-                plain.unpack(row, 0, &mut numbers);
+                unpacker.unpack(row, 0, &mut numbers);
                 numbers.iter().all(|&found| found == number)
             }))
         };

@@ -7,14 +7,14 @@ use super::part::Part;
 use crate::bytes::{Access, ReadRanges};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::kernel::codes::{Codes, rescale, shift};
+use crate::kernel::codes::{Codes, Unpacker, rescale, shift};
 use crate::kernel::{Cast, Overflow, convert};
 use crate::num::to_usize;
 
 /// Elements that are decoded at a time: their codes and scales fit a core's cache.
 const BLOCK_ELEMENTS: u64 = 1 << 18;
 /// Elements of a row that are in f32 at a time.
-const TILE_ELEMENTS: u64 = 1 << 12;
+const TILE_ELEMENTS: u64 = 1 << 11;
 
 /// A weight as a matrix of numbers, in the order of its codes.
 #[derive(Debug)]
@@ -150,14 +150,14 @@ impl Packed {
     }
 
     /// The numbers of some columns of a row.
-    fn unpack(&self, loaded: &Loaded, row: u64, columns: Range<u64>, out: &mut [f32]) {
+    fn unpack(&self, with: &Unpacker<'_>, loaded: &Loaded, row: u64, columns: Range<u64>, out: &mut [f32]) {
         match self.packing {
             Packing::InRows(pitch) => {
                 let (start, end) = self.codes.bytes(columns.start, columns.end);
                 let at = (row * pitch + start).saturating_sub(loaded.start);
                 let bytes = loaded.bytes.get(to_usize(at)..).unwrap_or_default();
                 let len = to_usize(end - start).min(bytes.len());
-                self.codes.unpack(&bytes[..len], columns.start, out);
+                with.unpack(&bytes[..len], columns.start, out);
             }
             Packing::AcrossRows(unit) => {
                 let (word, bit) = self.codes.across(row, unit);
@@ -168,8 +168,8 @@ impl Packed {
                     loaded.bytes.get(to_usize(start)..to_usize(end)).unwrap_or_default()
                 };
                 match unit {
-                    1 => self.codes.unpack_across::<1>(at(word), at(word + 1), bit, out),
-                    _ => self.codes.unpack_across::<4>(at(word), at(word + 1), bit, out),
+                    1 => with.unpack_across::<1>(at(word), at(word + 1), bit, out),
+                    _ => with.unpack_across::<4>(at(word), at(word + 1), bit, out),
                 }
             }
         }
@@ -262,6 +262,8 @@ impl Decoding {
             (_, Some(groups)) => groups.get(to_usize(row - first)).copied().unwrap_or_default(),
             _ => 0,
         };
+        let unpack_codes = self.codes.codes.unpacker();
+        let unpack_zeros = self.zeros.as_ref().map(|packed| (packed, packed.codes.unpacker()));
         let mut factors: Option<Factors> = None;
         let item = self.dtype.itemsize();
         let cast = Cast::new(DType::F32, self.dtype, Overflow::default())?;
@@ -278,11 +280,11 @@ impl Decoding {
             let Some(factors) = &factors else { continue };
             let of_scales = group;
             let scales = factors.of(&factors.scales, of_scales);
-            if let (Some(packed), Some(loaded)) = (&self.zeros, &factors.zeros)
+            if let (Some((packed, with)), Some(loaded)) = (&unpack_zeros, &factors.zeros)
                 && zeros_of != Some(group)
             {
                 zeros.resize(scales.len(), 0.0);
-                packed.unpack(loaded, group, factors.columns.clone(), &mut zeros);
+                packed.unpack(with, loaded, group, factors.columns.clone(), &mut zeros);
                 zeros_of = Some(group);
             }
             let from = if row == first { start % self.columns } else { 0 };
@@ -291,7 +293,7 @@ impl Decoding {
             while at < to {
                 let until = (at / TILE_ELEMENTS + 1).saturating_mul(TILE_ELEMENTS).min(to);
                 numbers.resize(to_usize(until - at), 0.0);
-                self.codes.unpack(&codes, row, at..until, &mut numbers);
+                self.codes.unpack(&unpack_codes, &codes, row, at..until, &mut numbers);
                 let zeros = self.zeros.as_ref().map(|_| &zeros[..]);
                 match &column_groups {
                     None => self.rescale(&mut numbers, zeros, scales, at, grid_columns.start),

@@ -2,9 +2,7 @@
 
 use super::Weight;
 use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
-use super::known::{
-    Evidence, block_scales, bytes, exact, float, fp8_table, in_rows, leading, matrix, refused, unfit,
-};
+use super::known::{Evidence, block_scales, bytes, exact, float, in_rows, leading, matrix, refused, unfit};
 use super::part::Part;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -88,9 +86,9 @@ impl Evidence<'_> {
         let weight = match (text(&stated["_type"]).as_str(), codes.dtype) {
             ("Float8Tensor", DType::F8E4M3Fn | DType::F8E5M2) => {
                 let scales = block_scales(&shape, scale, &[])?;
-                let table = fp8_table(codes.dtype)?;
+                let number = Number::Float(codes.dtype);
                 let (rows, columns) = (leading(&shape)?, shape.last().copied().unwrap_or(1));
-                let codes = bytes(codes, Number::Table(table))?;
+                let codes = bytes(codes, number)?;
                 let decoding =
                     Decoding { rows, columns, dtype, codes, scales, zeros: None, last: Last::Nothing };
                 self.weight_of("fp8", &name, &shape, decoding)

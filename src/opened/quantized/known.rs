@@ -12,14 +12,10 @@ use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
 use super::part::Part;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::kernel::codes::{Codes, Number, Order, TABLE_LEN};
-use crate::kernel::{Cast, Overflow, convert};
+use crate::kernel::codes::{Codes, Number, Order};
 use crate::layout::{Dims, Layout};
 use crate::opened::Opened;
 
-/// The numbers of E2M1 codes (FP4).
-const E2M1: [f32; 16] =
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 /// Columns to a scale in MXFP4 and MXFP8, and in NVFP4.
 pub(super) const MX_WIDTH: u64 = 32;
 pub(super) const NV_WIDTH: u64 = 16;
@@ -120,8 +116,8 @@ impl Evidence<'_> {
         let scale = scale.ok_or_else(|| refused("no scale is beside it"))?;
         let shape = codes.shape.clone();
         let scales = block_scales(&shape, scale, &self.config.blocks)?;
-        let table = fp8_table(codes.dtype)?;
-        let codes = bytes(codes, Number::Table(table))?;
+        let number = Number::Float(codes.dtype);
+        let codes = bytes(codes, number)?;
         let (rows, columns) = (leading(&shape)?, shape.last().copied().unwrap_or(1));
         let decoding =
             Decoding { rows, columns, dtype: DType::F32, codes, scales, zeros: None, last: Last::Nothing };
@@ -223,9 +219,7 @@ impl Evidence<'_> {
 
 /// E2M1 codes in pairs.
 pub(super) fn e2m1(part: Part, rows: u64, columns: u64, scales: Scales) -> Result<Decoding> {
-    let mut table = Box::new([0.0; TABLE_LEN]);
-    table[..E2M1.len()].copy_from_slice(&E2M1);
-    let codes = Codes::new(4, Order::Dense, Number::Table(table)).ok_or_else(|| refused("no codes"))?;
+    let codes = Codes::new(4, Order::Dense, Number::E2M1).ok_or_else(|| refused("no codes"))?;
     let codes = Packed { part, codes, columns, packing: Packing::InRows(columns / 2) };
     Ok(Decoding { rows, columns, dtype: DType::BF16, codes, scales, zeros: None, last: Last::Nothing })
 }
@@ -241,15 +235,6 @@ pub(super) fn bytes(part: Part, number: Number) -> Result<Packed> {
     let columns = part.shape.last().copied().unwrap_or(1);
     let codes = Codes::new(8, Order::Dense, number).ok_or_else(|| refused("no codes"))?;
     Ok(Packed { part, codes, columns, packing: Packing::InRows(columns) })
-}
-
-/// The number of each fp8 code.
-pub(super) fn fp8_table(dtype: DType) -> Result<Box<[f32; TABLE_LEN]>> {
-    let codes: Vec<u8> = (0..=u8::MAX).collect();
-    let mut table = Box::new([0.0; TABLE_LEN]);
-    let to_floats = Cast::new(dtype, DType::F32, Overflow::default())?;
-    convert(to_floats, &codes, bytemuck::cast_slice_mut(&mut table[..]))?;
-    Ok(table)
 }
 
 /// The scales of fp8 numbers of this shape. Fails with `TensorBounds` unless one form fits: one for all, for each matrix, row or
