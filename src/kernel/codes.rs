@@ -179,7 +179,7 @@ impl Unpacker<'_> {
                     }
                 });
                 rest = &mut rest[count..];
-            } else if let (Order::EvenFirst, Number::Integer { add, flip, offset }) =
+            } else if let (Order::EvenFirst, &Number::Integer { add, flip, offset }) =
                 (self.codes.order, &self.codes.number)
             {
                 while !at.is_multiple_of(8) && !rest.is_empty() {
@@ -194,7 +194,7 @@ impl Unpacker<'_> {
                     for (out, &word) in rest.as_chunks_mut::<8>().0.iter_mut().zip(words) {
                         let word = u32::from_le_bytes(word);
                         for (out, shift) in out.iter_mut().zip(EVEN_FIRST) {
-                            *out = integer(word >> (4 * shift) & 15, *add, *flip, *offset, 15);
+                            *out = integer(word >> (4 * shift) & 15, add, flip, offset, 15);
                         }
                     }
                 });
@@ -232,15 +232,15 @@ impl Unpacker<'_> {
         let straddles = bit + self.codes.bits > 8 * N as u32;
         let high_at = |at: usize| if straddles { high.get(at).map_or(0, |&high| word(high)) } else { 0 };
         match &self.codes.number {
-            Number::Integer { add, flip, offset } => Level::used().run(|| {
+            &Number::Integer { add, flip, offset } => Level::used().run(move || {
                 if straddles {
                     for (at, (out, &low)) in out.iter_mut().zip(low).enumerate() {
                         let code = (word(low) >> bit | high_at(at) << (32 - bit)) & mask;
-                        *out = integer(code, *add, *flip, *offset, mask);
+                        *out = integer(code, add, flip, offset, mask);
                     }
                 } else {
                     for (out, &low) in out.iter_mut().zip(low) {
-                        *out = integer(word(low) >> bit & mask, *add, *flip, *offset, mask);
+                        *out = integer(word(low) >> bit & mask, add, flip, offset, mask);
                     }
                 }
             }),
@@ -285,7 +285,7 @@ fn integer(code: u32, add: u32, flip: u32, offset: i32, mask: u32) -> f32 {
 /// Multiplies numbers by their scales, after their zero points were subtracted. A scale is that of `width` numbers, the first of
 /// `width - skip`.
 pub fn rescale(numbers: &mut [f32], zeros: Option<&[f32]>, scales: &[f32], width: usize, skip: usize) {
-    Level::used().run(|| {
+    Level::used().run(move || {
         if width == 1 {
             match zeros {
                 None => numbers.iter_mut().zip(scales).for_each(|(number, scale)| *number *= scale),
