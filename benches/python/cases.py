@@ -10,6 +10,7 @@ from .first import FirstCase, IntoCase
 from .loading import GraphCase, LoadCase, PermuteCase, TransposeCase
 from .many import GrowthCase, JoinCase, NarrowCase, SmallCase
 from .opening import LegacyOpenCase, OpenCase, ScanCase
+from .quantized import dequantizing
 from .saving import SaveCase
 from .sets import SetCase, dense, experts
 from .starting import StartCase, ViewCase
@@ -30,6 +31,7 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     yield from _opening(quick=quick)
     yield from _loading(quick=quick)
     yield from _converting(quick=quick)
+    yield from dequantizing(quick=quick)
     # 896 MiB, and half as much.
     yield from (SaveCase(to, 1 if quick else 14) for to in ("copy", "bfloat16"))
     layers = 1 if quick else 16
