@@ -9,6 +9,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from quantized_files import write as write_quantized
+from quantized_ints import pack_quantized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +36,7 @@ def write(folder: Path) -> None:
         shutil.copy(folder / "model.pt", folder / name)
     _gate(folder)
     _blocks(folder / "deepseek")
+    _packed(folder / "packed")
 
 
 def _gate(folder: Path) -> None:
@@ -51,6 +54,15 @@ def _blocks(folder: Path) -> None:
     _safetensors({name: weight, f"{name}_scale_inv": torch.ones(2, 2)}, folder / "model.safetensors")
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (folder / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+
+
+def _packed(folder: Path) -> None:
+    """A weight of 4 bits in groups of 32, as compressed-tensors packs it."""
+    found = pack_quantized("packed", (32, 64), 4, 32, prefix="proj")
+    scales = torch.full((32, 2), 0.01, dtype=torch.bfloat16)
+    found.tensors.update({"proj.weight_scale": scales, "norm.weight": torch.ones(64, dtype=torch.bfloat16)})
+    del found.tensors["model.norm.weight"]
+    write_quantized(found._replace(config={**found.config, "torch_dtype": "float32"}), folder)
 
 
 def write_formats(folder: Path) -> None:

@@ -139,6 +139,14 @@ def test_load_into_fills_a_model_from_codes(tmp_path: Path) -> None:
         assert same(model.weight.detach(), weight.bfloat16())
 
 
+@pytest.mark.parametrize("name", ["fp8 block 128", "pack 4 group asymmetric", "gptq v1", "gpt-oss", "nf4"])
+def test_load_into_says_what_reads_codes_that_the_model_has_not(name: str, tmp_path: Path) -> None:
+    write(CASES[name](), tmp_path)
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        rustload.torch.load_into(torch.nn.Linear(2, 2), tmp_path)
+    assert any("dequantize=True" in note for note in caught.value.__notes__)
+
+
 def test_info_names_schemes_and_both_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = CASES["mlx 4"]()
     write(case, tmp_path, "safetensors")

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="record a digest of SRC in the header: of names, dtypes and shapes, or of the elements too",
     )
     add("--allow-lossy", action="store_true", help="allow casts such as float to int")
-    add("--dequantize", action="store_true", help="dequantize quantized tensors")
+    add("--dequantize", action="store_true", help="write the weights that quantized tensors stand for")
     add("--select", metavar="P", help="only names that match P, as in SRC; may be repeated", **REPEATED)
     add("--key", metavar="K", help="only tensors under this key, without it in their names")
     add("--strip", metavar="PREFIX", help="remove this prefix from names", **REPEATED)

@@ -201,8 +201,10 @@ class CastOptions(Group, total=False):
     Args:
         allow_lossy: Whether to allow casts from complex to real, from float to int, and to bool. A float out of the range of the
             int saturates, and NaN becomes 0.
-        dequantize: Whether to convert the integers of a quantized tensor, and fp8 with scales (`LazyTensor.block_scale`), to
-            numbers, in float32 or the float dtype of `dtype`. It has no effect on tensors that are numbers as they are.
+        dequantize: Whether to convert the integers of torch's quantized tensors, and fp8 with scales (`LazyTensor.block_scale`),
+            to numbers, in float32 or the float dtype of `dtype`; other codes of quantized weights are then an error. Functions
+            that take a path open it with `dequantize`, as `rustload.open`, which reads all known schemes. It has no effect on
+            tensors that are numbers as they are.
     """
 
     allow_lossy: bool
@@ -272,7 +274,7 @@ class StatsOptions(Group, total=False):
             extremes are then of the sample.
         bins: The number of bins of the histogram from the smallest to the largest finite number; None for no histogram. For
             dtypes of more than 16 bits, the data is read twice.
-        dequantize: Whether numbers of a quantized tensor are the dequantized ones.
+        dequantize: Whether numbers of a quantized tensor are the dequantized ones, as for `LazyTensor.materialize`.
         threads: The number of threads; None for up to one per core, depending on the size.
     """
 

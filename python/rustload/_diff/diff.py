@@ -63,7 +63,8 @@ def diff(
         rtol: The largest difference in proportion to the magnitude of the number in `b`. Both add up, as in `numpy.isclose`.
         cast: Whether two dtypes are not a difference if the elements are equal after a cast: of the wider of two floats to the
             other, of others to a dtype that has the numbers of both. Compares elements, as `data` does.
-        dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers.
+        dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers; paths
+            are opened with it (`rustload.open`).
         select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`.
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
         threads: The number of threads; None for one per core.

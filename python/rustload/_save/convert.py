@@ -55,7 +55,7 @@ def convert(
     """Converts a checkpoint to safetensors: a file to a file, a folder to a folder. Nothing that it names is imported or run.
 
     The target appears when it is complete. A failure leaves what was there, and, without `resume`, nothing temporary. Patterns of
-    `dtype` and `transpose` are for the new names. Scales of what is dequantized are left out.
+    `dtype` and `transpose` are for the new names. `dequantize` writes the weights that `rustload.open(dequantize=True)` lists.
 
     Args:
         src: What `rustload.open` takes. In a folder, all checkpoints with names of transformers, diffusers and PEFT are

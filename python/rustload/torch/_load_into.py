@@ -78,7 +78,7 @@ def load_into(
         path: Anything that `rustload.open` takes, an open checkpoint, or a selection of its tensors.
         dtype: The dtype of parameters: a dtype for float tensors that go into float parameters, a mapping from glob patterns of
             the file's names, or a callable that gets the lazy tensor. None, or no match, keeps the model's dtypes; with
-            `assign=True`, the file's, and float32 for what is dequantized.
+            `assign=True`, that of the file, or of the numbers that quantized weights mean.
         transpose: A mapping from glob patterns, or a callable, to True (swap the last two dimensions) or a permutation.
         device: The device of all tensors. None keeps tensors with memory on their device, and puts the others on the CPU.
         device_map: A mapping from module names to devices, as in accelerate; `""` is the whole model. Not "disk".

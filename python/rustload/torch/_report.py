@@ -16,6 +16,9 @@ __all__ = ["PART_OF", "Converted", "LoadReport", "Mismatch", "mismatch_error", "
 
 NAMES_SHOWN_MAX = 8
 
+_OF_CODES = ("_scale_inv", "_packed", "qweight", "_blocks", ".absmax")
+"""Ends of names that only quantized weights have."""
+
 PART_OF = ", a part of "
 """In `Mismatch.found`, between the shape of a part of a tensor and that of the whole."""
 
@@ -168,10 +171,8 @@ def mismatch_error(
         error.add_note(
             "allow_lossy=True casts floats to ints, complex to real numbers and anything to bool; dtype= changes the model"
         )
-    if any(name.endswith("_scale_inv") for name in unexpected):
-        error.add_note(
-            "dequantize=True multiplies fp8 weights by their scales, and then leaves out the scales"
-        )
+    if any(name.endswith(_OF_CODES) for name in unexpected):
+        error.add_note("dequantize=True loads the weights that codes and scales of a known scheme mean")
     error.add_note("strict=False loads what fits and reports the rest")
     return error
 
