@@ -251,10 +251,11 @@ codes! {
 
     DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
         [Pass("dtype", Any, "to convert to another dtype"), say("leave it out and convert the result yourself")];
-    QuantUnknown: Unsupported, "A tensor is codes of a quantization that rustload does not know, which are not numbers.",
+    QuantUnknown: Unsupported, "A tensor is codes of a quantization, not numbers: its scheme is not known, or the checkpoint was opened without dequantize.",
         [
-            Pass("dequantize", Flag(false), "to read it as it is stored, and decode it with the library that wrote it"),
-            Pass("dtype", Any, "with a pattern and without dequantize, for fp8 numbers that are meant as they are")
+            Pass("dequantize", Flag(true), "when opening the checkpoint, which reads known schemes"),
+            Pass("dequantize", Flag(false), "to read the codes as stored, for the library that wrote them"),
+            Pass("dtype", Any, "with a pattern and without dequantize, for fp8 numbers without a scale")
         ];
     DTensorPlacement: Unsupported, "A sharded parameter does not say which elements this rank holds.",
         "Load before the model is sharded, or redistribute it to Shard and Replicate.";

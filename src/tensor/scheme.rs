@@ -7,6 +7,8 @@ use crate::opened::{Role, Scheme, is_narrow};
 
 /// The companions that an error names.
 const COMPANIONS_SHOWN: usize = 4;
+/// What to do with codes that are refused where numbers were asked for.
+const AS_STORED: &str = "Without dequantize, the codes are read as stored, for the library that wrote them.";
 
 impl Tensor {
     /// Whether it is codes of a quantization, what belongs to such codes, or numbers as they are. Without a name, its dtype tells.
@@ -39,7 +41,8 @@ impl Tensor {
     /// The error for codes of a scheme that is not known, with what is beside them.
     pub(super) fn unknown_scheme(&self) -> Error {
         if let Some((code, text)) = self.opened.refusal(self.name()) {
-            return Error::new(*code, format!("it is not read as numbers: {text}"));
+            let error = Error::new(*code, format!("it is not read as numbers: {text}"));
+            return if *code == Code::QuantUnknown { error.note(AS_STORED) } else { error };
         }
         let companions = self.entry.into_iter().flat_map(|entry| self.opened.companions(entry));
         let described = |entry: u32| {
@@ -55,12 +58,8 @@ impl Tensor {
             false => format!("{}{more} belong to it", seen.join(", ")),
         };
         let shape = &self.opened.tensor(self.id).layout().shape[..];
-        let text = format!("{} {shape:?} is codes of a quantization that is not known: {beside}", self.dtype);
-        let error = Error::new(Code::QuantUnknown, text);
-        match self.opened.options.dequantize {
-            true => error,
-            false => error.note("rustload.open(path, dequantize=True) has the weights of all known schemes."),
-        }
+        let text = format!("{} {shape:?} is codes of a quantization, and not numbers: {beside}", self.dtype);
+        Error::new(Code::QuantUnknown, text)
     }
 
     /// The codes that it belongs to, by their name; of scales of scales, those of the first.

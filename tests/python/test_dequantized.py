@@ -124,6 +124,20 @@ def test_views_are_copies_and_codes_stay_in_the_stored_view(tmp_path: Path) -> N
     assert stored[case.codes[name]].scheme is None
 
 
+def test_an_error_says_what_to_do_in_either_view(tmp_path: Path) -> None:
+    case = CASES["pack 4 group asymmetric"]()
+    (name,) = case.codes.values()
+    write(case, tmp_path)
+    with pytest.raises(rustload.UnsupportedError) as caught:
+        rustload.open(tmp_path)[name].materialize(dequantize=True)
+    assert "Pass dequantize=True when opening" in caught.value.__notes__[0]
+    broken = {one: tensor for one, tensor in case.tensors.items() if not one.endswith("weight_shape")}
+    save_file(broken, tmp_path / "model.safetensors")
+    with pytest.raises(rustload.UnsupportedError, match='no "weight_shape" is beside it') as caught:
+        rustload.open(tmp_path, dequantize=True)[name].materialize()
+    assert caught.value.__notes__[0].startswith("Without dequantize")
+
+
 def test_load_into_fills_a_model_from_codes(tmp_path: Path) -> None:
     case = CASES["pack 4 group asymmetric" if "pack 4 group asymmetric" in CASES else READ[20]]()
     write(case, tmp_path, "sharded")
