@@ -87,6 +87,12 @@ impl Opened {
         self.is_one(entry) && self.tensor(self.id(self.entry(entry))).layout().ndim() < 2
     }
 
+    /// Whether it is blocks of 16 bytes by its name and shape (gpt-oss).
+    fn is_blocks(&self, entry: u32, leaf: &Leaf<'_>) -> bool {
+        let tensor = self.tensor(self.id(self.entry(entry)));
+        leaf.has_blocks() && tensor.dtype() == DType::U8 && tensor.layout().shape.last() == Some(&16)
+    }
+
     fn dtype_of(&self, entry: u32) -> DType {
         self.tensor(self.id(self.entry(entry))).dtype()
     }
@@ -195,7 +201,10 @@ impl<'o> Evidence<'o> {
 
     /// Whether a tensor is codes even with nothing beside it.
     fn is_codes(&self, entry: u32) -> bool {
-        let is_named = || is_narrow(self.opened.dtype_of(entry)) || self.leaf(entry).has_weight();
+        let leaf = self.leaf(entry);
+        let is_named = || {
+            is_narrow(self.opened.dtype_of(entry)) || leaf.has_weight() || self.opened.is_blocks(entry, leaf)
+        };
         self.candidates[entry as usize] && is_named()
     }
 

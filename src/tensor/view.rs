@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use super::quantized::Dequantization;
 use super::{Request, Tensor};
 use crate::bytes::{LocalFile, Mappings, Source};
 use crate::dtype::DType;
@@ -97,6 +98,7 @@ impl Tensor {
         let plain = self.layout == *indexed.layout() && self.dtype == indexed.dtype();
         let differs_from_file = self.dtype == DType::Bool
             || self.description().is_some()
+            || self.dequantization(&Request::default()).is_some()
             || indexed.flags.conjugate
             || indexed.flags.negative
             || !self.has_uniform_byte_swap();
@@ -127,8 +129,13 @@ impl Tensor {
     /// A view of the elements, or an error that says why there is none. On a file system where mapped reads are slow it is given
     /// with `copy=Some(false)` only.
     pub(super) fn view(&self, copy: Option<bool>, cancel: &Cancel, mapped_by: MappedBy<'_>) -> Result<Array> {
-        if self.opened.options.dequantize {
-            self.check_scheme(&Request::default())?;
+        // Of codes that are left in the logical view.
+        match self.dequantization(&Request::default()) {
+            Some(Dequantization::Unknown) => return Err(self.unknown_scheme()),
+            Some(_) => {
+                return Err(Error::new(Code::Buffer, "the tensor is codes, and its numbers need a copy"));
+            }
+            None => {}
         }
         let flags = self.opened.tensor(self.id).flags;
         if flags.conjugate || flags.negative {

@@ -81,10 +81,6 @@ MAKERS = (
     partial(changed, "fp8 with a row too few", "fp8 block 128 ragged", {"_scale_inv": ones(1, 3)}),
     partial(changed, "fp8 with scales of 1 axis", "fp8 block 128 ragged", {"_scale_inv": ones(6)}),
     partial(changed, "fp8 with integers", "fp8 block 128 ragged", {"_scale_inv": ones(2, 3, dtype=I64)}),
-    partial(changed, "fp8 with no blocks", "fp8 block 128 ragged", {}, {"weight_block_size": [0, 128]}),
-    partial(
-        changed, "fp8 with large blocks", "fp8 block 128 ragged", {}, {"weight_block_size": [1 << 40, 128]}
-    ),
     # int4 [64, 224] in groups of 32
     partial(changed, "pack without scales", "pack 4 group 32 of Kimi", {"weight_scale": None}),
     partial(changed, "pack without a shape", "pack 4 group 32 of Kimi", {"weight_shape": None}),

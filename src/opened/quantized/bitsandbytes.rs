@@ -1,6 +1,10 @@
 //! The schemes of bitsandbytes: blocks of 4-bit codes with a table, described by JSON in a tensor, and 8-bit integers by row.
 
-use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::Value;
 
 use super::Weight;
 use super::decode::{Decoding, Last, Packed, Packing, Values};
@@ -20,14 +24,41 @@ const STATE_KEYS: [&str; 7] =
     ["quant_type", "blocksize", "dtype", "shape", "nested_blocksize", "nested_dtype", "nested_offset"];
 
 /// The description of 4-bit codes.
-struct State(Map<String, Value>);
+struct State(BTreeMap<String, Value>);
+
+/// Reads a description, in which each key is known and there once.
+struct StateVisitor;
+
+impl<'de> Visitor<'de> for StateVisitor {
+    type Value = State;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a description")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<State, A::Error> {
+        let mut found = BTreeMap::new();
+        while let Some((key, value)) = map.next_entry::<String, Value>()? {
+            if !STATE_KEYS.contains(&key.as_str()) || found.insert(key, value).is_some() {
+                return Err(A::Error::custom("a key is unknown or there twice"));
+            }
+        }
+        Ok(State(found))
+    }
+}
+
+impl<'de> Deserialize<'de> for State {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> std::result::Result<State, D::Error> {
+        json.deserialize_map(StateVisitor)
+    }
+}
 
 impl State {
     fn of(json: &[u8]) -> Result<State> {
-        let found = serde_json::from_slice(json)
-            .ok()
-            .filter(|found: &Map<String, Value>| found.keys().all(|key| STATE_KEYS.contains(&key.as_str())));
-        found.map(State).ok_or_else(|| refused("the quant_state is not a description of bitsandbytes"))
+        let found = serde_json::from_slice(json);
+        found.map_err(|error| {
+            refused(format!("the quant_state is not a description of bitsandbytes: {error}"))
+        })
     }
 
     fn text(&self, key: &str) -> &str {
@@ -58,7 +89,7 @@ pub(super) fn four_bits(evidence: &mut Evidence<'_>, codes: Part) -> Result<Weig
         state = evidence.take_suffix(".quant_state.bitsandbytes__fp4")?;
     }
     let state = state.ok_or_else(|| refused("no quant_state is beside it"))?;
-    let len = state.shape.iter().product();
+    let len = state.numel();
     if state.dtype != DType::U8 || state.shape.len() != 1 || len > STATE_MAX_BYTES {
         return Err(unfit(format!("the quant_state is {} {:?}", state.dtype, &state.shape[..])));
     }
@@ -74,7 +105,7 @@ pub(super) fn four_bits(evidence: &mut Evidence<'_>, codes: Part) -> Result<Weig
         return Err(refused("the quant_state has no shape or block size, or another type than its name"));
     };
     let count = shape.iter().try_fold(1_u64, |count, &size| count.checked_mul(size));
-    let stored = codes.shape.iter().product::<u64>().saturating_mul(codes.dtype.itemsize());
+    let stored = codes.numel().saturating_mul(codes.dtype.itemsize());
     let count = count.filter(|&count| count > 0 && count.div_ceil(2) == stored);
     let count =
         count.ok_or_else(|| unfit(format!("a weight of {shape:?} does not take {stored} byte(s)")))?;

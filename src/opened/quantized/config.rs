@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::known::refused;
+use super::known::{exact, refused};
 use super::part::Part;
 use crate::error::Result;
 use crate::kernel::codes::Codes;
@@ -14,6 +14,12 @@ use crate::num::to_usize;
 
 /// The most bytes of a configuration that is read.
 const CONFIG_MAX_BYTES: u64 = 16 << 20;
+
+/// The most rows or columns of a group or block.
+const GROUP_MAX: u64 = 1 << 20;
+
+/// The most groups and blocks that are tried: more say nothing.
+const PAIRS_MAX: usize = 256;
 
 /// The parts of a configuration that describe a quantization.
 const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
@@ -41,14 +47,13 @@ impl Config {
     pub(super) fn beside(file: Option<&Path>) -> Config {
         let Some(folder) = file.and_then(Path::parent) else { return Config::default() };
         let inside = |config: Value| {
-            let all = [config.clone(), config.get("text_config").cloned().unwrap_or_default()];
-            all.iter().find_map(|all| KEYS.iter().find_map(|key| all.get(key).cloned()))
+            let all = [Some(&config), config.get("text_config")];
+            let found = all.into_iter().flatten().find_map(|all| KEYS.iter().find_map(|key| all.get(key)));
+            found.map(Config::of)
         };
         let found = read(&folder.join("config.json")).and_then(inside);
-        found
-            .or_else(|| read(&folder.join("quantize_config.json")))
-            .map(|found| Config::of(&found))
-            .unwrap_or_default()
+        let beside = || Some(Config::of(&read(&folder.join("quantize_config.json"))?));
+        found.or_else(beside).unwrap_or_default()
     }
 
     fn of(found: &Value) -> Config {
@@ -72,7 +77,26 @@ impl Config {
             let size = |key: &str| part.get(key).and_then(Value::as_u64);
             config.groups.extend(size("bits").zip(size("group_size")));
         }
+        config.groups.retain(|&(_, width)| (1..=GROUP_MAX).contains(&width));
+        for pairs in [&mut config.groups, &mut config.blocks] {
+            pairs.sort_unstable();
+            pairs.dedup();
+            pairs.truncate(PAIRS_MAX);
+        }
         config
+    }
+
+    /// The rows of each of `groups` groups of `rows` rows: those that it names, or as many in each.
+    pub(super) fn group_of(&self, rows: u64, groups: u64) -> Option<u64> {
+        let stated = self.groups.iter().map(|&(_, height)| height);
+        let mut fitting: Vec<u64> = stated.filter(|&height| rows.div_ceil(height) == groups).collect();
+        fitting.sort_unstable();
+        fitting.dedup();
+        match fitting[..] {
+            [] => exact(Some(rows), groups),
+            [height] => Some(height),
+            _ => None,
+        }
     }
 
     /// Fails where it contradicts words that are packed as those of GPTQ or AWQ.
@@ -137,7 +161,7 @@ impl Config {
 fn block(value: &Value) -> Option<(u64, u64)> {
     match value.as_array()?[..] {
         [ref rows, ref columns] => {
-            let size = |value: &Value| value.as_u64().filter(|size| (1..=1 << 20).contains(size));
+            let size = |value: &Value| value.as_u64().filter(|size| (1..=GROUP_MAX).contains(size));
             Some((size(rows)?, size(columns)?))
         }
         _ => None,

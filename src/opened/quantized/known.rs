@@ -77,7 +77,12 @@ impl Evidence<'_> {
 
     /// Takes what belongs to the codes by its name in the module.
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Part>> {
-        self.others.remove(name).map(|entry| Part::of(self.opened, entry)).transpose()
+        let Some(entry) = self.others.remove(name) else { return Ok(None) };
+        let part = Part::of(self.opened, entry)?;
+        match Part::of(self.opened, self.codes)?.overlaps(&part) {
+            true => Err(unfit(format!("{name:?} has bytes of the codes"))),
+            false => Ok(Some(part)),
+        }
     }
 
     /// Takes what is named as the codes and a suffix.
@@ -154,7 +159,7 @@ impl Evidence<'_> {
                 false => (self.need(&format!("{name}_scale_2"))?, false),
             };
             // One for all, or one for each expert.
-            let count = global.shape.iter().product::<u64>();
+            let count = global.numel();
             let is_one = matches!(global.shape[..], [] | [1]);
             let is_each = codes.shape.len() == 3 && global.shape[..] == codes.shape[..1];
             if !(is_one || is_each)
@@ -167,8 +172,9 @@ impl Evidence<'_> {
                     &global.shape[..]
                 )));
             }
-            if divides && global.floats(0, count)?.contains(&0.0) {
-                return Err(unfit("the global scale, which divides, is zero"));
+            let is_divisor = |scale: &f32| scale.is_finite() && *scale != 0.0;
+            if divides && !global.floats(0, count)?.iter().all(is_divisor) {
+                return Err(unfit("the global scale, which divides, is zero or infinite"));
             }
             let each = match is_one {
                 true => u64::MAX,
@@ -288,7 +294,7 @@ pub(super) fn block_scales(shape: &[u64], scale: Part, stated: &[(u64, u64)]) ->
     let count = matrix.div_ceil(height);
     let per_row = columns.div_ceil(width);
     let all = count.saturating_mul(per_row).saturating_mul(matrices);
-    if all > scale.shape.iter().product() {
+    if all > scale.numel() {
         return wrong();
     }
     let rows = RowGroups::Every { height, matrix, count };

@@ -121,12 +121,14 @@ impl Opened {
         let mut placed = Vec::new();
         let mut replaced: HashMap<u32, NamedTensor> = HashMap::new();
         let mut left_out = HashSet::new();
-        // Names of the same tensors are one weight (tied weights).
-        let mut by_parts: HashMap<Vec<(u32, u32)>, u32> = HashMap::new();
+        // Equal names in modules that share the tensors are one weight (tied weights).
+        let mut by_parts: HashMap<_, u32> = HashMap::new();
         for (codes, own, weight) in weights {
             let named = self.entry(codes).clone();
             let name = weight.name.as_str().into();
-            let key = std::iter::once(&codes).chain(&own).map(|&part| self.id(self.entry(part))).collect();
+            let part = |&part: &u32| (self.id(self.entry(part)), leaf(&self.entry(part).name));
+            let parts: Vec<_> = std::iter::once(&codes).chain(&own).map(part).collect();
+            let key = (parts, weight.decoding.dtype);
             let tensor = match by_parts.get(&key) {
                 Some(&tensor) => tensor,
                 None => {
@@ -233,6 +235,11 @@ impl Opened {
             stored_nbytes: parts.iter().map(nbytes).fold(0, u64::saturating_add),
         }
     }
+}
+
+/// The last component of a name.
+fn leaf(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
 }
 
 /// Adds a weight, without a name; returns its number.

@@ -5,13 +5,15 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::{Location, StorageBytes};
 use crate::kernel::{self, Cast, Overflow, convert};
-use crate::layout::Dims;
+use crate::layout::{Dims, numel};
 use crate::num::to_usize;
 use crate::opened::Opened;
 
 /// A tensor of a file, in C order.
 #[derive(Debug)]
 pub(super) struct Part {
+    /// The number of its file.
+    shard: u32,
     source: Source,
     location: Location,
     nbytes: u64,
@@ -37,6 +39,7 @@ impl Part {
             return Err(Error::new(Code::QuantUnknown, text));
         }
         Ok(Part {
+            shard: named.shard,
             source: opened.index(named.shard).source.clone(),
             location: storage.location.clone(),
             nbytes: storage.nbytes,
@@ -57,6 +60,18 @@ impl Part {
         self.location.position().saturating_add(self.offset)
     }
 
+    /// Its elements; all that there can be where their number does not fit 64 bits.
+    pub(super) fn numel(&self) -> u64 {
+        numel(&self.shape).unwrap_or(u64::MAX)
+    }
+
+    /// Whether both have bytes in common.
+    pub(super) fn overlaps(&self, other: &Part) -> bool {
+        let end =
+            |part: &Part| part.position().saturating_add(part.numel().saturating_mul(part.dtype.itemsize()));
+        self.shard == other.shard && self.position() < end(other) && other.position() < end(self)
+    }
+
     /// The file that it is in.
     pub(super) fn source(&self) -> &Source {
         &self.source
@@ -67,18 +82,28 @@ impl Part {
         self.source.check_unchanged()
     }
 
-    /// Fills `out` with its bytes from `start` on, in units of its dtype that are little-endian.
+    /// Fills `out` with its bytes from `start` on, as those of a little-endian machine.
     pub(super) fn read(&self, start: u64, out: &mut [u8]) -> Result<()> {
+        let unit = self.dtype.swap_unit();
+        if !self.big_endian || unit == 1 {
+            return self.read_stored(start, out);
+        }
+        let before = start % unit;
+        let len = before.saturating_add(out.len() as u64).next_multiple_of(unit);
+        let mut whole = vec![0; to_usize(len)];
+        self.read_stored(start - before, &mut whole)?;
+        kernel::swap_bytes(to_usize(unit), &mut whole);
+        out.copy_from_slice(&whole[to_usize(before)..][..out.len()]);
+        Ok(())
+    }
+
+    fn read_stored(&self, start: u64, out: &mut [u8]) -> Result<()> {
         let source = self.location.bytes(&self.source, self.nbytes).and_then(StorageBytes::into_stored);
         let read = source.and_then(|source| source.read_at(self.offset.saturating_add(start), out));
         read.map_err(|error| match self.source.path() {
             Some(path) => error.in_file(path),
             None => error,
-        })?;
-        if self.big_endian && self.dtype.swap_unit() > 1 {
-            kernel::swap_bytes(to_usize(self.dtype.swap_unit()), out);
-        }
-        Ok(())
+        })
     }
 
     /// `count` bytes from `start` on.

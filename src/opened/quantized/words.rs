@@ -123,8 +123,7 @@ impl Evidence<'_> {
         }
         let is_awq = width != columns;
         let bits = zero_words.saturating_mul(32).checked_div(columns).unwrap_or(0);
-        let is_exact = (1..=8).contains(&bits) && columns.saturating_mul(bits).div_ceil(32) == zero_words;
-        if !is_exact {
+        if !(1..=8).contains(&bits) || columns.checked_mul(bits) != zero_words.checked_mul(32) {
             return Err(unfit(format!("the zero points are {:?}", &zeros.shape[..])));
         }
         if is_awq && (width.checked_mul(8) != Some(columns) || bits != 4 || index.is_some()) {
@@ -152,10 +151,9 @@ impl Evidence<'_> {
             }
             Some(part) => return Err(unfit(format!("the group indices are {:?}", &part.shape[..]))),
             None => {
-                let height = rows.div_ceil(groups);
-                if rows.div_ceil(height) != groups {
-                    return Err(unfit(format!("{rows} rows are not in {groups} groups")));
-                }
+                let height = self.config.group_of(rows, groups);
+                let height =
+                    height.ok_or_else(|| unfit(format!("{rows} rows are not in {groups} groups")))?;
                 RowGroups::Every { height, matrix: rows, count: groups }
             }
         };
@@ -178,7 +176,8 @@ impl Evidence<'_> {
         if codes.shape.len() < 2
             || scale.shape.len() != codes.shape.len()
             || leading(&scale.shape)? != rows
-            || words * groups == 0
+            || words == 0
+            || groups == 0
         {
             return Err(wrong());
         }

@@ -68,6 +68,10 @@ impl<'n> Leaf<'n> {
         self.words().next().is_some_and(|word| word.ends_with("weight"))
     }
 
+    pub(super) fn has_blocks(&self) -> bool {
+        self.text().ends_with("_blocks")
+    }
+
     pub(super) fn has_bias(&self) -> bool {
         self.words().any(|word| word == "bias")
     }

@@ -132,6 +132,8 @@ fn packed_integers_and_what_is_beside_them_are_told_by_their_module() {
         ("m.gate_blocks", "U8", &[2, 1, 16], "unknown"),
         ("m.gate_scales", "U8", &[2, 1], "of m.gate_blocks"),
         ("m.gate_bias", "BF16", &[2], "plain"),
+        ("alone.up_blocks", "U8", &[2, 1, 16], "unknown"),
+        ("images.up_blocks", "U8", &[2, 3, 8], "plain"),
         ("v4.weight", "I8", &[2, 4], "unknown"),
         ("v4.scale", "F8_E8M0", &[2, 1], "of v4.weight"),
         ("int8.weight", "I8", &[2, 4], "unknown"),

@@ -1,0 +1,221 @@
+"""What is no weight of a known scheme is refused under `dequantize=True`, and is untouched where it only looks quantized."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from attacks.probe import Cost
+from quantized_case import F16, U8
+from quantized_files import CASES, write
+from quantized_mutants import contradiction, mutant, written
+from quantized_refused import JSON, LOOK_ALIKES, REFUSED, changed, ones, state
+from safetensors.torch import save_file
+from test_block_scales import same
+
+import rustload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quantized_case import Case
+
+KINDS = ["safetensors", "pt", "sharded"]
+CODES = {"QuantUnknown", "TensorBounds"}
+SECONDS_MAX = 0.05
+BYTES_MAX = 32 << 20
+
+
+def name_of(case: Case, folder: Path) -> str:
+    """What the logical view calls the codes, which it shows under their own name where they are in no known scheme."""
+    ((weight, codes),) = case.codes.items()
+    return codes if codes in rustload.open(folder, dequantize=True) else weight
+
+
+def refusals(folder: Path, name: str) -> list[rustload.RustloadError]:
+    """The errors of each way to read a tensor: as a whole, in a part, as another dtype, with all others, and converted."""
+    ckpt, found = rustload.open(folder, dequantize=True), []
+    for way in (
+        lambda: ckpt[name].materialize(threads=1),
+        lambda: ckpt[name].materialize(threads=None, copy=None),
+        lambda: ckpt[name][:1].materialize(threads=1),
+        lambda: ckpt[name].materialize(dtype="float32"),
+        lambda: list(ckpt.stream()),
+        lambda: ckpt.materialize(threads=1),
+        lambda: rustload.convert(folder, folder / "out.safetensors", dequantize=True),
+    ):
+        with pytest.raises((rustload.UnsupportedError, rustload.FormatError)) as raised:
+            way()
+        found.append(raised.value)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_codes_of_no_known_scheme_are_an_error(name: str, kind: str, tmp_path: Path) -> None:
+    case = REFUSED[name]()
+    write(case, tmp_path, kind)
+    for error in refusals(tmp_path, name_of(case, tmp_path)):
+        assert error.code in CODES, error
+        assert isinstance(error, rustload.FormatError) == (error.code == "TensorBounds")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_refusal_takes_neither_time_nor_memory(tmp_path: Path) -> None:
+    for number, make in enumerate(REFUSED.values()):
+        case, folder = make(), tmp_path / str(number)
+        write(case, folder)
+        name, seconds = name_of(case, folder), []
+        for _ in range(3):
+            cost, start = Cost(), time.perf_counter()
+            with pytest.raises((rustload.UnsupportedError, rustload.FormatError)):
+                rustload.open(folder, dequantize=True)[name].materialize()
+            seconds.append(time.perf_counter() - start)
+            assert cost.now()["peak"] < BYTES_MAX, case.name
+        assert min(seconds) < SECONDS_MAX, case.name
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_what_only_looks_quantized_is_untouched(name: str, kind: str, tmp_path: Path) -> None:
+    tensors = {one: tensor.clone() for one, tensor in LOOK_ALIKES[name].items()}
+    path = tmp_path / f"m.{kind}"
+    (save_file if kind == "safetensors" else torch.save)(tensors, path)
+    ckpt = rustload.open(path, dequantize=True)
+    assert set(ckpt) == set(tensors)
+    found = ckpt.materialize()
+    for one, tensor in tensors.items():
+        assert ckpt[one].scheme is None
+        assert found[one].dtype == tensor.dtype
+        assert same(found[one], tensor)
+
+
+@pytest.mark.parametrize("size", [[0, 128], [1 << 40, 128], [64, 64], "no list"])
+def test_a_configuration_is_not_believed_against_the_tensors(size: object, tmp_path: Path) -> None:
+    case = CASES["fp8 block 128 ragged"]()
+    ((weight, value),) = case.weights.items()
+    config = {"quantization_config": {**case.config["quantization_config"], "weight_block_size": size}}
+    write(case._replace(config=config), tmp_path)
+    assert same(rustload.open(tmp_path, dequantize=True)[weight].materialize().to(value.dtype), value)
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [("pack 4 group g_idx asymmetric", "g_idx"), ("gptq v1", "qzeros"), ("gpt-oss", "_scales")],
+)
+def test_what_belongs_to_codes_has_none_of_their_bytes(name: str, ending: str, tmp_path: Path) -> None:
+    case = CASES[name]()
+    ((weight, codes),) = case.codes.items()
+    (companion,) = (one for one in case.companions[weight] if one.endswith(ending))
+    tensor = case.tensors[companion]
+    inside = case.tensors[codes].reshape(-1)[-tensor.numel() :].view(tensor.shape)
+    write(case._replace(tensors={**case.tensors, companion: inside}), tmp_path, "pt")
+    with pytest.raises(rustload.FormatError, match="bytes of the codes"):
+        rustload.open(tmp_path, dequantize=True)[codes].materialize()
+
+
+def test_tied_tensors_of_other_names_are_weights_of_their_own(tmp_path: Path) -> None:
+    case = CASES["nvfp4 of ModelOpt []"]()
+    ((weight, codes),) = case.codes.items()
+    module, scale = codes.removesuffix("weight"), case.tensors[f"{codes}_scale"]
+    whole = case.tensors[f"{codes}_scale_2"]
+    other = {"b.weight_packed": case.tensors[codes], "b.weight_scale": scale, "b.weight_global_scale": whole}
+    tied = {f"c.{one.removeprefix(module)}": case.tensors[one] for one in (codes, *case.companions[weight])}
+    torch.save({**case.tensors, **other, **tied}, tmp_path / "m.pt")
+    found = rustload.open(tmp_path / "m.pt", dequantize=True)
+    assert same(found[weight].materialize(), case.weights[weight])
+    assert same(found["c.weight"].materialize(), case.weights[weight])
+    torch.save({**other}, tmp_path / "n.pt")
+    alone = rustload.open(tmp_path / "n.pt", dequantize=True)["b.weight"].materialize()
+    assert same(found["b.weight"].materialize(), alone)
+    assert not same(alone, case.weights[weight])
+
+
+@pytest.mark.parametrize("size", [0.0, float("inf"), float("nan"), -float("inf")])
+def test_a_scale_that_divides_is_a_number_and_not_zero(size: float, tmp_path: Path) -> None:
+    of = "nvfp4 of compressed-tensors [1]"
+    case = changed("", of, {"weight_global_scale": torch.tensor([size])})
+    write(case, tmp_path)
+    with pytest.raises(rustload.FormatError, match="global scale"):
+        rustload.open(tmp_path, dequantize=True)[name_of(case, tmp_path)].materialize()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"quant_type":"nf4","blocksize":64,"blocksize":32,"dtype":"bfloat16","shape":[24,64]}',
+        b'{"quant_type":"nf4","blocksize":64,"dtype":"bfloat16","shape":[24,64],"other":1}',
+        b'{"quant_type":"nf4","blocksize":64,"dtype":"bfloat16","shape":' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"quant_type":"nf4","blocksize":64,"dtype":"bfloat16","shape":[24,64]} {}',
+        b'[["quant_type","nf4"]]',
+    ],
+    ids=["twice", "unknown", "nested", "two", "list"],
+)
+def test_a_description_has_known_keys_once(text: bytes, tmp_path: Path) -> None:
+    case = changed("", "nf4", {JSON: torch.frombuffer(bytearray(text), dtype=U8)})
+    write(case, tmp_path)
+    with pytest.raises(rustload.UnsupportedError, match="description of bitsandbytes"):
+        rustload.open(tmp_path, dequantize=True)[name_of(case, tmp_path)].materialize()
+
+
+def test_groups_of_gptq_that_are_not_whole_need_their_size(tmp_path: Path) -> None:
+    """80 rows in 3 groups may be 27, 28 to 39 rows each, of which the configuration says one."""
+    found = CASES["gptq v1 last group short"]()
+    ((weight, value),) = found.weights.items()
+    tensors = {name: tensor for name, tensor in found.tensors.items() if not name.endswith("g_idx")}
+    write(found._replace(tensors=tensors), tmp_path / "said")
+    assert same(rustload.open(tmp_path / "said", dequantize=True)[weight].materialize(), value)
+    settings = {**found.config["quantization_config"], "group_size": 80}
+    other = found._replace(tensors=tensors, config={"quantization_config": settings}, weights={})
+    write(other, tmp_path / "unsaid")
+    with pytest.raises(rustload.FormatError, match="80 rows are not in 3 groups"):
+        rustload.open(tmp_path / "unsaid", dequantize=True)[name_of(other, tmp_path / "unsaid")].materialize()
+
+
+def test_zero_points_of_gptq_are_whole_words(tmp_path: Path) -> None:
+    """24 columns of 3 bits are 72 bits: three words that could be 4-bit codes too are not read as these."""
+    case = CASES["gptq v1"]()
+    ((weight, codes),) = case.codes.items()
+    module = codes.removesuffix("qweight")
+    tensors = {
+        **case.tensors,
+        codes: ones(12, 23, dtype=torch.int32),
+        f"{module}scales": ones(3, 23, dtype=F16),
+    }
+    other = case._replace(tensors=tensors)
+    write(other, tmp_path)
+    with pytest.raises(rustload.FormatError, match="the zero points are"):
+        rustload.open(tmp_path, dequantize=True)[name_of(other, tmp_path)].materialize()
+    assert weight.endswith("weight")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if not name.startswith(("sparse", "torchao", "mlx"))][::2]
+)
+def test_checkpoints_of_big_endian_machines_have_the_same_weights(name: str, tmp_path: Path) -> None:
+    case = CASES[name]()
+    written(case, tmp_path, "big")
+    ckpt, draw = rustload.open(tmp_path, dequantize=True), random.Random(0)
+    for one, value in case.weights.items():
+        whole = ckpt[one].materialize()
+        assert same(whole.to(value.dtype), value)
+        for _ in range(8):
+            low, high = sorted(draw.sample(range(whole.shape[-1] + 1), 2))
+            assert same(ckpt[one][..., low:high].materialize(), whole[..., low:high])
+
+
+def test_random_changes_are_refused_or_read_alike_in_parts_and_in_every_kind_of_file(tmp_path: Path) -> None:
+    for number in range(600):
+        draw = random.Random(number)
+        name, case = mutant(draw)
+        assert contradiction(case, tmp_path / str(number), draw) == [], (number, name)
+
+
+def test_the_states_that_are_refused_are_refused_for_what_they_say(tmp_path: Path) -> None:
+    case = changed("", "nf4", {JSON: state()})
+    write(case, tmp_path)
+    found = rustload.open(tmp_path, dequantize=True)[name_of(case, tmp_path)]
+    assert found.shape == (24, 64)
