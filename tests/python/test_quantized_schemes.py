@@ -176,8 +176,8 @@ def test_codes_of_an_unknown_scheme_are_an_error_and_never_numbers(
     if scheme not in KNOWN:
         calls += [
             lambda: rustload.convert(path, tmp_path / "out", dequantize=True),
-            lambda: rustload.open(path, dequantize=True)[name].materialize(),
-            lambda: rustload.open(path, dequantize=True).materialize(),
+            rustload.open(path, dequantize=True)[name].materialize,
+            rustload.open(path, dequantize=True).materialize,
         ]
     for call in calls:
         with pytest.raises(rustload.UnsupportedError) as caught:

@@ -24,6 +24,30 @@ const PAIRS_MAX: usize = 256;
 /// The parts of a configuration that describe a quantization.
 const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
+/// Methods of quantization, and the library that decodes each.
+const LIBRARIES: [(&str, &str); 20] = [
+    ("aqlm", "aqlm"),
+    ("auto-round", "auto-round"),
+    ("autoround", "auto-round"),
+    ("awq", "autoawq"),
+    ("bitnet", "transformers"),
+    ("bitsandbytes", "bitsandbytes"),
+    ("compressed-tensors", "compressed-tensors"),
+    ("eetq", "eetq"),
+    ("exl2", "exllamav2"),
+    ("exl3", "exllamav3"),
+    ("fp_quant", "fp_quant"),
+    ("gptq", "gptqmodel"),
+    ("higgs", "flute-kernel"),
+    ("hqq", "hqq"),
+    ("modelopt", "nvidia-modelopt"),
+    ("quanto", "optimum-quanto"),
+    ("quark", "amd-quark"),
+    ("spqr", "spqr_quant"),
+    ("torchao", "torchao"),
+    ("vptq", "vptq"),
+];
+
 /// What is known of the quantization.
 #[derive(Debug, Default)]
 pub(super) struct Config {
@@ -97,6 +121,12 @@ impl Config {
             [height] => Some(height),
             _ => None,
         }
+    }
+
+    /// The method that it names, and the library that decodes what that writes.
+    pub(super) fn library(&self) -> Option<(&'static str, &'static str)> {
+        let method = self.method.as_deref()?;
+        LIBRARIES.iter().find(|(name, _)| *name == method).copied()
     }
 
     /// Fails where it contradicts words that are packed as those of GPTQ or AWQ.

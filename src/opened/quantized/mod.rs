@@ -190,7 +190,11 @@ impl Opened {
             match self.weight(codes, &own, config.get_or_init(beside)) {
                 Ok(weight) => known.weights.push((codes, own, weight)),
                 Err(error) if matches!(error.code(), Code::QuantUnknown | Code::TensorBounds) => {
-                    known.refused.insert(named.name.clone(), (error.code(), error.message().to_owned()));
+                    let library = config.get().and_then(Config::library).map(|(method, library)| {
+                        format!("; the configuration says {method}, which the library {library} decodes")
+                    });
+                    let text = error.message().to_owned() + &library.unwrap_or_default();
+                    known.refused.insert(named.name.clone(), (error.code(), text));
                 }
                 Err(error) => {
                     let error = self.file_changed_or(named.shard, error).in_member(&named.name);
