@@ -13,6 +13,8 @@ use crate::num::to_usize;
 
 /// Elements that are decoded at a time: their codes and scales fit a core's cache.
 const BLOCK_ELEMENTS: u64 = 1 << 18;
+/// As many in a file whose requests are expensive.
+const REMOTE_BLOCK_ELEMENTS: u64 = 16 * BLOCK_ELEMENTS;
 /// Elements of a row that are in f32 at a time.
 const TILE_ELEMENTS: u64 = 1 << 11;
 
@@ -116,14 +118,15 @@ struct Factors {
 }
 
 impl Packed {
-    /// Reads the codes of some columns of a row, or of all columns of several rows.
-    fn load(&self, rows: Range<u64>, columns: Range<u64>) -> Result<Loaded> {
+    /// Reads the codes of some columns of a row, or of all columns of several rows: from the first of `ends` in the first row to the last
+    /// in the last.
+    fn load(&self, rows: Range<u64>, columns: Range<u64>, ends: Range<u64>) -> Result<Loaded> {
         let first_column = columns.start;
         match self.packing {
             Packing::InRows(pitch) => {
                 let last = rows.end.saturating_sub(1);
-                let (start, _) = self.codes.bytes(columns.start, columns.end);
-                let (_, end) = self.codes.bytes(columns.start, columns.end);
+                let (start, _) = self.codes.bytes(ends.start, ends.start);
+                let (_, end) = self.codes.bytes(0, ends.end);
                 let start = rows.start.saturating_mul(pitch).saturating_add(start);
                 let end = last.saturating_mul(pitch).saturating_add(end.min(pitch));
                 let bytes = self.part.bytes(start, end.saturating_sub(start))?;
@@ -242,7 +245,8 @@ impl Decoding {
             true => start % self.columns..(end - 1) % self.columns + 1,
             false => 0..self.columns,
         };
-        let codes = self.codes.load(first..last + 1, columns.clone())?;
+        let ends = start % self.columns..(end - 1) % self.columns + 1;
+        let codes = self.codes.load(first..last + 1, columns.clone(), ends)?;
         let groups = match &self.scales.rows {
             RowGroups::Index { part, count } => Some(indices(part, first, last + 1 - first, *count)?),
             RowGroups::Every { .. } => None,
@@ -356,7 +360,8 @@ impl Decoding {
             1 => (columns.clone(), rows.start * all + columns.start, columns.end - columns.start),
             count => (0..all, rows.start * all, count * all),
         };
-        let zeros = self.zeros.as_ref().map(|zeros| zeros.load(rows.clone(), columns.clone())).transpose()?;
+        let load = |zeros: &Packed| zeros.load(rows.clone(), columns.clone(), columns.clone());
+        let zeros = self.zeros.as_ref().map(load).transpose()?;
         let offsets = match &self.last {
             Last::Offsets(part, _) => part.floats(start, count)?,
             _ => Vec::new(),
@@ -399,18 +404,21 @@ impl ReadRanges for Decoding {
             return Err(internal());
         }
         let (mut at, end) = (offset / item, (offset + out.len() as u64) / item);
+        let is_remote = self.codes.part.source().access().waits_for_requests();
+        let block = if is_remote { REMOTE_BLOCK_ELEMENTS } else { BLOCK_ELEMENTS };
         let mut rest = out;
         while at < end {
             // Whole rows where several fit a block, so that each word of packed rows is read once.
-            let until = match at / self.columns == (end - 1) / self.columns || self.columns > BLOCK_ELEMENTS {
-                true => (at / BLOCK_ELEMENTS + 1).saturating_mul(BLOCK_ELEMENTS),
-                false => (at + BLOCK_ELEMENTS) / self.columns * self.columns,
+            let until = match at / self.columns == (end - 1) / self.columns || self.columns > block {
+                true => (at / block + 1).saturating_mul(block),
+                false => (at + block) / self.columns * self.columns,
             };
             let row_end = (at / self.columns + 1) * self.columns;
-            let until = if self.columns > BLOCK_ELEMENTS { until.min(row_end) } else { until }.min(end);
+            let until = if self.columns > block { until.min(row_end) } else { until }.min(end);
             let len = to_usize((until - at) * item);
             let (own, others) = std::mem::take(&mut rest).split_at_mut_checked(len).ok_or_else(internal)?;
-            self.decode(at, until, own)?;
+            // What follows from bytes that changed is no fault of the file as it was.
+            self.decode(at, until, own).map_err(|error| self.check_unchanged().err().unwrap_or(error))?;
             (rest, at) = (others, until);
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The stored bytes of one tensor: codes, or what belongs to codes.
 
-use crate::bytes::Source;
+use crate::bytes::{RangeRead, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::{Location, StorageBytes};
@@ -8,6 +8,9 @@ use crate::kernel::{self, Cast, Overflow, convert};
 use crate::layout::{Dims, numel};
 use crate::num::to_usize;
 use crate::opened::Opened;
+
+/// From here on, a read of a remote file asks for no more than its bytes; those of fewer may be near each other.
+const EXACT_MIN_BYTES: usize = 4 << 10;
 
 /// A tensor of a file, in C order.
 #[derive(Debug)]
@@ -99,7 +102,14 @@ impl Part {
 
     fn read_stored(&self, start: u64, out: &mut [u8]) -> Result<()> {
         let source = self.location.bytes(&self.source, self.nbytes).and_then(StorageBytes::into_stored);
-        let read = source.and_then(|source| source.read_at(self.offset.saturating_add(start), out));
+        let offset = self.offset.saturating_add(start);
+        let read = source.and_then(|source| match out.len() >= EXACT_MIN_BYTES {
+            // Not by way of the blocks of a remote file's cache, which would ask for more.
+            true if source.access().waits_for_requests() => {
+                source.read_ranges(&mut [RangeRead { offset, out }])
+            }
+            _ => source.read_at(offset, out),
+        });
         read.map_err(|error| match self.source.path() {
             Some(path) => error.in_file(path),
             None => error,

@@ -1,0 +1,150 @@
+"""The logical view of quantized checkpoints that are in memory, behind an object or on a web server, and of files that change."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from quantized_case import BF16, U8, Draw, power
+from quantized_files import CASES, logical, write
+from safetensors.torch import save
+from test_block_scales import same
+from test_dequantized import equal
+from test_file_objects import CountingFile, CountingRanges
+from web_server import Server
+
+import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SLACK = 64 << 10
+# Those that need no configuration, which is in no file.
+NAMES = (
+    "fp8 block 128 ragged",
+    "pack 4 group 32 of Kimi",
+    "nvfp4 of ModelOpt []",
+    "mxfp4 i8",
+    "gpt-oss",
+    "gptq symmetric",
+    "nf4 nested",
+    "bnb int8",
+)
+
+Opened = tuple[Any, "Callable[[], int]"]
+
+
+def counted(kind: str, data: bytes) -> tuple[Any, Callable[[], int]]:
+    """What to open, and how many bytes were read of it since the last call."""
+    if kind == "server":
+        server = Server(data)
+
+        def asked() -> int:
+            total = sum(one.length for one in server.requests)
+            server.requests.clear()
+            return total
+
+        return server.url, asked
+    file: Any = CountingRanges(data) if kind == "ranges" else CountingFile(data)
+
+    def read() -> int:
+        calls = list(itertools.chain(*file.calls)) if kind == "ranges" else list(file.requests)
+        (file.calls if kind == "ranges" else file.requests).clear()
+        return sum(length for _, length in calls)
+
+    return file, read
+
+
+def opened(source: Any) -> rustload.Checkpoint:
+    return rustload.open(source, dequantize=True, remote=("http",))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_source_has_the_same_weights(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    case = CASES[name]()
+    write(case, tmp_path)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    sources = [data, bytearray(data), memoryview(data), io.BytesIO(data)]
+    sources += [counted(kind, data)[0] for kind in ("ranges", "file", "server")]
+    for source in sources:
+        ckpt = opened(source)
+        assert set(ckpt) == set(logical(case))
+        for one, tensor in logical(case).items():
+            assert equal(ckpt[one].materialize(), tensor, case), (type(source), one)
+            assert same(ckpt[one][1:].materialize(), ckpt[one].materialize()[1:])
+        assert {one for one, _ in ckpt.stream()} == set(ckpt)
+
+
+@pytest.mark.parametrize("kind", ["ranges", "file", "server"])
+def test_rows_of_int4_read_their_codes_and_scales(kind: str) -> None:
+    pytest.importorskip("aiohttp")
+    rows, columns = 2048, 7168
+    draw = Draw("int4")
+    codes = draw.bytes((rows, columns // 2)).view(torch.int32)
+    scales = draw.scales((rows, columns // 32), BF16, edges=False)
+    shape = torch.tensor([rows, columns])
+    source, read = counted(
+        kind, save({"w.weight_packed": codes, "w.weight_scale": scales, "w.weight_shape": shape})
+    )
+    ckpt = opened(source)
+    for first, last in ((0, 128), (1000, 1128), (1920, 2048)):
+        read()
+        part = ckpt["w.weight"][first:last].materialize()
+        assert read() <= 128 * (3584 + 448) + SLACK
+        nibbles = codes[first:last].view(U8)
+        whole = torch.stack([nibbles & 15, nibbles >> 4], -1).reshape(128, columns)
+        assert same(
+            part, ((whole.float() - 8) * scales[first:last].float().repeat_interleave(32, 1)).to(BF16)
+        )
+
+
+@pytest.mark.parametrize("kind", ["ranges", "file", "server"])
+def test_an_expert_of_gpt_oss_reads_its_blocks_and_scales(kind: str) -> None:
+    pytest.importorskip("aiohttp")
+    experts, rows, groups = 4, 5760, 90
+    draw = Draw("gpt-oss")
+    blocks = draw.bytes((rows * groups, 16)).repeat(experts, 1).reshape(experts, rows, groups, 16)
+    blocks[2] ^= 0x5A
+    scales = draw.exponents((experts, rows, groups), edges=False)
+    source, read = counted(kind, save({"m.up_proj_blocks": blocks, "m.up_proj_scales": scales}))
+    ckpt = opened(source)
+    assert ckpt["m.up_proj"].shape == (experts, groups * 32, rows)
+    read()
+    part = ckpt["m.up_proj"][2].materialize()
+    assert read() <= rows * groups * 17 + SLACK
+    low = torch.stack([blocks[2] & 15, blocks[2] >> 4], -1).reshape(rows, groups * 32)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat([values, -values])[low.int()] * power(scales[2]).repeat_interleave(32, 1)
+    assert same(part, numbers.to(BF16).T.contiguous())
+
+
+@pytest.mark.parametrize("name", ["pack 4 group 32 of Kimi", "nvfp4 of ModelOpt []", "gptq v1", "nf4 nested"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_file_that_changed_after_it_was_opened_is_an_error(name: str, cut: bool, tmp_path: Path) -> None:
+    """Of the codes, and of each tensor that is read with them and has a file of its own."""
+    case = CASES[name]()
+    ((weight, codes),) = case.codes.items()
+    # These are read when the checkpoint is opened.
+    said = ("weight_shape", "quant_state.bitsandbytes__nf4", "quant_map")
+    read = [one for one in (codes, *case.companions[weight]) if not one.endswith(said)]
+    for number, changed in enumerate(read):
+        folder = tmp_path / str(number)
+        write(case, folder, "sharded")
+        ckpt = rustload.open(folder, dequantize=True)
+        (path,) = (one for one in folder.glob("*.safetensors") if changed in rustload.open(one))
+        data = path.read_bytes()
+        time.sleep(0.01)  # file times have a resolution of a few milliseconds
+        path.write_bytes(data[:-1] if cut else data[:-1] + bytes([data[-1] ^ 1]))
+        for part in (ckpt[weight], ckpt[weight][:1]):
+            with pytest.raises(rustload.FormatError) as caught:
+                part.materialize()
+            assert caught.value.code == "FileChanged", (changed, caught.value)
+        with pytest.raises(rustload.FormatError) as caught:
+            list(ckpt.stream())
+        assert caught.value.code == "FileChanged", (changed, caught.value)
