@@ -28,9 +28,13 @@ import torch.distributed.checkpoint as dcp
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "data"))
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "python"))
+
 import tar_files
 from attacks import e_exported, parts
 from attacks.distributed import Folder
+from quantized_files import CASES
+from safetensors.torch import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,6 +222,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
     found["open"]["program.pt2"] = found["zip"]["program"] = program()
     found["distributed"] = distributed()
     found["tar"] = tars()
+    found["quantized"] = quantized()
     found["open"]["nemo.tar"] = found["tar"]["nemo"]
     found["open"]["torch.tar"] = found["tar"]["torch"]
     found["scan"] = scanned(state)
@@ -346,6 +351,19 @@ def scanned(state: bytes) -> dict[str, bytes]:
         "tar": tarred.getvalue()[:2048],
         "torch.tar": tars()["torch"],
     }
+
+
+QUANTIZED = (
+    "pack 4 group g_idx asymmetric", "pack 3 new group", "pack 8 channel", "nvfp4 of ModelOpt []", "mxfp4 i8", "gpt-oss", "mlx nvfp4",
+    "nvfp4 of compressed-tensors [1]", "gptq symmetric", "gptq 8 bits symmetric", "awq", "nf4", "nf4 nested odd f32", "fp4 odd f32",
+    "bnb int8 odd", "fp8 experts by channel",
+)  # fmt: skip
+
+
+def quantized() -> dict[str, bytes]:
+    """A small checkpoint of each kind of quantized weight that needs no configuration."""
+    cases = {name: CASES[name]() for name in QUANTIZED}
+    return {name.replace(" ", "_"): save(case.tensors, case.metadata) for name, case in cases.items()}
 
 
 def tars() -> dict[str, bytes]:

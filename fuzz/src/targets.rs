@@ -36,6 +36,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "zip", run: zip, mutate: mutate::zip },
     Target { name: "legacy", run: legacy, mutate: mutate::legacy },
     Target { name: "safetensors", run: safetensors, mutate: mutate::safetensors },
+    Target { name: "quantized", run: quantized, mutate: mutate::safetensors },
     Target { name: "npy", run: npy, mutate: mutate::npy },
     Target { name: "tar", run: tar_archive, mutate: mutate::tar },
     Target { name: "exported", run: exported, mutate: mutate::exported },
@@ -165,6 +166,48 @@ fn safetensors(data: &[u8]) {
 fn bits(dtype: ::safetensors::Dtype) -> u64 {
     // rustload's element is two F4 elements.
     if dtype == ::safetensors::Dtype::F4 { 8 } else { dtype.bitsize() as u64 }
+}
+
+/// The most bytes that a stored byte means: a code of one bit is a number of four bytes.
+const GROWTH: u64 = 32;
+
+/// The weights of quantized tensors: no larger than their codes can mean, and the same elements read whole, in slices and permuted.
+fn quantized(data: &[u8]) {
+    let options = Options::new().limits(limits()).dequantize(true);
+    let Ok(checkpoint) = Checkpoint::from_bytes(Arc::new(data.to_vec()), options) else { return };
+    for name in checkpoint.names().take(64) {
+        let tensor = checkpoint.tensor(name).expect("a name of the checkpoint");
+        let fits = tensor.nbytes() <= GROWTH * data.len() as u64;
+        assert!(fits, "{} bytes from {}", tensor.nbytes(), data.len());
+        if tensor.nbytes() <= 1 << 16 {
+            elements(&tensor);
+            columns(&tensor);
+        }
+    }
+}
+
+/// Parts of the last dimension are those of the whole.
+fn columns(tensor: &Tensor) {
+    let Ok(whole) = read(tensor) else { return };
+    let Some(width) = tensor.layout().shape.last().copied().filter(|&width| width > 0) else { return };
+    let third = (width / 3).cast_signed();
+    let range = |start, stop| [TensorIndex::Ellipsis, TensorIndex::Range { start, stop, step: None }];
+    let item = whole.len().checked_div(usize::try_from(tensor.layout().numel()).expect("a small tensor"));
+    let Some(item) = item else { return };
+    let (width, third_len) = (usize::try_from(width).expect("few"), usize::try_from(third).expect("few"));
+    for (start, stop, columns) in [
+        (None, Some(third), 0..third_len),
+        (Some(third), None, third_len..width),
+        (Some(-1), None, width - 1..width),
+    ] {
+        let part = tensor.index(&range(start, stop)).expect("a valid slice");
+        let wanted: Vec<u8> = whole
+            .chunks(width * item)
+            .flat_map(|row| &row[columns.start * item..columns.end * item])
+            .copied()
+            .collect();
+        assert_eq!(read(&part).expect("a part"), wanted, "columns differ from those of the whole");
+    }
 }
 
 /// The header of a NumPy array: it ends inside the file, whose start alone gives the same header, and a file of it opens only with as

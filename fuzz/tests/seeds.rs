@@ -76,6 +76,11 @@ fn safetensors_invariants_hold() {
 }
 
 #[test]
+fn quantized_invariants_hold() {
+    check_invariants("quantized");
+}
+
+#[test]
 fn distributed_invariants_hold() {
     check_invariants("distributed");
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from attacks.probe import Cost
-from quantized_case import F16, U8
+from quantized_case import E4M3, F16, U8
 from quantized_files import CASES, write
 from quantized_mutants import contradiction, mutant, written
 from quantized_refused import JSON, LOOK_ALIKES, REFUSED, changed, ones, state
@@ -115,6 +115,20 @@ def test_what_belongs_to_codes_has_none_of_their_bytes(name: str, ending: str, t
     write(case._replace(tensors={**case.tensors, companion: inside}), tmp_path, "pt")
     with pytest.raises(rustload.FormatError, match="bytes of the codes"):
         rustload.open(tmp_path, dequantize=True)[codes].materialize()
+
+
+def test_codes_that_are_not_in_c_order_are_never_numbers(tmp_path: Path) -> None:
+    """The rows of fp8 have their scales in any order of the elements; those of experts are refused."""
+    codes, scales = torch.arange(48, dtype=U8).view(E4M3).reshape(6, 8), torch.arange(1.0, 9.0)[:, None]
+    torch.save({"a.weight": codes.T, "a.weight_scale": scales}, tmp_path / "m.pt")
+    lazy, wanted = rustload.open(tmp_path / "m.pt", dequantize=True)["a.weight"], codes.T.float() * scales
+    for key in (slice(None), slice(2, 5), (slice(1, 7), slice(2, 3))):
+        assert same(lazy[key].materialize(), wanted[key].contiguous())
+    experts = {"a.w1_weight": codes.reshape(2, 3, 8).mT, "a.w1_weight_scale": torch.ones(2, 8, 1)}
+    torch.save(experts, tmp_path / "n.pt")
+    with pytest.raises((rustload.FormatError, rustload.UnsupportedError)) as caught:
+        rustload.open(tmp_path / "n.pt", dequantize=True)["a.w1_weight"].materialize()
+    assert caught.value.code in CODES
 
 
 def test_tied_tensors_of_other_names_are_weights_of_their_own(tmp_path: Path) -> None:
