@@ -354,10 +354,23 @@ def scanned(state: bytes) -> dict[str, bytes]:
 
 
 QUANTIZED = (
-    "pack 4 group g_idx asymmetric", "pack 3 new group", "pack 8 channel", "nvfp4 of ModelOpt []", "mxfp4 i8", "gpt-oss", "mlx nvfp4",
-    "nvfp4 of compressed-tensors [1]", "gptq symmetric", "gptq 8 bits symmetric", "awq", "nf4", "nf4 nested odd f32", "fp4 odd f32",
-    "bnb int8 odd", "fp8 experts by channel",
-)  # fmt: skip
+    "pack 4 group g_idx asymmetric",
+    "pack 3 new group",
+    "pack 8 channel",
+    "nvfp4 of ModelOpt []",
+    "mxfp4 i8",
+    "gpt-oss",
+    "mlx nvfp4",
+    "nvfp4 of compressed-tensors [1]",
+    "gptq symmetric",
+    "gptq 8 bits symmetric",
+    "awq",
+    "nf4",
+    "nf4 nested odd f32",
+    "fp4 odd f32",
+    "bnb int8 odd",
+    "fp8 experts by channel",
+)
 
 
 def quantized() -> dict[str, bytes]:

@@ -14,7 +14,8 @@ from rustload._checkpoint.tensors import Selection
 from rustload._common.dtypes import DType
 from rustload._common.files import Ranges
 from rustload._common.memory import Memory, memory, trim
-from rustload._tensor.handle import LazyTensor, Quantization, Scheme
+from rustload._tensor.handle import LazyTensor, Quantization
+from rustload._tensor.scheme import Scheme
 from rustload.errors import (
     DeviceError,
     DisallowedError,

@@ -13,6 +13,9 @@ from quantized_files import CASES, logical, write
 from safetensors.torch import save_file
 from support import bits
 from test_block_scales import same
+from test_dtensor import as_rank
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import rustload
 import rustload.torch
@@ -159,6 +162,29 @@ def test_load_into_says_what_reads_codes_that_the_model_has_not(name: str, tmp_p
     with pytest.raises(rustload.ModelMismatchError) as caught:
         rustload.torch.load_into(torch.nn.Linear(2, 2), tmp_path)
     assert any("dequantize=True" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("name", ["pack 4", "gptq v1", "nvfp4", "mxfp4"])
+def test_each_rank_reads_its_own_rows(name: str, tmp_path: Path) -> None:
+    case = next(CASES[one]() for one in READ if one.startswith(name) and _is_matrix(CASES[one]()))
+    write(case, tmp_path, "sharded")
+    ((own, weight),) = case.weights.items()
+    rows, columns = weight.shape
+    for rank in (0, 2):
+        with as_rank(rank, 3):
+            with torch.device("meta"):
+                model = torch.nn.Linear(columns, rows, bias=False, dtype=weight.dtype)
+            fully_shard(model, mesh=init_device_mesh("cpu", (3,)))
+            rustload.torch.load_into(
+                model, tmp_path, strip=own.removesuffix("weight"), strict=False, dequantize=True
+            )
+            assert same(model.weight.to_local().detach(), weight.chunk(3)[rank])
+
+
+def _is_matrix(case: Case) -> bool:
+    return len(case.weights) == 1 and all(
+        one.ndim == 2 and one.shape[0] >= 6 for one in case.weights.values()
+    )
 
 
 def test_info_names_schemes_and_both_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

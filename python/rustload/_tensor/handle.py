@@ -12,6 +12,7 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata
 from rustload._tensor.operators import Operators
+from rustload._tensor.scheme import Scheme
 from rustload.errors import _clipped, _error
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["LazyTensor", "Quantization", "Scheme", "new_handle", "restored"]
+__all__ = ["LazyTensor", "Quantization", "new_handle", "restored"]
 
 
 class Quantization(NamedTuple):
@@ -46,22 +47,6 @@ class Quantization(NamedTuple):
     zero_point: int | LazyTensor | list[int]
     axis: int | None
     packed: tuple[tuple[int, ...], tuple[int, ...], int] | None
-
-
-class Scheme(NamedTuple):
-    """What a quantized weight is decoded from, in a checkpoint that was opened with `dequantize=True`.
-
-    Attributes:
-        name: The scheme: `"fp8"`, `"int4"`, `"nvfp4"`, `"mxfp4"`, `"gptq"`, `"awq"`, `"bnb-nf4"` and the like.
-        bits: The bits of a code.
-        stored: The names of the tensors that it is made of: the codes first.
-        stored_nbytes: Their bytes.
-    """
-
-    name: str
-    bits: int
-    stored: tuple[str, ...]
-    stored_nbytes: int
 
 
 new_handle = _rustload.Handle.__new__
@@ -141,10 +126,7 @@ class LazyTensor(Operators, Metadata):
     def scheme(self) -> Scheme | None:
         """The scheme that it is decoded from; None for what is as it is stored. See `rustload.open(dequantize=True)`."""
         found = self._core.scheme
-        if found is None:
-            return None
-        name, bits, stored, nbytes = found
-        return Scheme(name, bits, tuple(stored), nbytes)
+        return None if found is None else Scheme(found[0], found[1], tuple(found[2]), found[3])
 
     @property
     def block_scale(self) -> LazyTensor | None:
