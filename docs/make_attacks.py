@@ -48,6 +48,7 @@ LETTERS = {
     "T": "Tensors and storages",
     "L": "Legacy streams and tar",
     "S": "safetensors",
+    "Q": "Quantized checkpoints",
     "E": "Exported programs",
     "D": "Distributed checkpoints",
     "N": "NumPy arrays",

@@ -133,6 +133,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "E": 27,
         "S": 30,
         "N": 23,
+        "Q": 8,
         "Y": 9,
     }
 
