@@ -222,7 +222,7 @@ def test_checkpoints_of_big_endian_machines_have_the_same_weights(name: str, tmp
 
 
 def test_random_changes_are_refused_or_read_alike_in_parts_and_in_every_kind_of_file(tmp_path: Path) -> None:
-    for number in range(600):
+    for number in range(300):
         draw = random.Random(number)
         name, case = mutant(draw)
         assert contradiction(case, tmp_path / str(number), draw) == [], (number, name)
