@@ -6,10 +6,10 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::Weight;
 use super::decode::{Decoding, Last, Packed, Packing, Values};
-use super::known::{Evidence, bytes, in_rows, matrix, refused, unfit};
+use super::evidence::{Evidence, Weight, bytes, in_rows, matrix};
 use super::part::Part;
+use super::refusal::{refused, unfit};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernel::codes::{Codes, Number, Order, TABLE_LEN};

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::known::{exact, refused};
 use super::part::Part;
+use super::refusal::{exact, refused};
 use crate::error::Result;
 use crate::kernel::codes::Codes;
 use crate::num::to_usize;

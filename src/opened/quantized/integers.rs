@@ -1,9 +1,9 @@
 //! Integers in bytes: of 8 bits, or of 4 bits in pairs; and the subclasses of torchao.
 
-use super::Weight;
 use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
-use super::known::{Evidence, block_scales, bytes, exact, float, in_rows, leading, matrix, refused, unfit};
+use super::evidence::{Evidence, Weight, block_scales, bytes, float, in_rows, leading, matrix};
 use super::part::Part;
+use super::refusal::{exact, refused, unfit};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernel::codes::{Codes, Number, Order};

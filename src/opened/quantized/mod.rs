@@ -4,9 +4,11 @@
 mod bitsandbytes;
 mod config;
 mod decode;
+mod evidence;
 mod integers;
 mod known;
 mod part;
+mod refusal;
 mod words;
 
 use std::cell::OnceCell;
@@ -14,27 +16,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::config::Config;
-use self::decode::Decoding;
-use self::known::Evidence;
+use self::evidence::{Evidence, Weight};
 use super::schemes::Roles;
 use super::{NamedTensor, Opened, Role, Shard};
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::{Index, Location, Objects, Storage, Tensor};
-use crate::layout::Layout;
-
-/// A quantized weight.
-#[derive(Debug)]
-pub(super) struct Weight {
-    /// Its name in the checkpoint.
-    name: String,
-    /// The scheme that it is quantized in.
-    scheme: &'static str,
-    /// Where its elements lie among those of the decoding.
-    layout: Layout,
-    decoding: Decoding,
-}
 
 /// What is known of a quantized weight of the logical view.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,7 +208,7 @@ impl Opened {
                 others.insert(other.strip_prefix(module).unwrap_or(other), entry);
             }
         }
-        Evidence { opened: self, config, codes, module, name, others }.weight()
+        known::weight(Evidence { opened: self, config, codes, module, name, others })
     }
 
     fn description_of(&self, codes: u32, companions: &[u32], weight: &Weight) -> Description {

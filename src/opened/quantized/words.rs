@@ -1,11 +1,11 @@
 //! Integers in 32-bit words: those of compressed-tensors, GPTQ, AWQ and MLX.
 
-use super::Weight;
 use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
-use super::known::{
-    Evidence, MX_WIDTH, NV_WIDTH, e2m1, exact, float, in_rows, leading, matrix, refused, unfit, with_last,
+use super::evidence::{
+    Evidence, MX_WIDTH, NV_WIDTH, Weight, e2m1, float, in_rows, leading, matrix, with_last,
 };
 use super::part::Part;
+use super::refusal::{exact, refused, unfit};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::codes::{Codes, Number, Order};
