@@ -118,11 +118,6 @@ impl Codes {
         }
     }
 
-    /// The bytes of a row of `columns` codes, in whole units of `unit` bytes.
-    pub fn row_bytes(&self, columns: u64, unit: u64) -> u64 {
-        self.bytes(0, columns).1.next_multiple_of(unit)
-    }
-
     /// The word of rows, of `unit` bytes, that has the codes of a row, and where they begin in it, in bits.
     pub fn across(&self, row: u64, unit: u64) -> (u64, u32) {
         let (bits, word) = (u64::from(self.bits), 8 * unit);

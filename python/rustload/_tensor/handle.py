@@ -12,7 +12,6 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata
 from rustload._tensor.operators import Operators
-from rustload._tensor.scheme import Scheme
 from rustload.errors import _clipped, _error
 
 if TYPE_CHECKING:
@@ -121,12 +120,6 @@ class LazyTensor(Operators, Metadata):
         """
         found = self._core.quantization(self._wrap_core)
         return None if found is None else Quantization(*found)
-
-    @property
-    def scheme(self) -> Scheme | None:
-        """The scheme that it is decoded from; None for what is as it is stored. See `rustload.open(dequantize=True)`."""
-        found = self._core.scheme
-        return None if found is None else Scheme(found[0], found[1], tuple(found[2]), found[3])
 
     @property
     def block_scale(self) -> LazyTensor | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._common.dtypes import Size
+from rustload._tensor.scheme import Scheme
 
 if TYPE_CHECKING:
     from rustload._tensor.part import Part
@@ -75,6 +76,12 @@ class Metadata(_rustload.Handle):
     def class_name(self) -> str | None:
         """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors and parameters."""
         return self._core.class_name
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """The scheme that it is decoded from; None for what is as it is stored. See `rustload.open(dequantize=True)`."""
+        found = self._core.scheme
+        return None if found is None else Scheme(found[0], found[1], tuple(found[2]), found[3])
 
     def _is_scaled(self) -> bool:
         """Whether `dequantize=True` makes other numbers of the elements, or fails because it does not know how."""

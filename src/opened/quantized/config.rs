@@ -55,7 +55,7 @@ pub(super) struct Config {
     pub(super) bits: Vec<u64>,
     /// The rows and columns of blocks that it names.
     pub(super) blocks: Vec<(u64, u64)>,
-    /// The widths of codes and of groups that it names together.
+    /// The widths of codes and of groups that it names together, each pair once.
     pub(super) groups: Vec<(u64, u64)>,
     method: Option<String>,
     /// The layout of packed words: `checkpoint_format` of GPTQ, `version` of AWQ.

@@ -282,8 +282,7 @@ impl Decoding {
                 factors = Some(self.factors(group..until + 1, grid_columns.clone())?);
             }
             let Some(factors) = &factors else { continue };
-            let of_scales = group;
-            let scales = factors.of(&factors.scales, of_scales);
+            let scales = factors.of(&factors.scales, group);
             if let (Some((packed, with)), Some(loaded)) = (&unpack_zeros, &factors.zeros)
                 && zeros_of != Some(group)
             {
@@ -320,9 +319,9 @@ impl Decoding {
                             convert(cast, bytemuck::cast_slice(&numbers), &mut rounded)?;
                             convert(widen, &rounded, bytemuck::cast_slice_mut(&mut numbers))?;
                         }
-                        let (group, skip, width) = self.group(numbers.len(), at, grid_columns.start);
-                        let offsets = factors.of(&factors.offsets, of_scales);
-                        shift(&mut numbers, offsets.get(group..).unwrap_or_default(), width, skip);
+                        let (from, skip, width) = self.group(numbers.len(), at, grid_columns.start);
+                        let offsets = factors.of(&factors.offsets, group);
+                        shift(&mut numbers, offsets.get(from..).unwrap_or_default(), width, skip);
                     }
                 }
                 let len = to_usize((until - at) * item);

@@ -25,9 +25,6 @@ pub(super) fn weight(mut evidence: Evidence<'_>) -> Result<Weight> {
         (name, _) if name.starts_with('_') && name.ends_with("_qdata") => evidence.torchao(codes),
         (_, DType::U32) => evidence.words_of_mlx(codes),
         (_, DType::F8E4M3Fn | DType::F8E5M2) => evidence.scaled_fp8(codes),
-        (_, DType::I8 | DType::U8) if evidence.has_suffix(".absmax") => {
-            bitsandbytes::four_bits(&mut evidence, codes)
-        }
         (_, _) if evidence.has_suffix(".absmax") => bitsandbytes::four_bits(&mut evidence, codes),
         (_, DType::I8) if evidence.others.contains_key("SCB") => {
             bitsandbytes::eight_bits(&mut evidence, codes)

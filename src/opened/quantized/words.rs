@@ -206,9 +206,7 @@ impl Evidence<'_> {
                 && groups.checked_mul(width).and_then(|columns| columns.checked_mul(bits))
                     == words.checked_mul(32)
         };
-        let mut found: Vec<_> = self.config.groups.iter().copied().filter(fits).collect();
-        found.sort_unstable();
-        found.dedup();
+        let found: Vec<_> = self.config.groups.iter().copied().filter(fits).collect();
         let [(bits, width)] = found[..] else {
             let text = "its words may be codes of several widths: config.json beside it would say bits and group_size";
             return Err(refused(text));
