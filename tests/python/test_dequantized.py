@@ -202,13 +202,25 @@ def test_info_names_schemes_and_both_sizes(tmp_path: Path, capsys: pytest.Captur
     assert {one["name"] for one in shown} == set(logical(case))
 
 
-def test_a_scheme_that_is_not_read_is_named_with_its_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "config", "said"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "aqlm"}}, "aqlm, which the library aqlm"),
+        (
+            "hf_quant_config.json",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4_SVD"}},
+            "modelopt, which the library nvidia-modelopt",
+        ),
+    ],
+)
+def test_a_scheme_that_is_not_read_is_named_with_its_library(
+    name: str, config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     save_file(
         {"a.weight": torch.ones(4, 4, dtype=torch.uint8), "a.scale": torch.ones(4)},
         tmp_path / "m.safetensors",
     )
-    config = {"quantization_config": {"quant_method": "aqlm"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / name).write_text(json.dumps(config))
     ckpt = rustload.open(tmp_path / "m.safetensors", dequantize=True)
-    with pytest.raises(rustload.RustloadError, match="says aqlm, which the library aqlm decodes"):
+    with pytest.raises(rustload.RustloadError, match=f"says {said} decodes"):
         ckpt["a.weight"].materialize()

@@ -426,6 +426,15 @@ def test_the_command(save, tmp_path):
     assert run(tmp_path, "m.pt", "--stats", "some").returncode == 2
 
 
+def test_the_command_shows_the_weights_that_quantized_tensors_stand_for(save, tmp_path):
+    codes = torch.zeros(128, 128).to(torch.float8_e4m3fn)
+    save({"a.weight": codes, "a.weight_scale_inv": torch.ones(1, 1)}, "m.safetensors")
+    assert run(tmp_path, "m.safetensors", "--dequantize").returncode == 0
+    data = Page((tmp_path / "m.rustload.html").read_text()).data
+    names, _ = names_and_folds(data)
+    assert (names, [data["dtype_names"][kind[0]] for kind in data["kinds"]]) == (["a.weight"], ["float32"])
+
+
 def test_no_tensor_is_read_and_no_package_imported(save, tmp_path):
     path = tmp_path / "cut.safetensors"
     rustload.save({"a": torch.zeros(100)}, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="read a sample of each tensor, or all, and show statistics and histograms",
     )
+    add("--dequantize", action="store_true", help="show the weights that quantized tensors stand for")
     add("--no-scan", dest="scan", action="store_false", help="do not scan the files")
     add(
         "--force",
@@ -62,13 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the files, prints their names, and returns the exit code."""
     stats = None if args.stats == "none" else args.stats
+    view = functools.partial(rustload.view, args.path, dequantize=args.dequantize, overwrite=args.overwrite)
     try:
         if args.svg is not None:
-            _print(rustload.view(args.path, args.svg, svg=True, overwrite=args.overwrite))
+            _print(view(args.svg, svg=True))
         if args.svg is None or args.output is not None:
-            page = rustload.view(
-                args.path, args.output, stats=stats, scan=args.scan, overwrite=args.overwrite
-            )
+            page = view(args.output, stats=stats, scan=args.scan)
             _print(page)
             if args.open:
                 import webbrowser

@@ -42,6 +42,7 @@ def view(
     *,
     svg: bool = False,
     stats: Literal["sample", "full"] | None = None,
+    dequantize: bool = False,
     scan: bool = True,
     overwrite: bool = False,
 ) -> Path:
@@ -62,6 +63,7 @@ def view(
         svg: Whether to write the treemap alone, as an SVG image.
         stats: Whether to read tensors and show statistics and histograms of their numbers: `"sample"` reads about 65,536
             elements of each, `"full"` all. None reads none.
+        dequantize: Whether the page shows the weights that quantized tensors stand for; paths are opened with it.
         scan: Whether to scan the files, as `rustload.scan` does.
         overwrite: Whether to replace a file that this function did not write. One that it wrote is always replaced.
 
@@ -76,7 +78,12 @@ def view(
     """
     _check_one_of("stats", stats, (None, "sample", "full"))
     opened = source if isinstance(source, Checkpoint) else None
-    with contextlib.nullcontext(opened) if opened is not None else open_checkpoint(source) as checkpoint:
+    own = (
+        contextlib.nullcontext(opened)
+        if opened is not None
+        else open_checkpoint(source, dequantize=dequantize)
+    )
+    with own as checkpoint:
         path = _path_of(source, checkpoint)
         target = Path(os.fsdecode(output)) if output is not None else _default(path, svg=svg)
         # Before the work, and again when the file is written.

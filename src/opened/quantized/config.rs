@@ -75,14 +75,17 @@ impl Config {
             let found = all.into_iter().flatten().find_map(|all| KEYS.iter().find_map(|key| all.get(key)));
             found.map(Config::of)
         };
-        let found = read(&folder.join("config.json")).and_then(inside);
+        let named = ["config.json", "hf_quant_config.json"].iter();
+        let found = named.filter_map(|name| read(&folder.join(name))).find_map(inside);
         let beside = || Some(Config::of(&read(&folder.join("quantize_config.json"))?));
         found.or_else(beside).unwrap_or_default()
     }
 
     fn of(found: &Value) -> Config {
         let text = |key: &str| found.get(key).and_then(Value::as_str).map(str::to_lowercase);
-        let mut config = Config { is_there: true, method: text("quant_method"), ..Config::default() };
+        let modelopt = || text("quant_algo").map(|_| "modelopt".to_owned());
+        let method = text("quant_method").or_else(modelopt);
+        let mut config = Config { is_there: true, method, ..Config::default() };
         config.format = text("checkpoint_format").or_else(|| text("version")).or_else(|| text("format"));
         config.symmetric = found.get("sym").and_then(Value::as_bool).unwrap_or(false);
         let quantizer = found.get("meta").and_then(|meta| meta.get("quantizer"));
