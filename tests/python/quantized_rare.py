@@ -9,6 +9,7 @@ import torch
 from quantized_case import (
     BF16,
     E4M3,
+    E8M0,
     F16,
     F32,
     I8,
@@ -165,6 +166,40 @@ def torchao(
     return case(name, scheme, WEIGHT, value, codes, companions, config, metadata=metadata)
 
 
+def torchao_groups(
+    name: str, shape: tuple[int, ...], kind: str, *, factors: tuple[int, ...] | None = None
+) -> Case:
+    """The MXTensor and NVFP4Tensor of torchao: MXFP4, MXFP8, or NVFP4 with or without a scale for all."""
+    draw, size = Draw(name, shape), 16 if kind == "nvfp4" else 32
+    grid, prefix = (*shape[:-1], shape[-1] // size), f"{UP}._weight_"
+    scale = draw.bytes(grid, E4M3) if kind == "nvfp4" else draw.exponents(grid, E8M0)
+    wide = scale.to(F32) if kind == "nvfp4" else power(scale)
+    companions, names = {f"{prefix}scale": scale}, ["qdata", "scale"]
+    if factors is not None:
+        whole = torch.rand(factors, generator=draw.generator) * 3e-4
+        wide = wide * whole
+        companions[f"{prefix}per_tensor_scale"] = whole
+        names.append("per_tensor_scale")
+    stored = draw.bytes(shape, E4M3) if kind == "mxfp8" else draw.codes(shape, 16)
+    exact = stored.to(F32) if kind == "mxfp8" else fp4(stored)
+    dtype = {"_type": "torch.dtype", "_data": "bfloat16"}
+    data: dict[str, object] = {"block_size": size, "orig_dtype": dtype, "is_swizzled_scales": False}
+    if kind != "nvfp4":
+        element = "float8_e4m3fn" if kind == "mxfp8" else "float4_e2m1fn_x2"
+        data["elem_dtype"] = {"_type": "torch.dtype", "_data": element}
+    what = {
+        "_type": "NVFP4Tensor" if kind == "nvfp4" else "MXTensor",
+        "_data": data,
+        "_tensor_data_names": names,
+    }
+    value = times(exact, wide.repeat_interleave(size, -1), BF16)
+    codes = (f"{prefix}qdata", stored if kind == "mxfp8" else nibbles(stored))
+    config: Config = {"quantization_config": {"quant_method": "torchao", "quant_type": {}}}
+    scheme = "torchao-float8" if kind == "mxfp8" else kind
+    metadata = {WEIGHT: json.dumps(what), "tensor_names": json.dumps([WEIGHT])}
+    return case(name, scheme, WEIGHT, value, codes, companions, config, metadata=metadata)
+
+
 RARE_CASES = named(
     partial(mlx, "mlx 4", (24, 128), 4, 64),
     partial(mlx, "mlx 4 f16", (7, 96), 4, 32, F16),
@@ -190,6 +225,11 @@ RARE_CASES = named(
     partial(torchao, "torchao float8", (24, 64), "Float8Tensor"),
     partial(torchao, "torchao float8 tensor f32", (7, 33), "Float8Tensor", "float32", by_row=False),
     partial(torchao, "torchao float8 f16", (19, 50), "Float8Tensor", "float16"),
+    partial(torchao_groups, "torchao mxfp8", (24, 96), "mxfp8"),
+    partial(torchao_groups, "torchao mxfp4", (7, 96), "mxfp4"),
+    partial(torchao_groups, "torchao nvfp4", (9, 80), "nvfp4", factors=()),
+    partial(torchao_groups, "torchao nvfp4 of one scale", (12, 64), "nvfp4"),
+    partial(torchao_groups, "torchao nvfp4 experts", (3, 5, 64), "nvfp4", factors=(3, 1, 1)),
     partial(torchao, "torchao int8", (24, 64), "Int8Tensor"),
     partial(torchao, "torchao int8 asymmetric", (17, 35), "Int8Tensor", symmetric=False),
     partial(torchao, "torchao int8 tensor f32", (7, 33), "Int8Tensor", "float32", by_row=False),

@@ -224,3 +224,14 @@ def test_a_scheme_that_is_not_read_is_named_with_its_library(
     ckpt = rustload.open(tmp_path / "m.safetensors", dequantize=True)
     with pytest.raises(rustload.RustloadError, match=f"says {said} decodes"):
         ckpt["a.weight"].materialize()
+
+
+@pytest.mark.parametrize("name", ["torchao mxfp4", "torchao mxfp8", "torchao nvfp4"])
+def test_scales_that_are_permuted_for_a_kernel_are_refused(name: str, tmp_path: Path) -> None:
+    case = CASES[name]()
+    assert case.metadata is not None
+    changed = {key: text.replace("false", "true") for key, text in case.metadata.items()}
+    assert changed != case.metadata
+    ckpt = rustload.open(write(case._replace(metadata=changed), tmp_path), dequantize=True)
+    with pytest.raises(rustload.RustloadError, match="permuted for a kernel"):
+        ckpt[next(iter(case.codes.values()))].materialize()

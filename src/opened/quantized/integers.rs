@@ -75,7 +75,9 @@ impl Evidence<'_> {
         let stated: Option<serde_json::Value> = stated.and_then(|(_, text)| serde_json::from_str(text).ok());
         let stated = stated.ok_or_else(|| refused(format!("the metadata do not say what {key:?} is")))?;
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-        let dtype = match text(&stated["_data"]["dtype"]["_data"]).as_str() {
+        let data = &stated["_data"];
+        let own = [&data["dtype"], &data["orig_dtype"]].into_iter().find(|dtype| dtype.is_object());
+        let dtype = match own.map(|dtype| text(&dtype["_data"])).unwrap_or_default().as_str() {
             "bfloat16" => DType::BF16,
             "float16" => DType::F16,
             "float32" => DType::F32,
@@ -84,14 +86,26 @@ impl Evidence<'_> {
         let scale = self.need(&format!("{prefix}scale"))?;
         let shape = codes.shape.clone();
         let weight = match (text(&stated["_type"]).as_str(), codes.dtype) {
-            ("Float8Tensor", DType::F8E4M3Fn | DType::F8E5M2) => {
-                let scales = block_scales(&shape, scale, &[])?;
+            ("Float8Tensor" | "MXTensor", DType::F8E4M3Fn | DType::F8E5M2) => {
+                let block = data["block_size"].as_u64().map(|width| (1, width));
+                let scales = block_scales(&shape, scale, block.as_slice())?;
                 let number = Number::Float(codes.dtype);
                 let (rows, columns) = (leading(&shape)?, shape.last().copied().unwrap_or(1));
                 let codes = bytes(codes, number)?;
                 let decoding =
                     Decoding { rows, columns, dtype, codes, scales, zeros: None, last: Last::Nothing };
                 self.weight_of("fp8", &name, &shape, decoding)
+            }
+            ("MXTensor" | "NVFP4Tensor", _) if data["is_swizzled_scales"] != false => {
+                Err(refused("its scales are permuted for a kernel"))
+            }
+            ("NVFP4Tensor", DType::U8) if scale.dtype == DType::F8E4M3Fn => {
+                self.take(&format!("{prefix}act_per_tensor_scale"))?;
+                let global = self.take(&format!("{prefix}per_tensor_scale"))?.map(|global| (global, false));
+                self.nvfp4(codes, scale, global, &name)
+            }
+            ("MXTensor", DType::U8) if text(&data["elem_dtype"]["_data"]) == "float4_e2m1fn_x2" => {
+                self.mxfp4(codes, scale, &name)
             }
             ("Int8Tensor", DType::I8) => {
                 let zeros = self.take(&format!("{prefix}zero_point"))?;
@@ -101,6 +115,6 @@ impl Evidence<'_> {
             }
             (other, _) => Err(refused(format!("the metadata say that {key:?} is a {other}"))),
         }?;
-        Ok(weight)
+        Ok(Weight { decoding: Decoding { dtype, ..weight.decoding }, ..weight })
     }
 }

@@ -68,50 +68,17 @@ impl Evidence<'_> {
             Some(scale) => scale,
             None => self.need("scale")?,
         };
-        let (rows, width) = (leading(&codes.shape)?, codes.shape.last().copied().unwrap_or(0));
-        let columns = width.saturating_mul(2);
-        // The shapes of all but the last dimension are equal.
-        let grid = |width: u64| {
-            (columns.is_multiple_of(width) && columns > 0).then(|| with_last(&codes.shape, columns / width))
-        };
-        let shape = with_last(&codes.shape, columns);
+        let columns = codes.shape.last().copied().unwrap_or(0).saturating_mul(2);
         let is_exponent = matches!(scale.dtype, DType::U8 | DType::F8E8M0Fnu);
-        if is_exponent && grid(MX_WIDTH).as_ref() == Some(&scale.shape) {
-            let scales = in_rows(Values::Plain(scale), rows, columns / MX_WIDTH, MX_WIDTH);
-            let decoding = e2m1(codes, rows, columns, scales)?;
-            return self.weight_of("mxfp4", name, &shape, decoding);
+        if is_exponent && scale.shape == with_last(&codes.shape, columns / MX_WIDTH) {
+            return self.mxfp4(codes, scale, name);
         }
         if codes.dtype == DType::U8 && scale.dtype == DType::F8E4M3Fn {
             let (global, divides) = match is_packed {
                 true => (self.need("weight_global_scale")?, true),
                 false => (self.need(&format!("{name}_scale_2"))?, false),
             };
-            // One for all, or one for each expert.
-            let count = global.numel();
-            let is_one = matches!(global.shape[..], [] | [1]);
-            let is_each = codes.shape.len() == 3 && global.shape[..] == codes.shape[..1];
-            if !(is_one || is_each)
-                || global.dtype != DType::F32
-                || grid(NV_WIDTH).as_ref() != Some(&scale.shape)
-            {
-                return Err(unfit(format!(
-                    "the scales are {:?} and {:?}",
-                    &scale.shape[..],
-                    &global.shape[..]
-                )));
-            }
-            let is_divisor = |scale: &f32| scale.is_finite() && *scale != 0.0;
-            if divides && !global.floats(0, count)?.iter().all(is_divisor) {
-                return Err(unfit("the global scale, which divides, is zero or infinite"));
-            }
-            let each = match is_one {
-                true => u64::MAX,
-                false => (rows / count.max(1)).saturating_mul(columns / NV_WIDTH).max(1),
-            };
-            let values = Values::Global { part: scale, global, each, divides };
-            let scales = in_rows(values, rows, columns / NV_WIDTH, NV_WIDTH);
-            let decoding = e2m1(codes, rows, columns, scales)?;
-            return self.weight_of("nvfp4", name, &shape, decoding);
+            return self.nvfp4(codes, scale, Some((global, divides)), name);
         }
         if codes.dtype == DType::U8 && !is_packed && is_float(scale.dtype) && scale.dtype.itemsize() > 1 {
             return self.pairs_of_rows(codes, scale, name);
@@ -126,6 +93,59 @@ impl Evidence<'_> {
             return self.scaled_bytes(codes, scale, zeros);
         }
         Err(refused("it is in no scheme that rustload knows"))
+    }
+
+    /// E2M1 numbers in pairs, and an exponent for each 32.
+    pub(super) fn mxfp4(&self, codes: Part, scale: Part, name: &str) -> Result<Weight> {
+        self.grouped_e2m1(codes, Values::Plain(scale), MX_WIDTH, "mxfp4", name)
+    }
+
+    /// E2M1 numbers in pairs, and a scale for each 16; these are, in most files, multiplied by one for all or for each expert, or divided.
+    pub(super) fn nvfp4(
+        &self,
+        codes: Part,
+        scale: Part,
+        global: Option<(Part, bool)>,
+        name: &str,
+    ) -> Result<Weight> {
+        let Some((global, divides)) = global else {
+            return self.grouped_e2m1(codes, Values::Plain(scale), NV_WIDTH, "nvfp4", name);
+        };
+        let (count, own) = (global.numel(), &global.shape[..]);
+        let is_one = matches!(own, [] | [1]);
+        let is_each =
+            codes.shape.len() == 3 && matches!(own, [each] | [each, 1, 1] if *each == codes.shape[0]);
+        if !(is_one || is_each) || global.dtype != DType::F32 {
+            return Err(unfit(format!("the global scale is {} {own:?}", global.dtype)));
+        }
+        let is_divisor = |scale: &f32| scale.is_finite() && *scale != 0.0;
+        if divides && !global.floats(0, count)?.iter().all(is_divisor) {
+            return Err(unfit("the global scale, which divides, is zero or infinite"));
+        }
+        let each = if is_one { u64::MAX } else { (scale.numel() / count.max(1)).max(1) };
+        let values = Values::Global { part: scale, global, each, divides };
+        self.grouped_e2m1(codes, values, NV_WIDTH, "nvfp4", name)
+    }
+
+    fn grouped_e2m1(
+        &self,
+        codes: Part,
+        values: Values,
+        width: u64,
+        scheme: &'static str,
+        name: &str,
+    ) -> Result<Weight> {
+        let rows = leading(&codes.shape)?;
+        let columns = codes.shape.last().copied().unwrap_or(0).saturating_mul(2);
+        let (shape, groups) = (with_last(&codes.shape, columns), columns / width);
+        let (Values::Plain(scale) | Values::Global { part: scale, .. } | Values::Nested { part: scale, .. }) =
+            &values;
+        let is_grid = columns > 0 && columns.is_multiple_of(width);
+        if !is_grid || scale.shape != with_last(&shape, groups) {
+            return Err(unfit(format!("the scales are {:?}", &scale.shape[..])));
+        }
+        let decoding = e2m1(codes, rows, columns, in_rows(values, rows, groups, width))?;
+        self.weight_of(scheme, name, &shape, decoding)
     }
 
     /// MXFP4 of experts: blocks of 16 bytes, and exponents, whose last two dimensions are transposed (gpt-oss).
