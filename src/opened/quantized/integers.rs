@@ -86,6 +86,9 @@ impl Evidence<'_> {
         let scale = self.need(&format!("{prefix}scale"))?;
         let shape = codes.shape.clone();
         let weight = match (text(&stated["_type"]).as_str(), codes.dtype) {
+            ("MXTensor" | "NVFP4Tensor", _) if data["is_swizzled_scales"] != false => {
+                Err(refused("its scales are permuted for a kernel"))
+            }
             ("Float8Tensor" | "MXTensor", DType::F8E4M3Fn | DType::F8E5M2) => {
                 let block = data["block_size"].as_u64().map(|width| (1, width));
                 let scales = block_scales(&shape, scale, block.as_slice())?;
@@ -95,9 +98,6 @@ impl Evidence<'_> {
                 let decoding =
                     Decoding { rows, columns, dtype, codes, scales, zeros: None, last: Last::Nothing };
                 self.weight_of("fp8", &name, &shape, decoding)
-            }
-            ("MXTensor" | "NVFP4Tensor", _) if data["is_swizzled_scales"] != false => {
-                Err(refused("its scales are permuted for a kernel"))
             }
             ("NVFP4Tensor", DType::U8) if scale.dtype == DType::F8E4M3Fn => {
                 self.take(&format!("{prefix}act_per_tensor_scale"))?;
