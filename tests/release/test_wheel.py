@@ -9,8 +9,8 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -27,6 +27,17 @@ pytestmark = pytest.mark.timeout(5400)
 
 WHEEL_MAX_BYTES = 4 << 20
 EXTENSION = "rustload/_rustload.abi3.so"
+
+
+def pythons() -> list[str]:
+    """The interpreters of this machine that the wheel is for."""
+    found = filter(None, (shutil.which(f"python3.{minor}") for minor in range(11, 15)))
+    # A shim of pyenv may stand for a version that is not selected.
+    return [
+        path
+        for path in found
+        if not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -114,10 +125,32 @@ def test_a_second_build_in_another_folder_gives_the_same_bytes(wheel, tmp_path):
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_a_newcomer_has_a_first_tensor_in_less_than_a_minute(wheel):
+@pytest.mark.parametrize("python", pythons())
+def test_a_newcomer_has_a_first_tensor_in_less_than_a_minute(wheel, python):
     script = Path(__file__).with_name("newcomer.py")
     done = subprocess.run(
-        [sys.executable, script, "--find", wheel.parent, "--limit", "60"],
+        [python, script, "--find", wheel.parent, "--limit", "60"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wheel_passes_tests_of_the_package(wheel, tmp_path):
+    """Those of memory, lifetimes and threads: what the linker of release builds may change. With the packages of `make test`."""
+    python = ROOT / ".venv/bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", tmp_path, wheel)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    imported = [python, "-c", "import rustload; print(rustload.__file__)"]
+    assert str(tmp_path) in subprocess.check_output(imported, env=environment, text=True)
+    tests = [
+        ROOT / "tests/python" / name for name in ("test_dlpack.py", "test_lifetime.py", "test_errors.py")
+    ]
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
