@@ -334,11 +334,16 @@ def test_a_pipe_that_would_block_is_an_error(source: Path) -> None:
 
 
 @as_root
-def test_without_proc_a_file_is_written(source: Path, whole: bytes, tmp_path: Path) -> None:
+def test_without_proc_files_are_written_and_file_objects_opened(
+    source: Path, whole: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "m.safetensors"
     code = f"""
-import os, rustload
+import os, rustload, tempfile
 assert not os.path.exists("/proc/self")
+with open({str(source)!r}, "rb") as named, tempfile.TemporaryFile() as unnamed:
+    unnamed.write(named.read())
+    assert rustload.open(unnamed)["0"].materialize().equal(rustload.open(named)["0"].materialize())
 for resume in (False, True):
     for overwrite in (False, True):
         rustload.convert({str(source)!r}, {str(path)!r}, resume=resume, overwrite=overwrite)

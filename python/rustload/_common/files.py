@@ -135,14 +135,16 @@ def local_path(file: Any) -> str | None:
     status = os.fstat(raw.fileno())
     if not stat.S_ISREG(status.st_mode):
         return None
-    # Errors show the name, so it is preferred to /proc if it still refers to the same file.
-    if isinstance(raw.name, (str, bytes)):
+    # Errors show the name, so it is preferred, if it still refers to the same file. Linux may lack /proc, and macOS does.
+    number = raw.fileno()
+    names = [raw.name] if isinstance(raw.name, (str, bytes)) else []
+    for name in (*names, f"/proc/self/fd/{number}", f"/dev/fd/{number}"):
         try:
-            if os.path.samestat(os.stat(raw.name), status):
-                return os.fsdecode(raw.name)
+            if os.path.samestat(os.stat(name), status):
+                return os.fsdecode(name)
         except OSError:
             pass
-    return f"/proc/self/fd/{raw.fileno()}"
+    return None
 
 
 def read_to_end(f: Any) -> bytes:
