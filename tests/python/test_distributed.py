@@ -386,6 +386,13 @@ def test_one_process_writes_the_files_of_save(max_shard_size, tmp_path):
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
 
 
+def test_files_are_written_where_python_cannot_reserve_space(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")  # as on macOS
+    dcp.save(MODEL, storage_writer=Writer(tmp_path / "ours"))
+    rustload.save(dict(sorted(MODEL.items())), tmp_path / "save")
+    assert contents(tmp_path / "ours") == contents(tmp_path / "save")
+
+
 def test_pairs_of_float4_are_counted_as_in_the_file_of_save(tmp_path):
     tensor = torch.arange(32, dtype=torch.uint8).reshape(4, 8).view(torch.float4_e2m1fn_x2)
     dcp.save({"w": tensor}, storage_writer=Writer(tmp_path / "ours"))

@@ -169,7 +169,7 @@ class Writer(StorageWriter):
                 with Path(stage.path, file).open("xb") as new:
                     new.write(head)
                     new.truncate(size)
-                    if size:
+                    if size and hasattr(os, "posix_fallocate"):  # macOS lacks it
                         os.posix_fallocate(new.fileno(), 0, size)
         except BaseException:
             self._release()
