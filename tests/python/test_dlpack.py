@@ -427,7 +427,7 @@ def test_the_repr_of_a_buffer_has_dtype_shape_and_ownership(lazy):
 # (Daemon threads with torch are left out: torch 2.13 itself aborts there.)
 
 LIFE = """
-import sys, threading, gc, builtins
+import sys, threading, time, gc, builtins
 import rustload
 path, framework, copy, case = sys.argv[1:]
 lazy = rustload.open(path, framework=framework)["w"]
@@ -468,8 +468,13 @@ elif case == "daemon":
         while True:
             x = lazy.materialize(**how)
             started.set()
-    threading.Thread(target=work, daemon=True).start()
+    for _ in range(8):
+        threading.Thread(target=work, daemon=True).start()
     started.wait()
+    class Slow:
+        def __del__(self, sleep=time.sleep):
+            sleep(0.1)  # in which the threads end, most of them where the extension asks for the GIL
+    last = Slow()
 elif case == "autograd":
     import torch
     w = torch.ones(4, 6, requires_grad=True); x = torch.from_dlpack(P()); y = (w * x).sum(); del x; y.backward()

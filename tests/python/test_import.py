@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import ml_dtypes
@@ -357,3 +358,52 @@ def test_the_error_for_missing_transformers_advises_what_to_install():
         print(error)
     """
     assert child(code).stdout == "rustload.transformers needs transformers: pip install transformers\n"
+
+
+def test_threads_may_use_a_framework_first_at_the_same_time(save):
+    code = """
+    import sys, threading, rustload
+    lazy = rustload.open(sys.argv[1], framework="dlpack")["w"]
+    sys.setswitchinterval(1e-6)
+    all_there = threading.Barrier(8)
+    def work():
+        all_there.wait()
+        lazy.materialize()
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    """
+    path = save({"w": torch.ones(2)})
+    for _ in range(3):
+        child(code, path)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no interpreter has a GIL of its own before 3.12")
+@pytest.mark.parametrize("config", ["isolated", "legacy"])
+def test_a_subinterpreter_imports_it_or_gets_an_error(config):
+    """The extension is for interpreters that share one GIL; those with their own refuse it."""
+    code = """
+    import sys
+    if sys.version_info >= (3, 13):
+        import _interpreters as interpreters
+        made = interpreters.create(sys.argv[1])
+    else:
+        import _xxsubinterpreters as interpreters
+        made = interpreters.create(isolated=sys.argv[1] == "isolated")
+    use = '''
+    try:
+        import pickle, rustload
+        print(rustload.scan(pickle.dumps([1])).verdict)
+    except ImportError as error:
+        print(error)
+    '''
+    interpreters.run_string(made, f"import sys, textwrap; sys.path = {sys.path}\\nexec(textwrap.dedent({use!r}))")
+    interpreters.destroy(made)
+    import pickle, rustload
+    print(rustload.scan(pickle.dumps([1])).verdict)
+    """
+    refused = "module rustload._rustload does not support loading in subinterpreters"
+    expected = {"isolated": refused, "legacy": "inert"}[config]
+    assert child(code, config).stdout == f"{expected}\ninert\n"

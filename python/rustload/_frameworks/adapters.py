@@ -153,8 +153,8 @@ class Adapter(Protocol):
         """Materializes a tensor into `out`; returns False if `out` is not an object of this framework."""
 
 
-_MODULES: dict[str, str] = {}
-"""The modules of the adapters that were imported, by every name that was asked for."""
+_ADAPTERS: dict[str, Adapter] = {}
+"""The adapters whose import has ended, by every name that was asked for."""
 
 
 def check_copy(core: Core, buffer: Buffer | None = None) -> None:
@@ -216,14 +216,14 @@ def load_adapter(name: str) -> Adapter:
         ValueError: The framework is not supported.
         ImportError: It is not installed; the message has the pip command.
     """
-    adapter: Any = sys.modules.get(_MODULES.get(name, ""))
+    adapter = _ADAPTERS.get(name)
     if adapter is None:
         found = framework_name(name)
         if found != "dlpack":
             import_framework(found)
-        _MODULES[name] = f"rustload._frameworks.{found}"
-        adapter = importlib.import_module(_MODULES[name])
-    return adapter  # type: ignore[no-any-return]
+        module: Any = importlib.import_module(f"rustload._frameworks.{found}")
+        adapter = _ADAPTERS[name] = module
+    return adapter
 
 
 def import_framework(name: str) -> Any:
