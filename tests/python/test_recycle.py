@@ -107,7 +107,6 @@ def read_in_child(path, queue):
     queue.put((kept, ones, rustload.memory().kept, rustload.trim(), rss_anon() - before))
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_has_an_empty_pool_of_its_own(save, poison):
     path = save({"w": torch.ones(4 * MIB)})
     held = rustload.open(path, framework="numpy")["w"].materialize(copy=True)
