@@ -95,7 +95,8 @@ impl ByteTarget for TrackingTarget<'_> {
         if let Some(progress) = &self.pass.options.progress {
             progress.report(name, nbytes, self.pass.step);
         }
-        let is_finished = self.missing[item].fetch_sub(nbytes, Ordering::Relaxed) == nbytes;
+        // The thread that finishes a tensor says so for all of them: what the others wrote comes before.
+        let is_finished = self.missing[item].fetch_sub(nbytes, Ordering::AcqRel) == nbytes;
         match self.pass.resumed {
             Some(resumed) if is_finished => resumed.finish_tensor(at, values),
             _ => Ok(()),
