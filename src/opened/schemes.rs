@@ -78,6 +78,12 @@ impl Opened {
         leaf(companion).is_of_activations(&leaf(codes))
     }
 
+    /// Whether it is a scale of activations or of a cache, of no codes.
+    pub(super) fn is_of_cache(&self, entry: u32) -> bool {
+        let leaf = Leaf::of(&self.entry(entry).name);
+        self.role(entry) == Role::Companion(None) && leaf.is_of_activations(&Leaf::of(""))
+    }
+
     fn is_one(&self, entry: u32) -> bool {
         numel(&self.tensor(self.id(self.entry(entry))).layout().shape) == Some(1)
     }

@@ -135,3 +135,14 @@ def test_transformers_loads_the_new_folder_without_a_quantizer(tmp_path: Path) -
         for name, one in loaded.state_dict().items():
             assert torch.equal(one, written[name].to(one.dtype)), name
             assert torch.allclose(one.float(), model.state_dict()[name].float(), atol=0.01), name
+
+
+def test_a_scale_that_the_model_has_as_a_parameter_is_written(tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", {"quantization_config": QUANTIZATION})
+    weight, scale = scaled((130, 140))
+    ones = {name: torch.ones(()) for name in ("logit_scale", "attn.k_scale", "attn.v_scale")}
+    save_file({"w": weight, "w_scale_inv": scale, **ones}, source / "model.safetensors")
+    rustload.convert(source, tmp_path / "out", dtype="bfloat16", dequantize=True)
+    written = rustload.open(tmp_path / "out")
+    # Those of a cache belong to the quantization.
+    assert {name: one.dtype for name, one in written.items()} == {"w": "bfloat16", "logit_scale": "bfloat16"}

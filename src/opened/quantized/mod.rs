@@ -130,18 +130,17 @@ impl Opened {
             replaced.insert(codes, NamedTensor { name, path: named.path, shard, tensor });
             left_out.extend(own);
         }
-        let is_left_out = |entry: u32, role: Role| {
-            // Scales of a cache belong to a scheme and not to codes.
-            left_out.contains(&entry) || (role == Role::Companion(None) && refused.is_empty())
-        };
+        let is_all_known = refused.is_empty();
+        // Scales of a cache belong to a scheme and not to codes.
+        let is_left_out = |entry: u32| left_out.contains(&entry) || (is_all_known && self.is_of_cache(entry));
         let mut roles = Vec::new();
         let mut kept = Vec::with_capacity(self.entries.len());
         let mut numbers = HashMap::new();
         for (entry, named) in (0_u32..).zip(&self.entries) {
-            let role = self.role(entry);
-            if replaced.contains_key(&entry) || !is_left_out(entry, role) {
+            if replaced.contains_key(&entry) || !is_left_out(entry) {
                 numbers.insert(entry, kept.len() as u32);
-                roles.push(if replaced.contains_key(&entry) { Role::Plain } else { role });
+                let is_plain = is_all_known || replaced.contains_key(&entry);
+                roles.push(if is_plain { Role::Plain } else { self.role(entry) });
                 kept.push(replaced.remove(&entry).unwrap_or_else(|| named.clone()));
             }
         }
