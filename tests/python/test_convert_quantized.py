@@ -1,13 +1,12 @@
-"""`convert(copy_others=True, dequantize=True)`: what the other files say of the quantization is taken out of them."""
+"""`convert(copy_others=True)` with `dtype` or `dequantize`: the other files say of dtype and quantization what is written."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from test_block_scales import scaled
 
 import rustload
@@ -56,7 +55,7 @@ def test_the_new_configuration_is_not_of_a_quantized_model(tmp_path: Path) -> No
         "tokenizer.json",
     }
     assert sorted(report.changed) == [
-        "config.json without compression_config, expert_dtype, quantization_config and with bfloat16",
+        "config.json without compression_config, expert_dtype, quantization_config and with dtype bfloat16",
         "hf_quant_config.json left out",
         "quantize_config.json left out",
     ]
@@ -84,57 +83,55 @@ def test_files_that_say_nothing_of_a_quantization_are_copied(tmp_path: Path) -> 
     assert (report.changed, report.kept) == ((), ("w_scale_inv",))
 
 
-def quantized(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict with the matrices of layers in fp8, with scales by block."""
-    found = {}
-    for name, one in model.state_dict().items():
-        if one.ndim != 2 or ".layers." not in name:
-            found[name] = one.clone()
-            continue
-        rows, columns = one.shape
-        padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 128) * 128)
-        padded[:rows, :columns] = one.float()
-        grid = padded.reshape(-(-rows // 128), 128, -(-columns // 128), 128)
-        scale = grid.abs().amax((1, 3)) / 448
-        codes = (grid / scale[:, None, :, None]).reshape(padded.shape)[:rows, :columns]
-        found[name] = codes.to(torch.float8_e4m3fn).contiguous()
-        found[f"{name}_scale_inv"] = scale
-    return found
+def test_the_new_configuration_states_the_dtype_of_most_floats(tmp_path: Path) -> None:
+    config = {"dtype": "float32", "vision_config": {"torch_dtype": "float32", "dtype": {"a": "float32"}}}
+    source = folder(tmp_path / "in", config)
+    weights = {"big": torch.ones(9), "small": torch.ones(4), "ids": torch.arange(99)}
+    save_file(weights, source / "model.safetensors")
 
+    def stated(dtype: Any, **options: Any) -> tuple[str, tuple[str, ...]]:
+        target = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        report = rustload.convert(source, target, dtype=dtype, copy_others=True, **options)
+        written = json.loads((target / "config.json").read_text())
+        assert written["vision_config"] == {"torch_dtype": written["dtype"], "dtype": {"a": "float32"}}
+        return written["dtype"], report.changed
 
-def test_transformers_loads_the_new_folder_without_a_quantizer(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=32,
-        hidden_size=144,
-        intermediate_size=160,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=False,
+    assert stated("bfloat16") == ("bfloat16", ("config.json with dtype bfloat16",))
+    assert stated({"small": "float32", "*": "float16"}) == ("float16", ("config.json with dtype float16",))
+    # What is said already, without a conversion, on demand, and where there is no float.
+    assert stated({"small": "bfloat16"}) == ("float32", ())
+    assert stated(None) == ("float32", ())
+    assert stated("bfloat16", keep_config=True) == ("float32", ())
+    assert stated("bfloat16", select="ids") == ("float32", ())
+    # The floats of a model that stays quantized are those beside its codes and scales.
+    quantized = folder(tmp_path / "quantized", {"dtype": "float32", "quantization_config": QUANTIZATION})
+    rustload.convert(quantized, tmp_path / "kept", dtype="bfloat16", copy_others=True)
+    assert json.loads((tmp_path / "kept" / "config.json").read_text())["dtype"] == "bfloat16"
+    report = rustload.convert(
+        quantized, tmp_path / "both", dequantize=True, copy_others=True, keep_config=True
     )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    source = tmp_path / "fp8"
-    model.save_pretrained(source)
-    state = quantized(model)
-    save_file(state, source / "model.safetensors", {"format": "pt"})
-    saved = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(saved | {"quantization_config": QUANTIZATION}))
-    for dtype in ("bfloat16", None):
-        target = tmp_path / f"{dtype}"
-        rustload.convert(source, target, dtype=dtype, dequantize=True, copy_others=True)
-        loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
-            target, dtype="auto", output_loading_info=True
-        )
-        assert not info["missing_keys"]
-        assert not info["unexpected_keys"]
-        assert getattr(loaded, "hf_quantizer", None) is None
-        assert loaded.dtype == getattr(torch, dtype or "float32")
-        written = load_file(target / "model.safetensors")
-        for name, one in loaded.state_dict().items():
-            assert torch.equal(one, written[name].to(one.dtype)), name
-            assert torch.allclose(one.float(), model.state_dict()[name].float(), atol=0.01), name
+    assert json.loads((tmp_path / "both" / "config.json").read_text())["quantization_config"] == QUANTIZATION
+    assert report.changed == ()
+
+
+def test_each_component_of_a_pipeline_states_its_own_dtype(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name, dtype in (("text_encoder", torch.float32), ("transformer", torch.float8_e4m3fn)):
+        (source / name).mkdir(parents=True)
+        tensors = {"w": torch.ones(140, 140).to(dtype)}
+        if dtype == torch.float8_e4m3fn:
+            tensors["w_scale_inv"] = torch.ones(2, 2)
+        save_file(tensors, source / name / "model.safetensors")
+        (source / name / "config.json").write_text('{"dtype": "bfloat16"}')
+    (source / "transformer" / "config.json").write_text(
+        json.dumps({"dtype": "bfloat16", "quantization_config": QUANTIZATION})
+    )
+    (source / "model_index.json").write_text("{}")
+    dtype = {"w": "bfloat16"}
+    rustload.convert(source, tmp_path / "out", dequantize=True, copy_others=True)
+    assert (tmp_path / "out" / "text_encoder" / "config.json").read_text() == '{\n  "dtype": "float32"\n}\n'
+    rustload.convert(source, tmp_path / "bf16", dequantize=True, copy_others=True, dtype=dtype)
+    assert "float32" not in (tmp_path / "bf16" / "text_encoder" / "config.json").read_text()
 
 
 def test_a_scale_that_the_model_has_as_a_parameter_is_written(tmp_path: Path) -> None:

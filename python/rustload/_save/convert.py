@@ -22,10 +22,10 @@ from rustload._save.job import (
     shard_bytes,
     write_options,
 )
+from rustload._save.model_config import Others, converted_others
 from rustload._save.objects_file import ObjectsFile
 from rustload._save.options import ConvertOptions
 from rustload._save.part import Part
-from rustload._save.quantization_config import Others, dequantized_others
 from rustload._save.report import SaveReport
 from rustload._save.selection import Selection
 from rustload._save.sources import find_checkpoints
@@ -49,6 +49,7 @@ def convert(
     name: str | None = None,
     fingerprint: Literal["structure", "data"] | None = None,
     copy_others: bool = False,
+    keep_config: bool = False,
     objects: str | os.PathLike[str] | None = None,
     **options: Unpack[ConvertOptions],
 ) -> SaveReport:
@@ -68,8 +69,9 @@ def convert(
         fingerprint: Records the source's fingerprint as `source_fingerprint` in the header: of names, dtypes and shapes, or of
             the elements too, which reads them twice. See `Checkpoint.fingerprint`.
         copy_others: Copies the other files of the folder: configurations, tokenizers. Pickles and hidden files are not copied.
-            After `dequantize`, `config.json` does not describe the quantization any more, and files that describe nothing else
-            are left out.
+            After `dtype` and `dequantize`, `config.json` states the dtype of most floats that are written; after `dequantize`,
+            it does not describe the quantization any more, and files that describe nothing else are left out.
+        keep_config: Copies these files as they are all the same.
         objects: A file for the values that are not tensors, as JSON.
         **options: What is converted, how it is written, and how the source is read (`ConvertOptions`).
 
@@ -165,9 +167,10 @@ def convert(
             files = {os.path.basename(target.path): nbytes}
         else:
             copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
-            others = (
-                dequantized_others(copies, job.dequantized) if how["dequantize"] else Others(copies, [], [])
-            )
+            others = Others(copies, [], [])
+            if not keep_config and (how["dequantize"] or how["dtype"] is not None):
+                dtypes = {one.folder: one.dtype for one in written}
+                others = converted_others(copies, dtypes, dequantized=how["dequantize"])
             changed = tuple(others.changed)
             listed, note = _rustload.write_folder(
                 target.path,

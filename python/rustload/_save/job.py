@@ -82,7 +82,6 @@ class Job:
     Attributes:
         tensors: The number of tensors.
         converted: The number of tensors that are cast, transposed or dequantized.
-        dequantized: The dtypes of those that are dequantized.
         kept: The names of tensors that a dtype for all leaves, as they belong to quantized weights.
         nbytes: The bytes of all tensors, as they are written.
     """
@@ -91,7 +90,6 @@ class Job:
         """Starts without tensors."""
         self.tensors = 0
         self.converted = 0
-        self.dequantized: set[str] = set()
         self.kept: list[str] = []
         self.nbytes = 0
         self._rules = Rules(dtype=options["dtype"], transpose=options["transpose"])
@@ -119,9 +117,7 @@ class Job:
         dims = self._rules.transpose(info)
         dtype = self._rules.dtype(info, is_float=dequantizes) or ("float32" if dequantizes else None)
         is_decoded = dequantizes or (isinstance(value, LazyTensor) and value.scheme is not None)
-        if is_decoded:
-            self.dequantized.add(str(dtype or info.dtype))
-        else:
+        if not is_decoded:
             self.kept += self._rules.kept([info])
         key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
         if key not in self._requests:

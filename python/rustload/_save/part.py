@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
+from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._save.advice import leave_out
 from rustload._save.arrays import unsupported
 from rustload._save.flatten import NESTING_KEY
@@ -16,7 +18,7 @@ from rustload._tensor.quantized import without_companions
 from rustload.errors import _pass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.request import Request
@@ -46,6 +48,8 @@ class Part:
         objects: The values that are not tensors.
         paths: Its files.
         label: Its folder and name, among several.
+        folder: The path of its folder in the target.
+        dtype: After `files`, the dtype of most floats, apart from those of weights that stay quantized; None without floats.
     """
 
     def __init__(
@@ -81,7 +85,9 @@ class Part:
         self.names = list(checkpoint)
         self.paths = checkpoint.files
         self.objects = Objects(checkpoint, keep=keep_objects)
-        self._folder = source.folder
+        self._prefix = source.folder
+        self.folder = source.folder.rstrip("/")
+        self.dtype: str | None = None
         items = dict(chosen.items())
         for name, tensor in items.items() if self.objects.sparse else ():
             if tensor.name in self.objects.sparse and tensor.name not in literal:
@@ -121,16 +127,16 @@ class Part:
             max_shard_size: The most bytes of tensors in a file; None to divide them as the source does.
         """
         stem = self._stem if name is None else name.removesuffix(".safetensors")
-        index = self._folder + index_name(stem)
+        index = self._prefix + index_name(stem)
         header, whole = sorted(self.texts.items()), sorted(self.whole.items())
+        tensors = [job.add(new, value, value._core) for new, value in self.tensors.items()]
+        self.dtype = _main_dtype(tensors, self.tensors.values())
         if max_shard_size is not None:
-            tensors = [job.add(new, value, value._core) for new, value in self.tensors.items()]
-            path = f"{self._folder}{shard_name(stem, 1, 1)}"
+            path = f"{self._prefix}{shard_name(stem, 1, 1)}"
             return [File(path, tensors, header, index, whole, max_shard_size)]
         by_file: dict[int, list[tuple[str, Values, Request]]] = {}
-        for new, value in self.tensors.items():
-            number = 0 if self._is_joined else value._core.file
-            by_file.setdefault(number, []).append(job.add(new, value, value._core))
+        for written, value in zip(tensors, self.tensors.values(), strict=True):
+            by_file.setdefault(0 if self._is_joined else value._core.file, []).append(written)
         numbers = sorted(by_file) or [0]
         count = len(numbers)
         if name is None and count == max(len(self.paths), 1):
@@ -141,7 +147,7 @@ class Part:
             names = [shard_name(stem, 1, 1)]
         return [
             File(
-                self._folder + file,
+                self._prefix + file,
                 by_file.get(number, []),
                 header,
                 index if count > 1 else None,
@@ -150,3 +156,14 @@ class Part:
             )
             for file, number in zip(names, numbers, strict=True)
         ]
+
+
+def _main_dtype(written: Iterable[tuple[str, Values, Request]], tensors: Iterable[LazyTensor]) -> str | None:
+    """The dtype that most floats of these tensors are written with."""
+    counts = dict.fromkeys(DEFAULT_CAST_DTYPES, 0)
+    for (_, _, request), tensor in zip(written, tensors, strict=True):
+        dtype = request.dtype or tensor.dtype
+        if dtype in counts and not tensor._is_kept_as_stored:
+            counts[dtype] += math.prod(tensor.shape)
+    most = max(counts, key=lambda dtype: counts[dtype])
+    return most if counts[most] else None

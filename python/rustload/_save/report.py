@@ -26,7 +26,7 @@ class SaveReport(NamedTuple):
         reused: The bytes of tensors that an earlier call with `resume=True`, which was killed or failed, had written.
         kept: The names of tensors that a dtype for all tensors left as stored, as they are scales of quantized weights or belong
             to them otherwise.
-        changed: What `convert` with `copy_others` and `dequantize` changed in other files, one text for each.
+        changed: What `convert` with `copy_others` changed in other files, one text for each.
     """
 
     path: str

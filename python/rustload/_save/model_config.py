@@ -1,14 +1,17 @@
-"""What the files beside a checkpoint say of its quantization, for one whose weights were dequantized: it is taken out of them."""
+"""What the files beside a checkpoint say of its dtype and quantization: after a conversion, they say what was written."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 
-__all__ = ["Others", "dequantized_others"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Others", "converted_others"]
 
 _CONFIG = "config.json"
 
@@ -35,16 +38,24 @@ class Others(NamedTuple):
     changed: list[str]
 
 
-def dequantized_others(copies: list[tuple[str, str]], dtypes: set[str]) -> Others:
-    """The other files of a folder whose weights were dequantized to `dtypes`."""
+def converted_others(
+    copies: list[tuple[str, str]], dtypes: Mapping[str, str | None], *, dequantized: bool
+) -> Others:
+    """The other files of a folder whose weights were converted.
+
+    Args:
+        copies: The files.
+        dtypes: The dtype of most floats that are written into a folder, by its path; None without floats.
+        dequantized: Whether weights were dequantized.
+    """
     others = Others([], [], [])
     for path, source in copies:
-        name = os.path.basename(path)
-        if name in _SIDECARS:
+        folder, name = os.path.split(path)
+        if dequantized and name in _SIDECARS:
             others.changed.append(f"{path} left out")
             continue
         config = _read(source) if name == _CONFIG else None
-        changes = [] if config is None else _dequantize(config, dtypes)
+        changes = [] if config is None else _change(config, dtypes.get(folder), dequantized=dequantized)
         if changes:
             others.texts.append((path, json.dumps(config, indent=2, ensure_ascii=False) + "\n"))
             others.changed.append(f"{path} {' and '.join(changes)}")
@@ -64,22 +75,22 @@ def _read(path: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _dequantize(config: dict[str, Any], dtypes: set[str]) -> list[str]:
+def _change(config: dict[str, Any], dtype: str | None, *, dequantized: bool) -> list[str]:
     """Takes out what describes a quantization, and corrects the dtype. Returns what was changed."""
     removed: set[str] = set()
-    corrected: set[str] = set()
+    corrected = False
     parts = [config]
     while parts:
         part = parts.pop()
-        for key in _KEYS:
+        for key in _KEYS if dequantized else ():
             if key in part:
                 del part[key]
                 removed.add(key)
-        for key in ("torch_dtype", "dtype") if len(dtypes) == 1 else ():
-            (dtype,) = dtypes
-            if part.get(key) in DEFAULT_CAST_DTYPES - dtypes:
+        for key in ("torch_dtype", "dtype") if dtype is not None else ():
+            stated = part.get(key)
+            if isinstance(stated, str) and stated != dtype and stated in DEFAULT_CAST_DTYPES:
                 part[key] = dtype
-                corrected.add(f"with {dtype}")
+                corrected = True
         parts += [value for key, value in part.items() if key.endswith("_config") and isinstance(value, dict)]
     without = [f"without {', '.join(sorted(removed))}"] if removed else []
-    return without + sorted(corrected)
+    return without + [f"with dtype {dtype}"] * corrected
