@@ -104,7 +104,7 @@ def test_json_agrees_with_torch(folder):
     good, page, none = document["checkpoints"]
     # The keys that docs/reference/cli.md promises.
     keys = "path, format, files, elements, nbytes, storage_nbytes, dtypes, quantized, tied, values, opaque, globals, notes"
-    assert list(good) == [*keys.split(", "), "metadata", "tensors"]
+    assert list(good) == [*keys.split(", "), "metadata", "tensors", "scan"]
     state = torch.load(folder / "small.pt", weights_only=False)
     del state["args"]
     assert [entry["name"] for entry in good["tensors"]] == list(state)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -16,6 +18,11 @@ from rustload import _cli
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class Runs:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("true",)
 
 
 @pytest.fixture
@@ -171,3 +178,23 @@ def test_a_failed_verification_exits_with_4(
     assert _cli.main(["convert", "last.ckpt", "--verify"]) == 4
     assert "read back as 0x00" in capsys.readouterr().err
     assert "last.safetensors" not in names(folder)
+
+
+def test_what_the_source_would_execute_is_said_on_stderr(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack = pickle.dumps({"w": Runs(), "n": 1})
+    (folder / "attack.bin").write_bytes(attack)
+    for args, code in (["-q"], 0), (["--overwrite"], 0), (["--ties", "error", "--select", "nothing"], 3):
+        assert _cli.main(["convert", "attack.bin", *args]) == code
+        assert "rustload: scan: would execute (posix.system)\n" in capsys.readouterr().err
+    assert _cli.main(["info", "attack.bin"]) == 0
+    assert "  scan        would execute (posix.system)\n" in capsys.readouterr().out
+    assert _cli.main(["info", "attack.bin", "last.ckpt", "--json"]) == 0
+    found = [one.get("scan") for one in json.loads(capsys.readouterr().out)["checkpoints"]]
+    assert found == [
+        {"verdict": "would execute", "names": ["posix.system"]},
+        {"verdict": "inert", "names": []},
+    ]
+    assert _cli.main(["info", "last.ckpt"]) == 0
+    assert "  scan " not in capsys.readouterr().out

@@ -57,7 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "_view": ("_describe", "_scan", "_remote", "_checkpoint", "_common"),
     # What a checkpoint holds, for `rustload info`.
-    "_describe": ("_checkpoint", "_tensor", "_common"),
+    "_describe": ("_scan", "_checkpoint", "_tensor", "_common"),
     "_diff": ("_html", "_remote", "_checkpoint", "_tensor", "_common"),
     "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_remote", "_common"),
     "_safe_open": ("_remote", "_checkpoint", "_tensor", "_frameworks", "_common"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from typing import Any, NotRequired, TypedDict
 
 import rustload
@@ -12,7 +13,9 @@ from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
 from rustload._common.rules import DEFAULT_CAST_DTYPES
-from rustload._common.terminal import Page
+from rustload._common.terminal import Page, print_messages
+from rustload._describe.scanned import scanned
+from rustload._describe.text import scan_text
 from rustload.errors import RustloadError
 
 __all__ = ["add_arguments", "run"]
@@ -143,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
     }
     document: Document = {}
     code = 0
+    _warn_of_code(args.src)
     with report_warnings(args.options):
         try:
             report = rustload.convert(args.src, args.dst or args.output, **options)
@@ -158,6 +162,17 @@ def run(args: argparse.Namespace) -> int:
         page.line(str(report))
         page.flush()
     return code
+
+
+def _warn_of_code(path: str) -> None:
+    """Says what unpickling the source would execute."""
+    try:
+        with warnings.catch_warnings(action="ignore"), rustload.open(path) as checkpoint:
+            seen = scanned(checkpoint)
+    except (RustloadError, OSError, ValueError, TypeError, MemoryError):
+        return  # the conversion says why, or converts several checkpoints
+    if seen is not None and seen["verdict"] == "would execute":
+        print_messages([f"rustload: scan: {scan_text(seen)}"])
 
 
 def _on_terminal() -> bool:

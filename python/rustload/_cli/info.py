@@ -11,6 +11,7 @@ from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
 from rustload._describe.describe import Described, describe
+from rustload._describe.scanned import scanned
 from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
                 with report_warnings(args.options, path):
                     chosen = None if view.pattern is None else checkpoint.select(view.pattern)
                 described = describe(checkpoint, path, chosen, view.pattern)
+                if seen := scanned(checkpoint):
+                    described["scan"] = seen
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
             found.append({"path": path, "error": report_error(error, args.options)})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 from rustload._checkpoint.checkpoint import OpaqueClass
 from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.json_values import Format, Positive, Signed
+from rustload._scan.verdict import Verdict
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "Described",
     "DescribedTensor",
     "PlainValue",
+    "Scanned",
     "describe",
     "short_text",
 ]
@@ -126,6 +128,18 @@ class QuantizedSum(TypedDict):
     nbytes: int
 
 
+class Scanned(TypedDict):
+    """What a scan says of the files.
+
+    Attributes:
+        verdict: The worst verdict.
+        names: What that is about: classes and functions, else the codes of findings.
+    """
+
+    verdict: Verdict
+    names: list[str]
+
+
 class Described(TypedDict):
     """A checkpoint.
 
@@ -139,6 +153,7 @@ class Described(TypedDict):
         filter: With `--filter`: the pattern.
         tensors_in_all: With `--filter`: the number of tensors of the checkpoint.
         dtypes: The dtypes, the largest first.
+        scan: What unpickling the files would do; only in `rustload info`, of local files.
         quantized: The quantized weights, by scheme and dtype.
         tied: Groups of names that share a storage.
         values: The plain values and containers at the top level of a pickle.
@@ -158,6 +173,7 @@ class Described(TypedDict):
     filter: NotRequired[str]
     tensors_in_all: NotRequired[int]
     dtypes: list[DtypeSum]
+    scan: NotRequired[Scanned]
     quantized: list[QuantizedSum]
     tied: list[Annotated[list[str], {"minItems": 2}]]
     values: list[PlainValue | ContainerValue]

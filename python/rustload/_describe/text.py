@@ -15,14 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rustload._checkpoint.checkpoint import OpaqueClass
-    from rustload._describe.describe import ContainerValue, Described, DescribedTensor, PlainValue
+    from rustload._describe.describe import (
+        ContainerValue,
+        Described,
+        DescribedTensor,
+        PlainValue,
+        Scanned,
+    )
 
-__all__ = ["View", "rounded", "show"]
+__all__ = ["View", "rounded", "scan_text", "show"]
 
 # The most lines of each list below the tree; --json has all.
 LINES_SHOWN_MAX = 12
 # The most values to list.
 VALUES_SHOWN_MAX = 20
+# The most names that a scan is about to show.
+NAMES_SHOWN_MAX = 3
 
 
 class View(NamedTuple):
@@ -53,6 +61,8 @@ def show(page: Page, report: Described, view: View) -> None:
     page.field("tensors", f"{len(report['tensors']):,}{of_all}")
     page.field("elements", f"{report['elements']:,}" + rounded(report["elements"]))
     page.field("size", format_bytes(report["nbytes"]) + _storages(report))
+    if "scan" in report and report["scan"]["verdict"] != "inert":
+        page.field("scan", page.safe(scan_text(report["scan"])))
     if report["dtypes"]:
         page.heading("dtypes")
         _dtypes(page, report)
@@ -97,6 +107,14 @@ def show(page: Page, report: Described, view: View) -> None:
     if report["notes"]:
         page.heading("notes")
         _first_lines(page, [page.safe(note) for note in report["notes"]])
+
+
+def scan_text(scanned: Scanned) -> str:
+    """The verdict of a scan, and what it is about: `would execute (posix.system)`."""
+    names = scanned["names"]
+    more = f" and {len(names) - NAMES_SHOWN_MAX:,} more" if len(names) > NAMES_SHOWN_MAX else ""
+    about = f" ({', '.join(names[:NAMES_SHOWN_MAX])}{more})" if names else ""
+    return scanned["verdict"] + about
 
 
 def rounded(number: int) -> str:

@@ -1,0 +1,33 @@
+"""`scanned`: what a scan says of the files that a checkpoint is read from, in short."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from rustload import _rustload
+from rustload._describe.files import all_files
+from rustload._scan.verdict import ORDER
+from rustload.errors import RustloadError
+
+if TYPE_CHECKING:
+    from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._describe.describe import Scanned
+
+__all__ = ["scanned"]
+
+
+def scanned(checkpoint: Checkpoint) -> Scanned | None:
+    """The worst verdict on files on disk, and what it is about; None if a scan looks into none of them."""
+    files = all_files(checkpoint)
+    try:
+        report = json.loads(_rustload.scan(files, _rustload.ScanOptions()) if files else '{"files": []}')
+    except (RustloadError, OSError, ValueError):
+        return None
+    reports = [file for file in report["files"] if file["status"] == "scanned"]
+    if not reports:
+        return None
+    verdict = max((file["verdict"] for file in reports), key=ORDER.__getitem__)
+    found = (one for file in reports for one in file["findings"] if one["verdict"] == verdict != "inert")
+    names = (f"{one['module']}.{one['name']}" if one["name"] else one["code"] for one in found)
+    return {"verdict": verdict, "names": list(dict.fromkeys(names))}
