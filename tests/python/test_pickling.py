@@ -349,8 +349,12 @@ def test_copies_are_what_they_were_and_safe_open_is_not_pickled(simple):
     assert copy.deepcopy(state)._metadata == state._metadata
     for one in (ckpt, ckpt.select("w")):
         for do in (copy.copy, copy.deepcopy):
-            with pytest.raises(TypeError, match="cannot be copied"):
-                do(one)
+            assert do(one) is one
+            assert do({"of": one})["of"] is one
+        assert one == one
+        assert one != dict(one)
+        assert {one: 1}[one] == 1
+    assert ckpt != rustload.open(simple)
     with rustload.safe_open(simple, framework="pt") as file:
         for one in (file, file.get_slice("w")):
             with pytest.raises(TypeError):

@@ -262,16 +262,6 @@ class Checkpoint(TensorMapping):
             what = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         return f"<Checkpoint {what!r} {self.format}, {len(self)} tensors, {format_bytes(self.nbytes)}>"
 
-    def __copy__(self) -> Checkpoint:
-        """Not supported; always raises TypeError."""
-        raise TypeError(
-            "a checkpoint cannot be copied: it does not change, so use the same one, or open it again"
-        )
-
-    def __deepcopy__(self, memo: Any) -> Checkpoint:
-        """Not supported; always raises TypeError."""
-        return self.__copy__()
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the paths, the options, and the identity of the files: no elements.
 

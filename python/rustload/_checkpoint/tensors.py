@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rustload._checkpoint.names import resolve_names, select_names
 from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
@@ -52,6 +52,20 @@ class TensorMapping(Mapping[str, LazyTensor]):
 
     def _root(self) -> TensorMapping:
         """The checkpoint."""
+        return self
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same one, as of files; of other mappings, whether it has the same names and lazy tensors."""
+        return self is other if isinstance(other, TensorMapping) else super().__eq__(other)
+
+    def __copy__(self) -> Self:
+        """The same one, which does not change."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The same one."""
         return self
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -418,14 +432,6 @@ class Selection(TensorMapping):
     def __repr__(self) -> str:
         """The number of tensors and their size; reads nothing."""
         return f"<Selection of {len(self)} of {len(self._source)} tensors, {format_bytes(self.nbytes)}>"
-
-    def __copy__(self) -> Selection:
-        """Not supported; always raises TypeError."""
-        raise TypeError("a selection cannot be copied: it does not change, so use the same one")
-
-    def __deepcopy__(self, memo: Any) -> Selection:
-        """Not supported; always raises TypeError."""
-        return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the checkpoint and the names; see `Checkpoint`."""
