@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rustload._checkpoint.names import select_tensors, unflatten
 from rustload._checkpoint.open import opened
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
-from rustload._common.patterns import matches, warn_of_unused_patterns
+from rustload._common.patterns import is_literal, matches, matching, warn_of_unused_patterns, warn_user
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
 from rustload._frameworks import adapters
@@ -75,6 +75,7 @@ def load(
     tensors = select_tensors(chosen, **part(NamesOptions, how))
     rules.warn_of_kept(tensors.values())
     sharding_of = _sharding_rule(shardings)
+    _warn_of_unused_shardings(shardings, tensors)
     if shardings is not None and copy is False:
         raise _error("Buffer", "shardings= and copy=False cannot be combined: shards are copies")
     target = adapters.load_adapter("jax").check_device(device)
@@ -132,6 +133,20 @@ def _sharding_rule(shardings: Any) -> Callable[[str, LazyTensor], Any]:
         return lambda name, lazy: _checked(shardings(lazy), name)
     _checked(shardings, "shardings=")
     return lambda _name, _lazy: shardings
+
+
+def _warn_of_unused_shardings(shardings: Any, tensors: Mapping[str, LazyTensor]) -> None:
+    """Warns of names and patterns that no tensor has."""
+    stored = {lazy.name for lazy in tensors.values()}
+    rules = [key for key, _ in _flat(shardings, "")] if isinstance(shardings, Mapping) else []
+    unused = [
+        key
+        for key in rules
+        if key not in tensors and key not in stored and (is_literal(key) or not matching(stored, key))
+    ]
+    if unused:
+        more = f", nor do {len(unused) - 1:,} others" if unused[1:] else ""
+        warn_user(f"has {unused[0]!r}, which matches no name{more}", unused[0], tensors, argument="shardings")
 
 
 def _flat(shardings: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:

@@ -334,3 +334,16 @@ def test_shards_are_those_of_device_put_and_each_element_is_read_once(save):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = child(SHARDED, *paths, env=flags, check=False)  # on a busy machine, XLA logs waits to stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_a_sharding_for_no_tensor_is_a_warning(tmp_path):
+    import rustload.jax
+
+    torch.save({"a": {"w": torch.ones(2), "v": torch.ones(2)}}, tmp_path / "m.pt")
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with pytest.warns(
+        rustload.RustloadWarning, match=r"shardings= has 'nope\*', which matches no name, nor do 1"
+    ):
+        rustload.jax.load(tmp_path / "m.pt", shardings={"nope*": one, "a": {"w": one, "u": None}})
+    for used in ({"a.*": one}, {"a": {"w": one}}, {"w": one}, {"a.v": one}):  # of the file, and of the result
+        rustload.jax.load(tmp_path / "m.pt", shardings=used, key="a" if "w" in used else None)
