@@ -132,7 +132,7 @@ def test_an_unreadable_path_is_reported_on_stderr_and_the_rest_is_shown(folder):
     assert missing.stderr.startswith("rustload: error: none.pt: no such file or directory\n  note: ")
 
 
-@pytest.mark.parametrize("args", [(), ("info",), ("info", "--nonsense", "x"), ("frobnicate",)])
+@pytest.mark.parametrize("args", [("info",), ("info", "--nonsense", "x"), ("frobnicate",)])
 def test_wrong_usage_exits_with_2(folder, args):
     done = run(folder, *args)
     assert (done.returncode, done.stdout) == (2, "")

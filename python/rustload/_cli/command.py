@@ -18,7 +18,7 @@ from rustload._common.terminal import print_messages, terminal_columns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 COMMANDS = {
     "info": "show what a checkpoint holds",
@@ -29,6 +29,7 @@ COMMANDS = {
     "scan": "say what files would do when they are unpickled",
     "doctor": "say how a checkpoint would be read here, and why",
     "schema": "print the JSON schema of a command's --json",
+    "completion": "print the completions of bash, zsh or fish",
 }
 """The commands, each a module of this package with `add_arguments` and `run`, and what they do."""
 
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.disable()
     try:
         try:
-            args = _parser(given).parse_args(given)
+            if given[:1] == ["help"] or not given:
+                given = [*given[1:2], "--help"]
+            args = parser(given).parse_args(given)
             code: int = args.run(args)
         finally:
             if collects:
@@ -106,24 +109,24 @@ def _hints(given: Sequence[str]) -> Sequence[str]:
     return (f"  did you mean: rustload info {shlex.quote(words[0])}",)
 
 
-def _parser(given: Sequence[str]) -> Parser:
-    """The parser, with the arguments of the command that is given: only its module is imported."""
+def parser(given: Sequence[str]) -> Parser:
+    """The parser, with the arguments of the commands that are given: only their modules are imported."""
     # The formatters get the width here, because they would import `shutil` to find it out, also where no help is printed.
     width = terminal_columns(80) - 2
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=width)
-    parser = Parser(
+    made = Parser(
         prog="rustload",
         description="Looks into PyTorch and safetensors checkpoints and converts them without running anything in them.",
         formatter_class=functools.partial(argparse.HelpFormatter, width=width),
     )
-    parser.hints = _hints(given)
-    parser.add_argument("--version", action="version", version=f"rustload {rustload.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
+    made.hints = _hints(given)
+    made.add_argument("-V", "--version", action="version", version=f"rustload {rustload.__version__}")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what, formatter_class=formatter)
         if name in given:
             module = importlib.import_module(f"rustload._cli.{name}")
             module.add_arguments(command)
             options = {one.dest: (one.option_strings or [str(one.metavar)])[-1] for one in command._actions}
-            command.set_defaults(run=module.run, refuse=parser.error, options=options)
-    return parser
+            command.set_defaults(run=module.run, refuse=made.error, options=options)
+    return made

@@ -43,6 +43,11 @@ exit codes:
 
 1 comes before 3: a file that fails counts more than one that could not be
 read. Output that could not be written comes first.
+
+a policy:
+  allow = ["mylib.Config", "mylib.models.*"]
+  exclude = [".git"]
+  fail_on = "would-execute"
 """
 
 
@@ -161,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--policy",
         metavar="FILE",
-        help="a TOML file with allow, exclude and fail_on (see docs/reference/scan.md)",
+        help="a TOML file with what is accepted (see below)",
     )
     add(
         "--fail-on",
@@ -189,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats.add_argument(
         "--sarif",
         action="store_true",
-        help="print a SARIF 2.1.0 log for code scanning (see docs/guides/pipelines.md)",
+        help="print a SARIF 2.1.0 log for code scanning",
     )
     add("--sarif-file", metavar="FILE", help="write the SARIF log to a file, beside the other output")
     add_color(parser)

@@ -1,0 +1,76 @@
+"""What the command line says of itself: help, version, and the completions of shells."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+import rustload
+from rustload import _cli
+from rustload._cli.command import COMMANDS, parser
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def printed(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        code = _cli.main(args)
+    except SystemExit as stopped:
+        code = stopped.code
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_every_way_to_ask_for_help_gives_it(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = printed(["--help"], capsys)
+    assert printed([], capsys) == printed(["help"], capsys) == whole
+    for name in COMMANDS:
+        assert f"  {name} " in whole
+        assert printed(["help", name], capsys) == printed([name, "--help"], capsys)
+    assert printed(["-V"], capsys) == printed(["--version"], capsys) == f"rustload {rustload.__version__}\n"
+
+
+def test_help_points_to_nothing_that_a_wheel_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert "docs/" not in printed([name, "--help"], capsys)
+
+
+def test_the_completions_have_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = next(one for one in parser([*COMMANDS])._actions if isinstance(one.choices, dict)).choices
+    assert isinstance(commands, dict)
+    for shell in SHELLS:
+        lines = printed(["completion", shell], capsys).splitlines()
+        for name, command in commands.items():
+            own = [line for line in lines if name in line]
+            assert own
+            for option in (one for action in command._actions for one in action.option_strings):
+                assert option.lstrip("-") in "\n".join(own if shell != "zsh" else lines), (
+                    shell,
+                    name,
+                    option,
+                )
+        if shutil.which(shell):
+            subprocess.run([shell, "-n"], input="\n".join(lines), text=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["s"], ["stats", "scan", "schema"]),
+        (["convert", "--keep"], ["--keep", "--keep-config"]),
+        (["convert", "m.bin", "--ties", ""], ["auto", "copy", "drop", "error"]),
+        (["schema", "d"], ["diff", "doctor"]),
+        (["info", "m"], []),
+    ],
+)
+def test_bash_completes(words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    script = printed(["completion", "bash"], capsys)
+    script += f'COMP_WORDS=(rustload "$@")\nCOMP_CWORD={len(words)}\n_rustload\necho "${{COMPREPLY[@]}}"\n'
+    found = subprocess.run(
+        ["bash", "-s", "--", *words], input=script, text=True, check=True, capture_output=True
+    )
+    assert found.stdout.split() == expected
