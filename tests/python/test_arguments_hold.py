@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import pickle
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,8 +117,9 @@ def convert(path: Any, **options: Any) -> Any:
     if not isinstance(path, (str, list)) and not hasattr(path, "with_name"):
         pytest.skip("convert takes paths")
     target = path[0] if isinstance(path, list) else path
-    convert(target, f"{target}.out.safetensors", **options)
-    return rustload.open(f"{target}.out.safetensors")
+    with tempfile.TemporaryDirectory() as folder:
+        convert(target, f"{folder}/out.safetensors", **options)
+        return rustload.open(f"{folder}/out.safetensors")
 
 
 def lightning(path: Any, **options: Any) -> Any:

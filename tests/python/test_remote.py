@@ -23,6 +23,7 @@ from web_server import Server
 import rustload
 import rustload.remote
 import rustload.torch
+from rustload import _cli
 from rustload._cli import command
 from rustload._remote.urls import name_of
 
@@ -238,6 +239,63 @@ def test_a_wrong_answer_is_a_typed_error(server: Server, fault: str, code: str) 
     with pytest.raises((OSError, rustload.FormatError)) as caught:
         checkpoint["layers.200.weight"].materialize()
     assert caught.value.code == code  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text", "note"),
+    [
+        ("403", r"the store refuses access \(status 403\)", "check the credentials"),
+        ("429", r"the store asks for fewer requests \(status 429\)", "try again later"),
+        ("500", r"the store failed \(status 500\)", "try again later"),
+        ("closed", r"the connection to the store broke \(\w+\)", "try again"),
+    ],
+)
+def test_each_failure_has_its_cause_and_advice(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fault: str, text: str, note: str
+) -> None:
+    monkeypatch.setattr("rustload._remote.web.RETRY_SECONDS", ())
+    server.fault = lambda _: fault
+    with pytest.raises(OSError, match=text) as caught:
+        rustload.open(server.url, remote=HTTP)
+    assert note in caught.value.__notes__[0].lower()
+    assert "disk" not in caught.value.__notes__[0]
+
+
+def test_a_host_that_cannot_be_reached_is_said_so() -> None:
+    for host in ("127.0.0.1:1", "no-such-host.invalid"):
+        with pytest.raises(OSError, match="the store cannot be reached") as caught:
+            rustload.open(f"http://{host}/m.bin", remote=HTTP)
+        assert "the network" in caught.value.__notes__[0]
+
+
+def test_a_page_is_said_to_be_a_folder(server: Server) -> None:
+    server.content = lambda _: (b"<html></html>", "text/html")  # type: ignore[method-assign]
+    server.fault = lambda _: "200"
+    with pytest.raises(OSError, match="status 200") as caught:
+        rustload.open(server.url, remote=HTTP)
+    assert "end the URL of a folder with a slash" in caught.value.__notes__[0]
+
+
+def test_files_are_not_written_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rustload.save({"a": torch.ones(2)}, "m.safetensors")
+    for write in (
+        lambda url: rustload.save({"a": torch.ones(2)}, url),
+        lambda url: rustload.convert("m.safetensors", url),
+        lambda url: rustload.Writer(url, {"a": ("float32", (2,))}),
+    ):
+        for name in ("x.safetensors", "x"):
+            with pytest.raises(ValueError, match=r"memory://bucket/.* files are not written to URLs"):
+                write(f"memory://bucket/{name}")
+
+
+def test_the_command_line_says_how_to_allow_a_scheme(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _cli.main(["info", server.url]) == 3
+    err = capsys.readouterr().err
+    assert "Set RUSTLOAD_REMOTE=http to allow it." in err
+    assert "remote=" not in err
 
 
 def test_a_server_that_hangs_is_an_error(server: Server) -> None:

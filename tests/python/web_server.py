@@ -127,7 +127,7 @@ class Server:
         time.sleep(self.delay)
         status, part, etag = (206 if found else 200), data[start:end], self.etag
         stated = (start, end - 1, len(data))
-        if fault in ("429", "500", "502", "503", "504"):
+        if fault in ("403", "429", "500", "502", "503", "504"):
             status, part = int(fault), b"no"
         elif fault == "200":
             status, part = 200, data

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from rustload import _rustload
 from rustload._common.json_values import plain
 from rustload._common.terminal import print_json, print_messages
+from rustload._remote.urls import ENVIRONMENT
 from rustload.errors import RustloadWarning, _for_python, _Note, _Remedy, _sentence
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ def _worded(remedy: _Remedy, options: Mapping[str, str]) -> str:
             return f"run rustload scan {why}"
         case "list":
             return "list the names: rustload info"
+        case "pass" if name == "remote" and isinstance(value, tuple):
+            return f"set {ENVIRONMENT}={','.join(value)} {why}".rstrip()
         case "pass" if name in options:
             if isinstance(value, dict):
                 value = shlex.quote(",".join(f"{old}={new or ''}" for old, new in value.items()))

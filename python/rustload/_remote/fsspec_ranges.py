@@ -210,9 +210,11 @@ class HttpRanges(FsspecRanges):
             self._check_version(answer.headers)
             found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or found is None:
+                is_page = answer.headers.get("Content-Type", "").startswith("text/html")
                 raise _error(
                     "RemoteRange",
                     f"{self.name}: the server answered a request for a range with status {answer.status}",
+                    "it is a page: end the URL of a folder with a slash" if is_page else None,
                 )
             if found[3] not in ("*", str(self.size)):
                 raise changed(self.name)

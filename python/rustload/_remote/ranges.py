@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from rustload._remote.urls import name_of
 from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from rustload._remote.folder import ObjectFolder
 
@@ -21,6 +22,42 @@ __all__ = ["ObjectRanges", "attempt", "changed", "failed", "wrong_length"]
 
 _CODES = ("Io", "RemoteRange", "RemoteScheme", "RemoteSize", "Value")
 """The codes of rustload's own errors here that are not a `RustloadError`."""
+
+
+_AGAIN = "try again later: it is the store's failure"
+
+_STATUSES: tuple[tuple[Collection[int], str, str], ...] = (
+    (
+        (401, 403, 407),
+        "the store refuses access",
+        "check the credentials, and that they allow to read this object",
+    ),
+    ((429,), "the store asks for fewer requests", "try again later, or with credentials"),
+    (range(400, 500), "the store refuses the request", "check the URL"),
+    (range(sys.maxsize), "the store failed", _AGAIN),
+)
+"""What statuses of answers mean, and what to do; the first that has the status counts."""
+
+_KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("Timeout",),
+        "the store did not answer in time",
+        "try again, or set RUSTLOAD_REMOTE_TIMEOUT to more seconds",
+    ),
+    (
+        ("Certificate", "SSL"),
+        "no secure connection to the store could be made",
+        "check the clock and the certificates of this machine, and what its proxy does",
+    ),
+    (
+        ("Connector", "ConnectError", "ConnectionRefused", "EndpointConnection"),
+        "the store cannot be reached",
+        "check the name of its host, the network and the proxy",
+    ),
+    (("Connection", "Payload", "Disconnected"), "the connection to the store broke", "try again"),
+    (("",), "the store failed", _AGAIN),
+)
+"""What exceptions mean, by words of the names of their classes, which libraries share."""
 
 
 class ObjectRanges(ABC):
@@ -109,9 +146,17 @@ def failed(name: str, error: Exception) -> BaseException:
     elif isinstance(error, PermissionError):
         made = PermissionError(errno.EACCES, os.strerror(errno.EACCES), name_of(name))
     else:
-        text = f"{type(error).__name__}, status {status}" if isinstance(status, int) else type(error).__name__
-        if isinstance(error, TimeoutError):
-            text = f"the store did not answer in time ({type(error).__name__})"
-        return _error("Io", f"{name}: {text}")
+        text, note = _cause(error, status)
+        return _error("Io", f"{name}: {text}", note)
     made.code = "Io"
     return made  # type: ignore[no-any-return]
+
+
+def _cause(error: Exception, status: object) -> tuple[str, str]:
+    """What went wrong between this process and the store, and what to do."""
+    if isinstance(status, int):
+        text, note = next((text, note) for those, text, note in _STATUSES if status in those)
+        return f"{text} (status {status})", note
+    kinds = " ".join(one.__name__ for one in type(error).__mro__)
+    text, note = next((text, note) for words, text, note in _KINDS if any(word in kinds for word in words))
+    return f"{text} ({type(error).__name__})", note

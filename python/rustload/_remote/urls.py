@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rustload.errors import _error, _printable
+from rustload.errors import _error, _pass, _printable, _Remedy
 
 __all__ = [
     "DEFAULT_SCHEMES",
@@ -62,6 +62,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
     remote = allowed_schemes(remote)
     found = _URL.match(url)
     scheme = found[1].lower() if found else ""
+    note: str | _Remedy
     if "::" in url:
         note = "open it with fsspec.open(...), and pass what that returns"
         raise _error("RemoteScheme", f"{name_of(url)}: chained URLs are not taken", note)
@@ -70,7 +71,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
     if scheme == "file":
         note = "pass the path without file://"
     elif scheme in PACKAGES:
-        note = f"pass remote=({scheme!r},) to allow it"
+        note = _pass("remote", "to allow it", value=(scheme,))
     else:
         note = f"known are {', '.join(sorted(PACKAGES))}; for others pass rustload.remote.fsspec(url)"
     raise _error("RemoteScheme", f"{name_of(url)}: the scheme {scheme!r} is not allowed", note)

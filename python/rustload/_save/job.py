@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ from rustload._common.options import CastOptions, part
 from rustload._common.request import Request
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
+from rustload._remote.urls import is_url, name_of
 from rustload._save.arrays import unsupported, values_of
 from rustload._save.flatten import flatten
 from rustload._tensor.handle import LazyTensor
@@ -31,6 +33,7 @@ __all__ = [
     "check_name",
     "flattened",
     "header_texts",
+    "local_path",
     "packed_names",
     "refuse_pickle_name",
     "shard_bytes",
@@ -212,6 +215,18 @@ def check_name(name: str) -> str:
     if not stem or "/" in stem or "\0" in stem:
         raise _error("Value", f"{name!r} is not a name of a file", argument="name")
     return stem
+
+
+def local_path(target: Any) -> str:
+    """The path of a target.
+
+    Raises:
+        ValueError: It is a URL.
+    """
+    if is_url(target):
+        note = "write to a disk, and copy what was written to the store"
+        raise _error("RemoteScheme", f"{name_of(target)}: files are not written to URLs", note)
+    return os.fsdecode(target)
 
 
 def refuse_pickle_name(where: str) -> None:

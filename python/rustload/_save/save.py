@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,6 +17,7 @@ from rustload._save.job import (
     check_name,
     flattened,
     header_texts,
+    local_path,
     packed_names,
     refuse_pickle_name,
     shard_bytes,
@@ -101,7 +101,7 @@ def save_with(
     header = [*texts.items(), *whole]
     files: dict[str, int]
     with watching(how, job.nbytes, "saving") as watch:
-        where = "" if hasattr(path, "write") else os.fsdecode(path)
+        where = "" if hasattr(path, "write") else local_path(path)
         is_file = where.endswith(".safetensors") and not Path(where).is_dir()
         if how["overwrite"] is None:
             how["overwrite"] = is_file

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rustload._save.job import check_name, refuse_pickle_name
+from rustload._save.job import check_name, local_path, refuse_pickle_name
 from rustload._save.sources import file_name_for
 from rustload.errors import _error
 
@@ -45,7 +45,7 @@ class Target(NamedTuple):
                 beside = os.path.join(given.folder, file_name_for(given.found[0].path))
                 target = cls(beside, is_file=True, joins=False)
         else:
-            where = os.fsdecode(dst)
+            where = local_path(dst)
             is_folder = os.path.isdir(where)
             if not is_folder:
                 refuse_pickle_name(where)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
 from rustload._common.request import Request
 from rustload._rustload import dtype_name
 from rustload._save.arrays import values_of
-from rustload._save.job import header_texts, write_options
+from rustload._save.job import header_texts, local_path, write_options
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
 
 __all__ = ["Writer"]
@@ -64,7 +64,7 @@ class Writer:
         """
         declared = [(name, dtype_name(dtype), list(shape)) for name, (dtype, shape) in tensors.items()]
         self._core = _rustload.Writer(
-            os.fsdecode(path),
+            local_path(path),
             declared,
             metadata=list(header_texts(metadata).items()),
             options=write_options(
