@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -198,3 +199,25 @@ def test_what_the_source_would_execute_is_said_on_stderr(
     ]
     assert _cli.main(["info", "last.ckpt"]) == 0
     assert "  scan " not in capsys.readouterr().out
+
+
+def test_rows_are_whole_in_a_pipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    member = "a_folder/with/a/path/that/goes/on/data.pkl"
+    with zipfile.ZipFile(folder / "deep.zip", "w") as archive:
+        archive.writestr(member, pickle.dumps(Runs()))
+    assert _cli.main(["scan", "deep.zip"]) == 1
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert any(f"{member} byte" in row and row.endswith("it runs programs") for row in rows)
+    assert any(row.endswith("as torch.save writes") for row in rows)
+
+
+def test_the_line_names_the_tied_name_that_is_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = torch.ones(2)
+    torch.save({"a": one, "b": one, "c": one}, folder / "tied.bin")
+    assert _cli.main(["convert", "tied.bin", "--ties", "drop", "--rename", "c="]) == 0
+    assert ", 1 tied name left out (b), in " in capsys.readouterr().out
+    assert _cli.main(["convert", "tied.bin", "--ties", "drop", "--overwrite"]) == 0
+    assert ", 2 tied names left out (b, ...), in " in capsys.readouterr().out
+    assert ", 1 tensor, " in repr(rustload.open(folder / "tied.safetensors"))

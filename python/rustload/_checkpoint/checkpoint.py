@@ -260,7 +260,8 @@ class Checkpoint(TensorMapping):
         what = self._core.source_name or "bytes"
         if self.files:
             what = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
-        return f"<Checkpoint {what!r} {self.format}, {len(self)} tensors, {format_bytes(self.nbytes)}>"
+        tensors = f"{len(self)} tensor{'s' * (len(self) != 1)}"
+        return f"<Checkpoint {what!r} {self.format}, {tensors}, {format_bytes(self.nbytes)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the paths, the options, and the identity of the files: no elements.

@@ -147,8 +147,11 @@ class Page:
         return self.clipped(text) if self._fits else text
 
     def hanging(self, cells: Sequence[tuple[str, str]], text: str) -> None:
-        """Adds cells (SGR code, text) followed by wrapped text with a hanging indent."""
+        """Adds cells (SGR code, text) followed by text, which a terminal shows wrapped with a hanging indent."""
         lead = "  " + "  ".join(self.paint(code, cell) for code, cell in cells)
+        if not self._fits:
+            self.line(f"{lead}  {text}")
+            return
         width = 2 * len(cells) + sum(columns_of(cell) for _, cell in cells)
         hang = width + 2
         columns = self._width - hang

@@ -47,7 +47,9 @@ class SaveReport(NamedTuple):
         where = f" to {_printable(self.path)}" if self.path else ""
         left_out = ""
         if self.dropped:
-            left_out += f", {_count(len(self.dropped), 'tied name')} left out"
+            first, *others = self.dropped
+            which = f"{_printable(first)}{', ...' * bool(others)}"
+            left_out += f", {_count(len(self.dropped), 'tied name')} left out ({which})"
         if self.skipped_objects:
             left_out += f", {_count(self.skipped_objects, 'other value')} left out"
         if self.kept:

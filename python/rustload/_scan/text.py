@@ -109,8 +109,8 @@ def _allowable(file: dict[str, Any]) -> list[str]:
 
 def _location(page: Page, found: dict[str, Any]) -> str:
     member = page.safe(found["member"]) if found["member"] else ""
-    if len(member) > 24:
-        member = "..." + member[-21:]
+    if len(member) > 24 and page.room(0) is not None:
+        member = f"{member[:8]}...{member[-13:]}"
     if found["offset"] is None:
         return member
     return f"{member} " * bool(member) + f"byte {found['offset']}"
