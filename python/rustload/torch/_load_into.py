@@ -23,6 +23,7 @@ from rustload._common.rules import Rules, kept_text
 from rustload._common.sizes import parse_bytes
 from rustload._tensor.quantized import without_companions
 from rustload.errors import RustloadWarning, _check_one_of, _error, _printable
+from rustload.torch._buffers import is_of_transformers, make_buffers
 from rustload.torch._execute import execute_steps
 from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
@@ -196,6 +197,7 @@ def load_into(
         for module, extra in plan.extra:
             module.set_extra_state(extra)
         _move_unfilled(plan, applied)
+        made = make_buffers(model, slots, applied.device_of)
         missing, unexpected = list(plan.missing), list(plan.unexpected)
         if run_post_hooks(model, missing, unexpected):
             plan.missing = {name: plan.missing.get(name, ()) for name in missing}
@@ -218,7 +220,14 @@ def load_into(
         seconds=time.perf_counter() - start,
         peak_host=peak.host,
         peak_device=peak.device,
-        notes=[*_custom_loading_notes(model, custom), *plan.notes(), *kept, *checkpoint.notes, *warmed],
+        notes=[
+            *_custom_loading_notes(model, custom),
+            *plan.notes(),
+            *made,
+            *kept,
+            *checkpoint.notes,
+            *warmed,
+        ],
     )
 
 
@@ -262,7 +271,7 @@ def _custom_loading_notes(model: torch.nn.Module, custom: CustomLoading | None) 
 def _mismatch(
     checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan, *, loaded: bool = False
 ) -> Exception:
-    return mismatch_error(
+    error = mismatch_error(
         _source(checkpoint),
         type(model).__name__,
         plan.missing,
@@ -271,6 +280,11 @@ def _mismatch(
         plan.messages,
         loaded="what fits was loaded, since hooks that run then have the last word" if loaded else None,
     )
+    if is_of_transformers(model) and not prefix_hint(plan.missing, plan.unexpected):
+        error.add_note(
+            "transformers renames and joins weights of some models: rustload.transformers.from_pretrained does too"
+        )
+    return error
 
 
 def _warn_of_no_match(checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan) -> None:

@@ -19,6 +19,11 @@ NAMES_SHOWN_MAX = 8
 _OF_CODES = ("_scale_inv", "_packed", "qweight", "_blocks", ".absmax")
 """Ends of names that only quantized weights have."""
 
+_MAKE_BUFFERS = (
+    "no file has such buffers: build the model under accelerate.init_empty_weights(include_buffers=False), "
+    "or assign each: model.get_submodule(module).register_buffer(name, values, persistent=False)"
+)
+
 PART_OF = ", a part of "
 """In `Mismatch.found`, between the shape of a part of a tensor and that of the whole."""
 
@@ -61,8 +66,8 @@ class LoadReport:
         mismatched: Tensors in both that do not fit; they were not changed.
         converted: Tensors that were cast.
         tied: Groups of names that are now one tensor.
-        on_meta: Tensors that are still on the meta device: non-persistent buffers, which no file has, and missing ones. The model
-            has to initialize them itself.
+        on_meta: Tensors that are still on the meta device: missing ones, and non-persistent buffers, which no file has and which
+            the model's own initialization did not make.
         bytes: Bytes of the loaded tensors, in the model's dtypes; tied tensors count once.
         bytes_read: Bytes of the file's tensors that this process read or mapped, in the file's dtypes: for DTensors, those of its
             own shards. Tensors that the model's own loading code computed with do not count.
@@ -87,7 +92,7 @@ class LoadReport:
     notes: list[str]
 
     def __str__(self) -> str:
-        """One line of text."""
+        """One line of text; a second one with what to do if buffers are still on the meta device."""
         rate = f", {self.bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds > 0 else ""
         parts = [f"{format_bytes(self.bytes)} in {self.seconds:.2f} s{rate}"]
         for word in ("converted", "tied", "missing", "unexpected", "mismatched", "on_meta"):
@@ -98,7 +103,11 @@ class LoadReport:
             parts.append(f"host peak +{format_bytes(self.peak_host)}")
         if self.peak_device is not None:
             parts.append(f"device peak +{format_bytes(self.peak_device)}")
-        return "; ".join(parts)
+        unmade = [name for name in self.on_meta if name not in self.missing]
+        if not unmade:
+            return "; ".join(parts)
+        names = ", ".join(map(_shown, unmade[:NAMES_SHOWN_MAX])) + ", ..." * (len(unmade) > NAMES_SHOWN_MAX)
+        return f"{'; '.join(parts)}\nto be made before the model runs: {names} ({_MAKE_BUFFERS})"
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the line, and the lists that are not empty."""
