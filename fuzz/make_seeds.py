@@ -317,6 +317,29 @@ def distributed() -> dict[str, bytes]:
     cut = [parts.sharded(part, (rank, 0), (1, 3)) for rank in range(2)]
     found["sharded"] = together(*(parts.rank_file({"w": one}, parts.row(at)) for at, one in enumerate(cut)))
     found["safetensors"] = together(parts.hf_part([0, 0]), parts.hf_part([1, 0]))
+    row = {"w": ("F32", [1, 3], bytes(12))}
+    stated = {
+        "global_shape": [2, 3],
+        "dtype": "torch.float32",
+        "mesh_spec": {"mesh_shape": (2,), "mesh_data": (0, 1)},
+        "placements": [{"type": "Shard", "dim": 0}],
+    }
+    group = {"sharding_metadata": {"type": "DTensorShardingMetadata", "data": stated}, "ranks": (0, 1)}
+    form = {"type": "SafetensorsSerialization"}
+    layouts = {rank: {"file_path": f"__{rank}_0.distcp", "serialization_format": form} for rank in range(2)}
+    item = {"nested_path_to_metadata": {'["w"]': [group]}, "rank_to_layout_info": layouts}
+    metadata = pickle.dumps({"metadata": {"model": item}, "world_size": 2, "version": "2.0"}, protocol=4)
+    found["torch_checkpointing"] = together(metadata, safetensors(row), safetensors(row))
+    boxes = {"global_offsets": [[0, 0]], "local_offsets": [[1, 0]], "local_sizes": [[2, 3]]}
+    group["sharding_metadata"] = {"type": "default_tensor_v1", "data": stated | boxes}
+    by_rank = {str(rank): {"model": layout} for rank, layout in layouts.items()}
+    first = {
+        "metadata": {'["model","w"]': [group | {"ranks": (0,)}]},
+        "world_size": 2,
+        "rank_to_layout_info_mappings": by_rank,
+    }
+    whole = safetensors({"w": ("F32", [4, 3], bytes(48))})
+    found["torch_checkpointing_1"] = together(pickle.dumps(first, protocol=4), whole)
     scaled = {"w": ("F8_E4M3", [2, 3], b"abcdef"), "w_scale_inv": ("F32", [1, 1], struct.pack("<f", 0.5))}
     found["scales"] = together(safetensors(scaled))
     return found

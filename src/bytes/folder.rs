@@ -1,6 +1,7 @@
 //! A folder whose files are opened by their names: on disk, or in a store.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,21 +43,21 @@ impl Folder {
 
     /// The names of the files in it; on disk, of the regular files whose names are UTF-8.
     pub fn names(&self) -> Result<Vec<String>> {
-        let path = match self {
-            Folder::Disk(path, _) => path,
-            Folder::Store(store) => return store.names(),
-        };
-        let failed = |error| Error::io(error, path.clone());
-        let mut names = Vec::new();
-        for entry in fs::read_dir(path).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            if let Ok(name) = entry.file_name().into_string()
-                && entry.path().is_file()
-            {
-                names.push(name);
-            }
+        match self {
+            Folder::Disk(path, _) => list(path, Path::is_file),
+            Folder::Store(store) => store.names(),
         }
-        Ok(names)
+    }
+
+    /// The folders in it, by name, as in [`names`](Folder::names); a store lists none.
+    pub fn folders(&self) -> Result<BTreeMap<String, Folder>> {
+        match self {
+            Folder::Disk(path, io) => {
+                let folder = |name: String| (name.clone(), Folder::Disk(path.join(name), *io));
+                Ok(list(path, Path::is_dir)?.into_iter().map(folder).collect())
+            }
+            Folder::Store(_) => Ok(BTreeMap::new()),
+        }
     }
 
     /// The size of each of these files in bytes; `None` for one that does not exist.
@@ -76,6 +77,21 @@ impl Folder {
             Folder::Store(store) => store.open(name).map(Source::new),
         }
     }
+}
+
+/// The names in a folder on disk that are UTF-8 and of this kind.
+fn list(path: &Path, is_listed: fn(&Path) -> bool) -> Result<Vec<String>> {
+    let failed = |error| Error::io(error, path.to_owned());
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if let Ok(name) = entry.file_name().into_string()
+            && is_listed(&entry.path())
+        {
+            names.push(name);
+        }
+    }
+    Ok(names)
 }
 
 /// Whether a name is a single path component that cannot leave its folder, in any file system.
@@ -101,6 +117,9 @@ mod tests {
         let mut names = folder.names().unwrap();
         names.sort();
         assert_eq!(names, [".hidden", "a", "link"]);
+        let inner = folder.folders().unwrap();
+        assert_eq!(inner.keys().collect::<Vec<_>>(), ["folder"]);
+        assert_eq!(inner["folder"].names().unwrap(), Vec::<String>::new());
         let sizes = folder.sizes(&["a", "folder", "dangling", "absent", "link"]).unwrap();
         assert_eq!(sizes, [Some(3), None, None, None, Some(3)]);
         assert_eq!(folder.open("link").unwrap().read_vec(1, 2).unwrap(), b"23");

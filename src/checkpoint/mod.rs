@@ -268,11 +268,11 @@ impl Checkpoint {
         self.0.shards.get(shard)?.objects.label.as_deref()
     }
 
-    /// The named tensors of file `shard`, in the order of [`Checkpoint::names`].
+    /// The named tensors of file `shard`, in the order of [`Checkpoint::names`]; a joined one is of the first file that has a part.
     pub(crate) fn tensors_of(&self, shard: usize) -> impl Iterator<Item = Tensor> {
         let entries = (0_u32..).zip(&self.0.entries);
         entries
-            .filter(move |(_, entry)| entry.shard as usize == shard)
+            .filter(move |(_, entry)| self.0.path_file(self.0.id(entry)) as usize == shard)
             .map(|(entry, _)| self.tensor_of_entry(entry))
     }
 

@@ -28,6 +28,8 @@ pub enum Format {
     Tar,
     /// A distributed checkpoint of torch: metadata, and files of chunks beside it.
     TorchDcp,
+    /// A checkpoint of torch_checkpointing: metadata, and a file for each item and rank beside it.
+    TorchCheckpointing,
     /// One NumPy array.
     Npy,
     /// A zip archive of NumPy arrays.
@@ -46,6 +48,7 @@ impl Format {
             Format::Pickle => "pickle",
             Format::Tar => "torch-tar",
             Format::TorchDcp => "torch-dcp",
+            Format::TorchCheckpointing => "torch-checkpointing",
             Format::Npy => "npy",
             Format::Npz => "npz",
             Format::TorchExport => "torch-export",

@@ -122,11 +122,11 @@ codes! {
     IndexKey: Format, "The index names a tensor that its shard does not contain.",
         "The index and the shards are from different versions: download both again.";
 
-    DcpUnfinished: Format, "A distributed checkpoint has no .metadata file, which torch writes last.",
+    DcpUnfinished: Format, "A distributed checkpoint has no .metadata file, which torch writes last, or its folder still has the name of an unfinished save.",
         "The save did not finish, or the copy is incomplete: fetch the folder again.";
     DcpRankLocal: Unsupported, "Every rank of a distributed checkpoint has metadata of its own.",
         "Open the metadata file of one rank.";
-    DcpMetadata: Format, "The metadata of a distributed checkpoint is not what torch writes.";
+    DcpMetadata: Format, "The metadata of a distributed checkpoint is not what its writer writes.";
     DcpGrid: Format, "The chunks of a tensor overlap, leave out elements or reach outside it.";
     DcpRange: Format, "Items of a distributed checkpoint share bytes, or lie outside their file.",
         "The metadata and the files are from different saves, or a copy is incomplete: fetch the folder again.";

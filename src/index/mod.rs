@@ -20,9 +20,9 @@ mod pickled;
 
 #[cfg(feature = "scan")]
 pub(crate) use self::formats::LEGACY_PICKLES;
-#[cfg(feature = "scan")]
-pub use self::formats::storage_itemsize;
 pub use self::formats::{Contents, Objects, SavedValue, SavedValues, read, read_pickle};
+#[cfg(feature = "scan")]
+pub use self::formats::{imported_classes, storage_itemsize};
 pub use self::model::*;
 pub use self::pickled::globals;
 pub use self::pickled::{DictKind, Object, Tree};

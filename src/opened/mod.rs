@@ -82,7 +82,8 @@ impl Shard {
         let inner = std::mem::take(&mut contents.inner);
         let all = std::iter::once((false, contents)).chain(inner.into_iter().map(|inner| (true, inner)));
         all.map(move |(is_inner, Contents { index, objects, .. })| Shard {
-            path: path.clone(),
+            // An inner one may be in a file of its own.
+            path: index.source.path().map(FilePath::to_owned).filter(|_| is_inner).or_else(|| path.clone()),
             file,
             is_inner,
             index,
@@ -105,7 +106,7 @@ impl Opened {
     pub(crate) fn open(paths: &[PathBuf], options: Options) -> Result<Opened> {
         let resolved = shards::resolve(paths, &options.limits)?;
         let open = |path: &PathBuf| Ok((path.clone(), Source::open_with(path, options.io)?));
-        let shards = read_all(&resolved.files, 1, &options, open)?;
+        let shards = read_all(&resolved, 1, &options, open)?;
         if shards.len() > 1 || resolved.index.is_some() {
             let files = shards.iter().filter_map(|(_, contents)| contents.index.source.file_stamp());
             check_unchanged(files.chain(resolved.index.clone()))?;
@@ -129,7 +130,7 @@ impl Opened {
             let path = source.name().map_or_else(|| folder.path().join(name), PathBuf::from);
             Ok((path, source))
         };
-        let shards = read_all(&resolved.files, FILES_AT_ONCE, &options, open)?;
+        let shards = read_all(&resolved, FILES_AT_ONCE, &options, open)?;
         Opened::of_files(shards, resolved, options)
     }
 
@@ -417,16 +418,20 @@ fn text_bytes(Contents { index, inner, .. }: &Contents) -> u64 {
 
 /// Opens and reads the files, `at_once` at a time. The results are in the order of the files.
 fn read_all<File: Sync>(
-    files: &[File],
+    resolved: &shards::Shards<File>,
     at_once: usize,
     options: &Options,
     open: impl Fn(&File) -> Result<(PathBuf, Source)> + Sync,
 ) -> Result<Vec<(PathBuf, Contents)>> {
     let bytes = AtomicU64::new(0);
-    let read = |(), (file, out): (&File, &mut Option<(PathBuf, Contents)>)| {
+    let files = &resolved.files;
+    let read = |(), ((position, file), out): ((usize, &File), &mut Option<(PathBuf, Contents)>)| {
         options.cancel.check()?;
         let (path, source) = open(file)?;
-        let contents = read(&source, options).in_file(&path)?;
+        let mut contents = read(&source, options).in_file(&path)?;
+        if let Some(label) = resolved.labels.get(position) {
+            contents = contents.labelled(label, &options.limits).in_file(&path)?;
+        }
         let own = text_bytes(&contents);
         let all = bytes.fetch_add(own, Ordering::Relaxed).saturating_add(own);
         Limits::check("name_bytes_total", options.limits.name_bytes_total, all).in_file(&path)?;
@@ -434,7 +439,7 @@ fn read_all<File: Sync>(
         Ok(())
     };
     let mut shards: Vec<Option<(PathBuf, Contents)>> = files.iter().map(|_| None).collect();
-    let items = files.iter().zip(&mut shards);
+    let items = files.iter().enumerate().zip(&mut shards);
     parallel::for_each(at_once.min(files.len()), items, || (), |&mut state, item| read(state, item))?;
     Ok(shards.into_iter().flatten().collect())
 }

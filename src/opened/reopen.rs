@@ -32,12 +32,13 @@ impl Opened {
     /// Fails where one of the latter cannot be read, or has another size than at opening.
     pub(crate) fn file_stamps(&self) -> Result<Vec<FileStamp>> {
         let mut stamps = Vec::new();
-        for shard in self.shards.iter().filter(|shard| shard.path.is_some() && !shard.is_inner) {
+        for shard in self.shards.iter().filter(|shard| shard.path.is_some()) {
             stamps.extend(shard.index.source.file_stamp());
             if let Some(saved) = &shard.objects.saved {
                 stamps.extend(saved.file_stamps()?);
             }
         }
+        stamps.dedup();
         for stamp in &mut stamps {
             stamp.path = self.absolute(&stamp.path);
         }

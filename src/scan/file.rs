@@ -266,9 +266,8 @@ impl Scanner<'_> {
     ) -> Result<Option<&'e Contents>> {
         let executed = detected.executed.take();
         let read = detected.read.take().unwrap_or_else(|| {
-            let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
-            cancel.check()?;
-            let options = index::Options { limits, cancel, ..index::Options::default() };
+            let options = self.strict_options();
+            options.cancel.check()?;
             match executed {
                 Some(pickle) => index::read_pickle(source, pickle, &options),
                 None => index::read(source, &options),
@@ -280,6 +279,12 @@ impl Scanner<'_> {
             }
             read => Ok(detected.read.insert(read).as_ref().ok()),
         }
+    }
+
+    /// How the strict reader opens.
+    pub(super) fn strict_options(&self) -> index::Options {
+        let (limits, cancel) = (self.budget.strict(&self.options.limits), self.options.cancel.clone());
+        index::Options { limits, cancel, ..index::Options::default() }
     }
 
     /// Opens the checkpoint as `rustload.open` does. Its error is a finding, unless the report has one with the same code.

@@ -7,6 +7,7 @@ use super::{Request, Tensor};
 use crate::bytes::{LocalFile, Mappings, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
+use crate::index::Location;
 use crate::kernel::Cast;
 use crate::layout::Layout;
 use crate::num::to_usize;
@@ -114,6 +115,16 @@ impl Tensor {
     }
 
     fn storage_copy(&self, request: &Request) -> Result<Array> {
+        let storage = self.opened.storage(self.storage());
+        if matches!(storage.location, Location::Chunks(_)) {
+            // The only tensor of the storage has all of it in C order.
+            let mut memory = HostBuffer::unfilled(storage.nbytes)?;
+            self.materialize_into(
+                &Request { cancel: request.cancel.clone(), ..Request::default() },
+                memory.bytes_mut(),
+            )?;
+            return Array::owned(memory.filled(), DType::U8, [storage.nbytes][..].into());
+        }
         let payload = self.opened.payload(self.storage(), &request.cancel)?;
         // Read as integers of the width that is swapped, so that the result is in native byte order.
         let unit = if payload.big_endian { DType::unsigned(self.dtype.swap_unit()) } else { DType::U8 };

@@ -13,6 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 from schemas import ROOT, errors, validator_of
+from torch.distributed.tensor import Replicate
+from torch_checkpointing_folders import Placed, write
 
 import rustload
 from rustload._cli import main
@@ -97,6 +99,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     import torch.distributed.checkpoint as dcp
 
     dcp.save({"model": {"w": torch.ones(4)}, "step": 3}, checkpoint_id=folder / "dcp", no_dist=True)
+    items = {"model": {"w": Placed(torch.ones(4), (1,), (Replicate(),))}}
+    write(folder / "items", items, 1)
     (folder / "README.md").write_text("no checkpoint")
     (folder / "cut.pt").write_bytes((folder / "tensor.pt").read_bytes()[:-40])
     (folder / "evil.pkl").write_bytes(b"cposix\nsystem\n(S'x'\ntR.")
@@ -113,7 +117,7 @@ def test_info(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["path"] for one in document["checkpoints"]] == list(map(str, files))
     formats = {one["format"] for one in document["checkpoints"] if "format" in one}
     assert formats == {
-        "torch-zip", "torch-legacy", "torch-dcp", "torch-export", "pickle", "safetensors", "npy", "npz",
+        "torch-zip", "torch-legacy", "torch-dcp", "torch-checkpointing", "torch-export", "pickle", "safetensors", "npy", "npz",
     }  # fmt: skip
     failed = [Path(one["path"]).name for one in document["checkpoints"] if "error" in one]
     assert {"README.md", "absent.pt", "cut.pt"} <= set(failed)

@@ -198,9 +198,6 @@ class Checkpoint(TensorMapping):
             if self.format == "torch-dcp":
                 self._objects = object_tree(self._core, wrap)
                 return self._objects
-            if self._core.is_joined and self.format == "safetensors":  # its files have no trees
-                self._objects = dict(self.items())
-                return self._objects
             trees = self._core.objects(wrap)
             if len(trees) == 1:
                 self._objects = trees[0]

@@ -17,7 +17,8 @@ Finite: TypeAlias = Annotated[float, {"type": ["number", "null"]}]
 """A float that is null in JSON if it is infinite or NaN."""
 
 FORMATS = [
-    "torch-zip", "torch-legacy", "torch-tar", "torch-dcp", "torch-export", "pickle", "safetensors", "npy", "npz",
+    "torch-zip", "torch-legacy", "torch-tar", "torch-dcp", "torch-checkpointing", "torch-export", "pickle", "safetensors",
+    "npy", "npz",
 ]  # fmt: skip
 Format: TypeAlias = Annotated[str, {"enum": FORMATS}]
 """The format of a checkpoint."""

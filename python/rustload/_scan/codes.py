@@ -85,6 +85,9 @@ SCAN_CODES = {
     "SelfReference": ScanCode(_NOTE, "A value contains itself."),
     "OddName": ScanCode(_NOTE, "The name of a tensor looks like a path."),
     "OverlappingView": ScanCode(_NOTE, "A tensor is far larger than its storage."),
+    "UnrestrictedLoad": ScanCode(
+        _NOTE, "A reader unpickles the file, and files that it names, without restriction."
+    ),
     "EncodedText": ScanCode(_NOTE, "A string decodes to a pickle or to code."),
 }
 """The codes, in the order of docs/reference/errors.md."""

@@ -269,13 +269,13 @@ fn consolidated(names: &BTreeSet<String>, extension: &str, directory: &Path) -> 
 }
 
 /// The number of missing names that an error lists at most.
-const MISSING_NAMES_MAX: usize = 10_000;
+pub(super) const MISSING_NAMES_MAX: usize = 10_000;
 
 fn missing_numbers(first: usize, last: usize, has: impl Fn(usize) -> bool) -> Vec<usize> {
     (first..=last).filter(|&number| !has(number)).take(MISSING_NAMES_MAX).collect()
 }
 
-fn decimal(digits: &str) -> Option<usize> {
+pub(super) fn decimal(digits: &str) -> Option<usize> {
     let plain = !digits.is_empty() && digits.len() <= 6 && digits.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| digits.parse().ok()).flatten()
 }

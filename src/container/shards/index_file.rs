@@ -45,6 +45,7 @@ fn read_inner(folder: &Folder, name: &str, limits: &Limits) -> Result<Shards<Str
     Ok(Shards {
         files,
         weight_map: Some(weight_map),
+        labels: Vec::new(),
         metadata,
         notes: Vec::new(),
         index: source.file_stamp(),

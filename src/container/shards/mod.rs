@@ -1,6 +1,7 @@
 //! Resolves paths to the files of a checkpoint: one file, a list of files, a Hugging Face index, or a directory of any of these.
 //!
-//! The file of a distributed checkpoint of torch is its `.metadata`, which names the others.
+//! The file of a distributed checkpoint of torch is its `.metadata`, which names the others, and that of one of torch_checkpointing its
+//! `metadata.pkl`.
 //!
 //! Refused: a malformed index or one that names files outside its directory, an incomplete set of shards (all missing names are
 //! listed), a directory with several unrelated checkpoints or none, and a single file of chunks of a distributed checkpoint, which
@@ -9,6 +10,7 @@
 mod directory;
 mod distributed;
 mod index_file;
+mod training;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +29,8 @@ pub struct Shards<File = PathBuf> {
     pub files: Vec<File>,
     /// Which file holds which tensor, where an index says so.
     pub weight_map: Option<WeightMap>,
+    /// The label under which each file is read (see `Contents::labelled`); none for most checkpoints.
+    pub labels: Vec<String>,
     /// The index's own metadata, each value as text.
     pub metadata: Vec<(String, String)>,
     /// Notes on choices between several candidates.
@@ -38,15 +42,22 @@ pub struct Shards<File = PathBuf> {
 impl<File> Shards<File> {
     /// These files, of which nothing else is known.
     fn of(files: Vec<File>) -> Shards<File> {
-        Shards { files, weight_map: None, metadata: Vec::new(), notes: Vec::new(), index: None }
+        Shards {
+            files,
+            weight_map: None,
+            labels: Vec::new(),
+            metadata: Vec::new(),
+            notes: Vec::new(),
+            index: None,
+        }
     }
 }
 
 impl Shards<String> {
     fn on_disk(self, folder: &Path) -> Shards {
-        let Shards { files, weight_map, metadata, notes, index } = self;
+        let Shards { files, weight_map, labels, metadata, notes, index } = self;
         let files = files.iter().map(|name| folder.join(name)).collect();
-        Shards { files, weight_map, metadata, notes, index }
+        Shards { files, weight_map, labels, metadata, notes, index }
     }
 }
 
@@ -70,9 +81,7 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
                 if files.len() > 1 && (is_directory(path)? || index_name(path).is_some()) {
                     return Err(no_shard(path));
                 }
-                if distributed::is_chunks(path) {
-                    return Err(distributed::lone_chunks(path));
-                }
+                check_alone(path)?;
             }
             Ok(Shards::of(files.to_vec()))
         }
@@ -82,7 +91,7 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
 /// As [`resolve`], for names in a folder; without names, for the folder itself.
 pub fn resolve_in(folder: &Folder, names: &[String], limits: &Limits) -> Result<Shards<String>> {
     match names {
-        [] => directory::resolve(folder, limits),
+        [] => training::resolve(folder, limits),
         [name] if index_name(Path::new(name)).is_some() => index_file::read(folder, name, limits),
         names => {
             for name in names {
@@ -90,12 +99,19 @@ pub fn resolve_in(folder: &Folder, names: &[String], limits: &Limits) -> Result<
                 if index_name(&path).is_some() {
                     return Err(no_shard(&path));
                 }
-                if distributed::is_chunks(&path) {
-                    return Err(distributed::lone_chunks(&path));
-                }
+                check_alone(&path)?;
             }
             Ok(Shards::of(names.to_vec()))
         }
+    }
+}
+
+/// Fails for a file that other files are needed for.
+fn check_alone(path: &Path) -> Result<()> {
+    match path.extension() {
+        _ if distributed::is_chunks(path) => Err(distributed::lone_chunks(path)),
+        Some(extension) if extension == "symlink" => Err(training::symlink_file(path)),
+        _ => Ok(()),
     }
 }
 

@@ -63,6 +63,22 @@ fn the_file_of_a_distributed_checkpoint_is_its_metadata() {
     assert_eq!(picked(&[".metadata", "__0_0.distcp", "model.safetensors"]).unwrap(), ["model.safetensors"]);
 }
 
+#[test]
+fn the_metadata_of_torch_checkpointing_is_known_by_its_content() {
+    let metadata = "metadata.pkl=\u{80}metadata world_size";
+    assert_eq!(picked(&[metadata, "a.safetensors", "model_0.pt"]).unwrap(), ["metadata.pkl"]);
+    assert_eq!(picked(&["metadata.pkl", "a.safetensors"]).unwrap(), ["a.safetensors"]);
+    assert_eq!(picked(&["model_0.pt", "step_0.pt"]).unwrap(), ["model_0.pt", "step_0.pt"]);
+    assert_eq!(picked(&["model_0.pt"]).unwrap(), ["model_0.pt"]);
+    let several = picked(&["model_0.pt", "model_1.pt"]).unwrap_err();
+    assert_eq!(several.code(), Code::UnknownFormat);
+    let folder = directory(&[]);
+    let unfinished = folder.path().join("tmp_step");
+    fs::create_dir(&unfinished).unwrap();
+    fs::write(unfinished.join("metadata.pkl"), "metadata world_size").unwrap();
+    assert_eq!(resolve_one(&unfinished).unwrap_err().code(), Code::DcpUnfinished);
+}
+
 const INDEX: &str =
     r#"={"metadata":{"total_size":12,"by":"me","x":[1]},"weight_map":{"v":"2.st","w":"1.st"}}"#;
 

@@ -7,12 +7,15 @@ mod numpy_files;
 mod pickle;
 mod safetensors;
 mod torch;
+mod torch_checkpointing;
 mod torch_export;
 mod torch_legacy;
 mod torch_tar;
 
 pub use self::contents::{Contents, Objects};
 pub use self::dcp::{SavedValue, SavedValues};
+#[cfg(feature = "scan")]
+pub use self::pickle::imported_classes;
 pub use self::pickle::read_pickle;
 #[cfg(feature = "scan")]
 pub use self::torch_tar::storage_itemsize;
@@ -48,7 +51,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Contents> {
         }
         Format::Npy => numpy_files::read_npy(source, options).map(Contents::from),
         Format::LegacyTorch => torch_legacy::read(source, options),
-        Format::Pickle | Format::TorchDcp => pickle::read(source, options),
+        Format::Pickle | Format::TorchDcp | Format::TorchCheckpointing => pickle::read(source, options),
         Format::Tar => tar_archive(source, options),
     }
 }

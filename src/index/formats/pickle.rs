@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::contents::Contents;
-use super::{dcp, torch_legacy};
+use super::{dcp, torch_checkpointing, torch_legacy};
 use crate::bytes::{Folder, Source};
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
@@ -37,13 +37,25 @@ fn joblib(source: &Source) -> Result<Option<Error>> {
     )))
 }
 
+/// The classes that a reader of torch_checkpointing imports, where the pickle is the metadata of such a checkpoint.
+#[cfg(feature = "scan")]
+pub fn imported_classes(pickle: &Pickle, options: &Options) -> Option<Result<Vec<String>>> {
+    torch_checkpointing::imported_classes(pickle, options)
+}
+
 /// Reads the index of a bare pickle that was executed already and is all of `source`. A file that is the metadata of a distributed
-/// checkpoint gives the tensors of that.
+/// checkpoint, of torch or of torch_checkpointing, gives the tensors of that.
 pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Contents> {
     if dcp::is_metadata(&pickle)
         && let Some(folder) = Folder::of(source)
     {
         return dcp::read(source, dcp::Folder::of(folder, source.path(), &options.limits)?, pickle, options);
+    }
+    if torch_checkpointing::is_metadata(&pickle)
+        && let Some(folder) = Folder::of(source)
+    {
+        let folder = dcp::Folder::of(folder, source.path(), &options.limits)?;
+        return torch_checkpointing::read(source, &folder, &pickle, options);
     }
     torch_legacy::check_not_legacy(pickle.values.data(), &options.limits)?;
     let locate = |key: &str, _: u64| {

@@ -23,3 +23,4 @@ pub use self::options::{Options, Unknown};
 pub use self::part::{Along, Part, Placement};
 pub(crate) use self::tensor::Flags;
 pub use self::tensor::{RawTensor, Sizes, Tensor};
+pub(crate) use self::tiling::check as check_tiling;

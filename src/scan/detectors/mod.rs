@@ -14,6 +14,7 @@ mod pickle;
 pub(super) mod safetensors;
 mod tar;
 mod texts;
+mod torch_checkpointing;
 mod torch_tar;
 mod yaml;
 mod zip;
@@ -30,8 +31,15 @@ type Detector = fn(&mut Scanner<'_>, &Input<'_>, &mut Detected) -> Result<()>;
 
 /// Every detector. The legacy stream and joblib's files are pickles with other bytes between them, so their detectors start from that of
 /// pickles.
-pub(super) const DETECTORS: [Detector; 6] =
-    [pickle::walk, npy::walk, tar::walk, compressed::walk, safetensors::walk, zip::walk];
+pub(super) const DETECTORS: [Detector; 7] = [
+    pickle::walk,
+    torch_checkpointing::walk,
+    npy::walk,
+    tar::walk,
+    compressed::walk,
+    safetensors::walk,
+    zip::walk,
+];
 
 /// Bytes that readers may open.
 pub(super) struct Input<'a> {

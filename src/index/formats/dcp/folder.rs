@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path as FilePath, PathBuf};
 
 use super::files::{ChunkFile, Place};
-use crate::bytes::{self, Region, is_plain_name};
+use crate::bytes::{self, Region, Source, is_plain_name};
 use crate::container::tar::Archive;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -87,6 +87,36 @@ impl<'a> Folder<'a> {
         Ok(number)
     }
 
+    /// Opens a file in the folder or below it; not in an archive. Fails as [`file`](Folder::file) does.
+    pub(in crate::index::formats) fn open(&self, path: &str) -> Result<Source> {
+        if !path.split('/').all(is_plain_name) {
+            return Err(escape(path, "is not one of plain names in the checkpoint's folder"));
+        }
+        let FolderPlace::Folder { folder, allowed, .. } = &self.place else { return Err(missing(path)) };
+        match allowed {
+            Some(allowed) => on_disk(folder, allowed, path).map(|_| ())?,
+            None if folder.sizes(&[path])?.first().copied().flatten().is_none() => return Err(missing(path)),
+            None => {}
+        }
+        folder.open(path)
+    }
+
+    /// Its path, or a URL; empty in an archive.
+    pub(in crate::index::formats) fn path(&self) -> &FilePath {
+        match &self.place {
+            FolderPlace::Folder { folder, .. } => folder.path(),
+            FolderPlace::Archive(..) => FilePath::new(""),
+        }
+    }
+
+    /// The names of the files in it; none in an archive.
+    pub(in crate::index::formats) fn names(&self) -> Result<Vec<String>> {
+        match &self.place {
+            FolderPlace::Folder { folder, .. } => folder.names(),
+            FolderPlace::Archive(..) => Ok(Vec::new()),
+        }
+    }
+
     /// A range of a file. Fails with `DcpRange` where the file is shorter.
     pub(super) fn range(&self, file: u32, start: u64, len: u64) -> Result<Region> {
         let size = usize::try_from(file).ok().and_then(|file| self.files.get(file)).map_or(0, ChunkFile::len);
@@ -127,7 +157,12 @@ fn on_disk(folder: &bytes::Folder, allowed: &[PathBuf], name: &str) -> Result<Ch
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(missing(name)),
         Err(error) => return Err(Error::io(error, path)),
     };
-    if !real.parent().is_some_and(|parent| allowed.iter().any(|allowed| allowed == parent)) {
+    // A file below the folder may be in any folder below it.
+    let is_in = |parent: &FilePath, allowed: &PathBuf| match name.contains('/') {
+        true => parent.starts_with(allowed),
+        false => allowed == parent,
+    };
+    if !real.parent().is_some_and(|parent| allowed.iter().any(|allowed| is_in(parent, allowed))) {
         return Err(escape(name, "is a link out of the checkpoint's folder"));
     }
     let metadata = fs::metadata(&path).map_err(|error| Error::io(error, path.clone()))?;
