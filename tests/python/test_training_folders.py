@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from attacks.parts import local, rank_file, row, sharded
 
 import rustload
 
@@ -117,3 +118,11 @@ def test_zarr_and_symlink_files_are_refused_by_name(tmp_path):
     link = tmp_path / "latest-rank0.pt.symlink"
     link.write_text("ep1-ba10-rank0.pt")
     refused(link, "UnknownFormat", "symlink file of Composer")
+
+
+def test_the_flat_parameters_of_fsdp_are_noted(tmp_path):
+    """By `StateDictType.LOCAL_STATE_DICT`: a ShardedTensor for each unit."""
+    path = tmp_path / "rank0.pt"
+    path.write_bytes(rank_file({"layer._flat_param": sharded(local((1, 3)), (0, 0), (1, 3))}, row(0)))
+    [note] = rustload.open(path).notes
+    assert "layer._flat_param is the flat parameter of a unit of FSDP" in note

@@ -85,13 +85,23 @@ impl Pickled {
     ) -> Result<(Index, Arc<Tree>)> {
         let tree = Arc::new(self.tree);
         let storages = self.storages.into_iter().map(|storage| storage.located(&tree));
+        let parts = tree.parts();
+        let mut notes = notes;
+        let is_flat =
+            |entry: &&Entry| entry.name.ends_with("flat_param") && parts.contains_key(&entry.tensor);
+        if let Some(flat) = self.entries.iter().find(is_flat) {
+            notes.push(format!(
+                "{} is the flat parameter of a unit of FSDP (LOCAL_STATE_DICT): the names and shapes of the parameters in it are not in the file",
+                flat.name
+            ));
+        }
         let index = Index {
             entries: self.entries,
             tensors: self.tensors,
             storages: storages.collect::<Result<_>>()?,
             opaque: self.opaque,
             notes,
-            parts: tree.parts(),
+            parts,
             ..Index::empty(format, source)
         };
         Ok((index, tree))
