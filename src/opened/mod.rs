@@ -83,7 +83,12 @@ impl Shard {
         let all = std::iter::once((false, contents)).chain(inner.into_iter().map(|inner| (true, inner)));
         all.map(move |(is_inner, Contents { index, objects, .. })| Shard {
             // An inner one may be in a file of its own.
-            path: index.source.path().map(FilePath::to_owned).filter(|_| is_inner).or_else(|| path.clone()),
+            path: match is_inner
+                .then(|| index.source.path().or_else(|| index.source.name().map(FilePath::new)))
+            {
+                Some(Some(own)) => Some(own.to_owned()),
+                _ => path.clone(),
+            },
             file,
             is_inner,
             index,

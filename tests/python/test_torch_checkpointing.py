@@ -77,6 +77,21 @@ def test_objects_info_and_convert(tmp_path):
     assert any("lowest" in note or "first file" in note for note in ckpt.notes)
 
 
+def test_a_folder_in_a_store(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for name, layouts in {"flat": None, "nested": SAFETENSORS}.items():
+        folder = write(tmp_path / name, ITEMS, 4, layouts=layouts)
+        for path in folder.rglob("*.*"):
+            memory.pipe(f"/{name}/{path.relative_to(folder)}", path.read_bytes())
+    same(rustload.open("memory://flat"), WHOLE)
+    memory.rm("/flat/model_2.pt")
+    for name, text in {"flat": "which is missing", "nested": "subfolders of a store are not read"}.items():
+        with pytest.raises(rustload.RustloadError, match=text) as caught:
+            rustload.open(f"memory://{name}")
+        assert caught.value.code == "ShardMissing"
+
+
 def test_metadata_wins_over_a_safetensors_item(tmp_path):
     """The trap: that file was the checkpoint, and the other items a note."""
     layouts = {"extra": {0: layout("extra.safetensors")}}

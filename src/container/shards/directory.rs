@@ -50,11 +50,12 @@ pub(super) enum Choice {
     Files(Vec<String>),
 }
 
-/// The checkpoint in a folder; safetensors files are preferred to pickles. Fails where there is none, or several that are unrelated.
-pub(super) fn resolve(folder: &Folder, limits: &Limits) -> Result<Shards<String>> {
+/// The checkpoint in a folder of these files; safetensors files are preferred to pickles. Fails where there is none, or several that are
+/// unrelated.
+pub(super) fn resolve(folder: &Folder, names: BTreeSet<String>, limits: &Limits) -> Result<Shards<String>> {
     let directory = folder.path();
     let (hidden, names): (BTreeSet<String>, BTreeSet<String>) =
-        folder.names()?.into_iter().partition(|name| name.starts_with('.'));
+        names.into_iter().partition(|name| name.starts_with('.'));
     let is_trainer_file = |name: &&String| TRAINER_FILES.iter().any(|stem| name.starts_with(stem));
     let weights: BTreeSet<String> = names.iter().filter(|name| !is_trainer_file(name)).cloned().collect();
     let mut notes = Vec::new();

@@ -34,16 +34,16 @@ pub(super) fn resolve(folder: &Folder, limits: &Limits) -> Result<Shards<String>
     if names.contains(LATEST) {
         return latest(folder, limits);
     }
-    resolve_one(folder, &names, limits)
+    resolve_one(folder, names, limits)
 }
 
 /// As [`resolve`], for a folder that is not one of several iterations.
-fn resolve_one(folder: &Folder, names: &BTreeSet<String>, limits: &Limits) -> Result<Shards<String>> {
-    let found = match torch_checkpointing(folder, names)? {
-        None => megatron(folder, names)?,
+fn resolve_one(folder: &Folder, names: BTreeSet<String>, limits: &Limits) -> Result<Shards<String>> {
+    let found = match torch_checkpointing(folder, &names)? {
+        None => megatron(folder, &names)?,
         found => found,
     };
-    found.map_or_else(|| directory::resolve(folder, limits), Ok)
+    found.map_or_else(|| directory::resolve(folder, names, limits), Ok)
 }
 
 /// The folder as one of torch_checkpointing: its metadata, or without any the items of a single rank. Fails with `DcpUnfinished` for
@@ -153,7 +153,7 @@ fn latest(folder: &Folder, limits: &Limits) -> Result<Shards<String>> {
         return refuse(format!("this names the folder {name}, which is not here"));
     };
     let names = iteration.names()?.into_iter().collect();
-    let mut shards = resolve_one(&iteration, &names, limits)?;
+    let mut shards = resolve_one(&iteration, names, limits)?;
     shards.files.iter_mut().for_each(|file| *file = format!("{name}/{file}"));
     shards.notes.push(format!("{name} was opened, which {LATEST} names"));
     Ok(shards)

@@ -95,6 +95,11 @@ impl<'a> Folder<'a> {
         let FolderPlace::Folder { folder, allowed, .. } = &self.place else { return Err(missing(path)) };
         match allowed {
             Some(allowed) => on_disk(folder, allowed, path).map(|_| ())?,
+            None if path.contains('/') => {
+                let text =
+                    format!("the metadata names the file {path:?}, and subfolders of a store are not read");
+                return Err(Error::new(Code::ShardMissing, text).note("Download the folder, and open that."));
+            }
             None if folder.sizes(&[path])?.first().copied().flatten().is_none() => return Err(missing(path)),
             None => {}
         }
