@@ -30,7 +30,7 @@ use crate::index::pickled::{self, CallInterpreter, PersistentIdForm, PersistentI
 use crate::layout::{Dims, numel};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
-use crate::pickle::{Handle, Pickle, Value, Values};
+use crate::pickle::{Handle, Pickle, Value};
 
 /// Whether a pickle is the metadata of a distributed checkpoint.
 pub(super) fn is_metadata(pickle: &Pickle) -> bool {
