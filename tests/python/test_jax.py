@@ -226,6 +226,7 @@ def cupy(monkeypatch):
     FakeArray.__module__ = "cupy"
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.delitem(sys.modules, "rustload._frameworks.cupy", raising=False)
+    monkeypatch.setattr("rustload._frameworks.adapters._ADAPTERS", {})
     yield fake
     sys.modules.pop("rustload._frameworks.cupy", None)
     vars(sys.modules["rustload._frameworks"]).pop("cupy", None)

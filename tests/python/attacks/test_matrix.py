@@ -129,7 +129,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "R": 19,
         "T": 38,
         "L": 25,
-        "D": 22,
+        "D": 26,
         "E": 27,
         "S": 30,
         "N": 23,
