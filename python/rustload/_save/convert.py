@@ -71,7 +71,7 @@ def convert(
         copy_others: Copies the other files of the folder: configurations, tokenizers. Pickles and hidden files are not copied.
             After `dtype` and `dequantize`, `config.json` states the dtype of most floats that are written; after `dequantize`,
             it does not describe the quantization any more, and files that describe nothing else are left out.
-        keep_config: Copies these files as they are all the same.
+        keep_config: Copies them unchanged.
         objects: A file for the values that are not tensors, as JSON.
         **options: What is converted, how it is written, and how the source is read (`ConvertOptions`).
 
