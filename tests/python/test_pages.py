@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/data/**/*.md")])
 FENCE = re.compile(r"^```(?P<kind>\w*)(?P<note>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 EXIT = re.compile(r"#.*\bexit code (\d)$")
-REASONS = ("a GPU", "the network", "several processes", "vLLM", "SGLang", "a script of its own")
+LIBRARIES = ("vLLM", "SGLang", "TensorRT-LLM", "timm", "spandrel", "ComfyUI")
+REASONS = ("a GPU", "the network", "several processes", "a script of its own", *LIBRARIES)
 """What a block may need that a test machine lacks."""
 EMPTY = (
     "start/get_started",
