@@ -53,6 +53,7 @@ __all__ = [
     "open",
     "order",
     "probe",
+    "restored_join",
     "scan",
     "similar",
     "stack",
@@ -540,7 +541,7 @@ class Handle:
 
 @final
 class Joined:
-    """Tensors of one dtype, joined along one dimension; `rustload.JoinedTensor` wraps it."""
+    """Tensors of one dtype, each a box of one larger tensor; `rustload.JoinedTensor` wraps it."""
 
     @property
     def dtype(self) -> str:
@@ -554,12 +555,11 @@ class Joined:
     def nbytes(self) -> int:
         """Bytes of all elements together, in the files' dtype."""
 
-    @property
-    def dim(self) -> int:
-        """The dimension along which the parts are joined; meaningless for a single part."""
-
     def parts(self) -> list[Tensor]:
         """The joined tensors, in order."""
+
+    def offsets(self) -> list[list[int]]:
+        """For each part, the index of its first element along each dimension."""
 
     def index(self, key: object) -> Joined:
         """A part by basic indexing; arguments and errors as for `Tensor.index`."""
@@ -569,6 +569,13 @@ class Joined:
 
     def reversed(self) -> Joined:
         """The same elements with the dimensions reversed."""
+
+    def reshape(self, shape: Sequence[int]) -> Joined:
+        """As `Tensor.reshape`.
+
+        Raises:
+            ValueError: As there; or a part is not a box of the new shape.
+        """
 
     def materialize(self, request: Request) -> Buffer:
         """The elements in memory. Reads tensor data, each part directly into the result; errors as for `Tensor.materialize`."""
@@ -604,7 +611,7 @@ class Joined:
             BufferError: `copy` is False, and there are several parts.
         """
 
-def concat(tensors: Sequence[Tensor], dim: int) -> Joined:
+def concat(tensors: Sequence[Tensor | Joined], dim: int) -> Joined:
     """Concatenates tensors along `dim`. Reads nothing.
 
     Raises:
@@ -612,12 +619,19 @@ def concat(tensors: Sequence[Tensor], dim: int) -> Joined:
         IndexError: `dim` is out of bounds.
     """
 
-def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
+def stack(tensors: Sequence[Tensor | Joined], dim: int) -> Joined:
     """Stacks tensors along a new dimension `dim`. Reads nothing.
 
     Raises:
         ValueError: There are none, or their dtypes or shapes differ.
         IndexError: `dim` is out of bounds.
+    """
+
+def restored_join(parts: Sequence[Tensor], offsets: Sequence[Sequence[int]], shape: Sequence[int]) -> Joined:
+    """The joined tensor of these parts at these offsets.
+
+    Raises:
+        ValueError: They are not a tensor of this shape.
     """
 
 def compare(
@@ -1368,6 +1382,13 @@ class Tensor:
 
     def reversed(self) -> Tensor:
         """The same elements with the dimensions reversed."""
+
+    def reshape(self, shape: Sequence[int]) -> Tensor:
+        """The same elements in the same order, in another shape, where one size may be -1.
+
+        Raises:
+            ValueError: The number of elements differs, or elements would need to be moved.
+        """
 
     def materialize(self, request: Request) -> Buffer:
         """The elements in memory. Reads tensor data, except for a view.

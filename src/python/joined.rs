@@ -9,22 +9,48 @@ use super::tensor::Tensor;
 use crate::error::{Code, Error, guarded};
 use crate::tensor::Joined as Core;
 
-/// Tensors of one dtype, concatenated along one dimension.
+/// Tensors of one dtype, each a box of one larger tensor.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Joined(Core);
 
+/// A tensor, or a joined one.
+#[derive(FromPyObject)]
+pub(crate) enum TensorArg<'py> {
+    Tensor(PyRef<'py, Tensor>),
+    Joined(PyRef<'py, Joined>),
+}
+
+impl From<TensorArg<'_>> for Core {
+    fn from(arg: TensorArg<'_>) -> Core {
+        match arg {
+            TensorArg::Tensor(tensor) => tensor.0.clone().into(),
+            TensorArg::Joined(joined) => joined.0.clone(),
+        }
+    }
+}
+
 /// Concatenates tensors along `dim`.
 #[pyfunction]
-pub(crate) fn concat(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
-    let parts = tensors.iter().map(|tensor| tensor.0.clone()).collect();
-    Ok(Joined(Core::concat(parts, dim)?))
+pub(crate) fn concat(tensors: Vec<TensorArg<'_>>, dim: i64) -> PyResult<Joined> {
+    Ok(Joined(Core::concat(tensors, dim)?))
 }
 
 /// Stacks tensors along a new dimension `dim`.
 #[pyfunction]
-pub(crate) fn stack(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
-    let parts = tensors.iter().map(|tensor| tensor.0.clone()).collect();
-    Ok(Joined(Core::stack(parts, dim)?))
+pub(crate) fn stack(tensors: Vec<TensorArg<'_>>, dim: i64) -> PyResult<Joined> {
+    Ok(Joined(Core::stack(tensors, dim)?))
+}
+
+/// The joined tensor of these parts at these offsets.
+#[pyfunction]
+pub(crate) fn restored_join(
+    parts: Vec<PyRef<'_, Tensor>>,
+    offsets: Vec<Vec<u64>>,
+    shape: Vec<u64>,
+) -> PyResult<Joined> {
+    let parts = parts.iter().map(|part| part.0.clone()).collect();
+    let offsets = offsets.iter().map(|at| at.as_slice().into()).collect();
+    Ok(Joined(guarded(|| Core::restored(parts, offsets, shape.as_slice().into()))?))
 }
 
 impl Joined {
@@ -51,13 +77,12 @@ impl Joined {
         self.0.nbytes()
     }
 
-    #[getter]
-    fn dim(&self) -> usize {
-        self.0.dim()
-    }
-
     fn parts(&self) -> Vec<Tensor> {
         self.0.parts().iter().cloned().map(Tensor).collect()
+    }
+
+    fn offsets(&self) -> Vec<Vec<u64>> {
+        self.0.offsets().iter().map(|at| at.to_vec()).collect()
     }
 
     fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Joined> {
@@ -71,6 +96,10 @@ impl Joined {
 
     fn reversed(&self) -> Joined {
         Joined(self.0.reversed())
+    }
+
+    fn reshape(&self, shape: Vec<i64>) -> PyResult<Joined> {
+        Ok(Joined(self.0.reshape(&shape)?))
     }
 
     fn materialize(&self, py: Python<'_>, request: &Request) -> PyResult<Buffer> {

@@ -58,7 +58,7 @@ mod _rustload {
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]
-    use super::joined::{Joined, concat, stack};
+    use super::joined::{Joined, concat, restored_join, stack};
     #[pymodule_export]
     use super::limits::Limits;
     #[pymodule_export]

@@ -203,6 +203,10 @@ impl Tensor {
         Tensor(self.0.reversed())
     }
 
+    fn reshape(&self, shape: Vec<i64>) -> PyResult<Tensor> {
+        Ok(Tensor(self.0.reshape(&shape)?))
+    }
+
     fn materialize(&self, py: Python<'_>, request: &Request) -> PyResult<Buffer> {
         request::materialize(
             py,

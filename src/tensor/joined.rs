@@ -1,62 +1,104 @@
-//! Lazy concatenation and stacking: the parts are read straight into one destination.
+//! Lazy concatenation and stacking: the parts are boxes of one destination, and are read straight into it.
 
 use super::{Order, Request, Tensor};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Remedy, Result, Value};
+#[cfg(any(feature = "python", test))]
+use crate::index::check_tiling;
 use crate::layout::{Dims, Layout, TensorIndex, numel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, JoinPart};
 
-/// Tensors of one dtype, concatenated along one dimension. Nothing is read until it is materialized.
+/// The most parts of a joined tensor: joins of joins could double it each time.
+const PARTS_MAX: usize = 1 << 20;
+
+/// Tensors of one dtype, each a box of one larger tensor. Nothing is read until it is materialized.
+///
+/// A join of joined tensors has the parts of all of them, so that a part is never joined itself.
 #[derive(Clone, Debug)]
 pub struct Joined {
-    /// Never empty. The shapes are equal except along `dim`.
+    /// Never empty.
     parts: Vec<Tensor>,
-    /// The concatenated dimension. Meaningless with one part.
-    dim: usize,
+    /// For each part, the index of its first element along each dimension. The boxes do not overlap, and together are the whole.
+    offsets: Vec<Dims>,
     shape: Dims,
 }
 
+impl From<Tensor> for Joined {
+    fn from(tensor: Tensor) -> Joined {
+        let shape = tensor.layout.shape.clone();
+        Joined { offsets: vec![Dims::from_elem(0, shape.len())], parts: vec![tensor], shape }
+    }
+}
+
 impl Joined {
-    /// Concatenates tensors along `dim`, which counts from the end if negative (`torch.cat`). Fails for an empty list, for
-    /// tensors whose dtypes or other dimensions differ, and for quantized tensors, as each has a scale of its own.
-    pub fn concat(parts: Vec<Tensor>, dim: i64) -> Result<Joined> {
-        let Some(first) = parts.first() else {
+    /// Concatenates tensors or joined ones along `dim`, which counts from the end if negative (`torch.cat`). Fails for an empty
+    /// list, for tensors whose dtypes or other dimensions differ, and for quantized tensors, as each has a scale of its own.
+    pub fn concat<T: Into<Joined>>(tensors: Vec<T>, dim: i64) -> Result<Joined> {
+        let tensors: Vec<Joined> = tensors.into_iter().map(Into::into).collect();
+        let Some(first) = tensors.first() else {
             return Err(Error::new(Code::Value, "there is nothing to join: the list of tensors is empty"));
         };
-        let dim = resolve_dim(dim, first.layout.ndim())?;
-        for part in &parts {
-            check_compatible(first, part, dim)?;
-            if part.quantization().is_some() {
-                let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
-                let error = Error::new(Code::DtypeUnsupported, text);
-                return Err(error.remedy(Remedy::Pass(
-                    "dequantize",
-                    Value::Flag(true),
-                    "when you read each, and join the results",
-                )));
-            }
+        let dim = resolve_dim(dim, first.shape.len())?;
+        let mut size = 0_u64;
+        for one in &tensors {
+            check_compatible(first, one, dim)?;
+            one.parts.iter().try_for_each(check_not_quantized)?;
+            size = size.checked_add(one.shape[dim]).ok_or_else(too_large)?;
         }
-        let mut shape = first.layout.shape.clone();
-        let mut sizes = parts.iter().map(|part| part.layout.shape[dim]);
-        let size = sizes.try_fold(0_u64, u64::checked_add);
-        shape[dim] = size.filter(|&size| size <= i64::MAX as u64).ok_or_else(too_large)?;
+        let mut shape = first.shape.clone();
+        shape[dim] = Some(size).filter(|&size| size <= i64::MAX as u64).ok_or_else(too_large)?;
         numel(&shape).ok_or_else(too_large)?;
-        Ok(Joined { parts, dim, shape })
+        let count = tensors.iter().map(|one| one.parts.len()).sum();
+        if count > PARTS_MAX {
+            let text = format!("a joined tensor has at most {PARTS_MAX} parts, not {count}");
+            return Err(Error::new(Code::Value, text).note("Read some of them, and join the results."));
+        }
+        let (mut parts, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut begin = 0;
+        for one in tensors {
+            parts.extend(one.parts);
+            offsets.extend(one.offsets.into_iter().map(|mut at| {
+                at[dim] += begin;
+                at
+            }));
+            begin += one.shape[dim];
+        }
+        Ok(Joined { parts, offsets, shape })
     }
 
     /// Joins tensors of equal shape along a new dimension `dim` (`torch.stack`). Fails as [`Joined::concat`] does.
-    pub fn stack(parts: Vec<Tensor>, dim: i64) -> Result<Joined> {
-        let ndim = parts.first().map_or(0, |part| part.layout.ndim());
+    pub fn stack<T: Into<Joined>>(tensors: Vec<T>, dim: i64) -> Result<Joined> {
+        let tensors: Vec<Joined> = tensors.into_iter().map(Into::into).collect();
+        let ndim = tensors.first().map_or(0, |one| one.shape.len());
         let at = resolve_dim(dim, ndim + 1)?;
         let mut items = vec![full_range(); at];
         items.push(TensorIndex::NewAxis);
-        for part in &parts {
+        for one in &tensors {
             // `ndim` is not a dimension, so all of them have to agree.
-            check_compatible(&parts[0], part, ndim)?;
+            check_compatible(&tensors[0], one, ndim)?;
         }
-        let parts = parts.iter().map(|part| part.index(&items)).collect::<Result<Vec<_>>>();
-        Joined::concat(parts?, at as i64)
+        let tensors = tensors.iter().map(|one| one.index(&items)).collect::<Result<Vec<_>>>();
+        Joined::concat(tensors?, at as i64)
+    }
+
+    /// The joined tensor of these parts at these offsets, which a pickle has. The numbers are not trusted: fails unless the parts
+    /// have one dtype and are together a tensor of this shape.
+    #[cfg(any(feature = "python", test))]
+    pub(crate) fn restored(parts: Vec<Tensor>, offsets: Vec<Dims>, shape: Dims) -> Result<Joined> {
+        let boxes: Vec<_> = (offsets.iter().zip(&parts))
+            .map(|(offsets, part)| (&offsets[..], &part.layout.shape[..]))
+            .collect();
+        let dtype = parts.first().map(Tensor::dtype);
+        let is_right = dtype.is_some()
+            && parts.len() == offsets.len()
+            && parts.iter().all(|part| Some(part.dtype) == dtype)
+            && check_tiling(&shape, &boxes).is_ok();
+        if !is_right {
+            return Err(Error::new(Code::Value, "the parts in the pickle are not those of a joined tensor"));
+        }
+        parts.iter().try_for_each(check_not_quantized)?;
+        Ok(Joined { parts, offsets, shape })
     }
 
     /// The element type.
@@ -64,25 +106,34 @@ impl Joined {
         self.first().dtype
     }
 
-    /// The concatenated dimension. Meaningless with one part.
-    pub fn dim(&self) -> usize {
-        self.dim
-    }
-
     /// Elements along each dimension.
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// The concatenated tensors, in order.
+    /// The joined tensors, in order.
     pub fn parts(&self) -> &[Tensor] {
         &self.parts
     }
 
+    /// For each part, the index of its first element along each dimension.
+    pub fn offsets(&self) -> &[Dims] {
+        &self.offsets
+    }
+
+    /// The part that is the whole tensor; `None` where there are several, or none with elements.
+    pub(crate) fn only_part(&self) -> Option<&Tensor> {
+        match &self.parts[..] {
+            [part] if !self.shape.contains(&0) => Some(part),
+            _ => None,
+        }
+    }
+
     /// As [`Tensor::identity`], of all parts.
     pub(crate) fn identity(&self) -> Option<String> {
-        let parts = self.parts.iter().map(Tensor::identity).collect::<Option<Vec<_>>>()?;
-        Some(format!("joined along {}: {}", self.dim, parts.join("; ")))
+        let parts = (self.parts.iter().zip(&self.offsets))
+            .map(|(part, at)| Some(format!("{} at {:?}", part.identity()?, &at[..])));
+        Some(format!("joined to {:?}: {}", &self.shape[..], parts.collect::<Option<Vec<_>>>()?.join("; ")))
     }
 
     /// Bytes of all elements.
@@ -99,30 +150,37 @@ impl Joined {
     pub fn index(&self, items: &[TensorIndex]) -> Result<Joined> {
         // Bounds and counts are checked against the joined shape.
         let shape = Layout::contiguous(&self.shape)?.index(items)?.shape;
-        if let [part] = &self.parts[..] {
-            return Ok(Joined { parts: vec![part.index(items)?], dim: self.dim, shape });
+        let mut sizes = self.shape.iter();
+        let mut along = Vec::with_capacity(items.len());
+        for item in expand_ellipsis(items, self.shape.len()) {
+            along.push(match item {
+                TensorIndex::NewAxis => None,
+                item => {
+                    let size = sizes.next().copied().unwrap_or(0);
+                    Some(Layout::contiguous(&[size])?.index(&[item])?)
+                }
+            });
         }
-        let mut items = expand_ellipsis(items, self.shape.len());
-        let consuming = |item: &TensorIndex| !matches!(item, TensorIndex::NewAxis);
-        let item_at = (0..items.len()).filter(|&item_at| consuming(&items[item_at])).nth(self.dim);
-        let item_at = item_at.ok_or_else(|| Error::new(Code::InternalError, "an index lost a dimension"))?;
-        let dim = items[..item_at].iter().filter(|item| !matches!(item, TensorIndex::At(_))).count();
-        let along = Layout::contiguous(&[self.shape[self.dim]])?.index(&items[item_at..=item_at])?;
-        let mut parts = Vec::new();
-        let mut base = 0_u64;
-        for part in &self.parts {
-            let size = part.layout.shape[self.dim];
-            if let Some(item) = item_within(&along, base, size) {
-                items[item_at] = item;
+        let (mut parts, mut offsets) = (Vec::new(), Vec::new());
+        for (part, begin) in self.parts.iter().zip(&self.offsets) {
+            if let Some((items, at)) = index_within(&along, begin, &part.layout.shape) {
                 parts.push(part.index(&items)?);
+                offsets.push(at);
             }
-            base += size;
         }
         if parts.is_empty() {
-            items[item_at] = TensorIndex::Range { start: Some(0), stop: Some(0), step: None };
-            parts.push(self.first().index(&items)?);
+            return self.empty(shape);
         }
-        Ok(Joined { parts, dim, shape })
+        Ok(Joined { parts, offsets, shape })
+    }
+
+    /// A joined tensor of this shape, which has no elements.
+    pub(super) fn empty(&self, shape: Dims) -> Result<Joined> {
+        let none = self.first().map_layouts(|layout| {
+            let strides = Dims::from_elem(0, shape.len());
+            Ok(Layout { shape: shape.clone(), strides, offset: layout.offset })
+        })?;
+        Ok(Joined::from(none))
     }
 
     /// The joined tensor with its dimensions in the order `dims`. Fails where `dims` is not a permutation.
@@ -132,19 +190,30 @@ impl Joined {
 
     /// The joined tensor with its dimensions in reverse order.
     pub fn reversed(&self) -> Joined {
-        let parts = self.parts.iter().map(Tensor::reversed).collect();
-        let shape: Dims = self.shape.iter().rev().copied().collect();
-        Joined { parts, dim: shape.len().saturating_sub(1).saturating_sub(self.dim), shape }
+        let reversed = |dims: &Dims| dims.iter().rev().copied().collect();
+        Joined {
+            parts: self.parts.iter().map(Tensor::reversed).collect(),
+            offsets: self.offsets.iter().map(reversed).collect(),
+            shape: reversed(&self.shape),
+        }
     }
 
     /// The joined tensor with its dimensions in this order.
     pub(super) fn reordered(&self, order: &Order) -> Result<Joined> {
-        // Strides that number the dimensions show where the joined one ends up.
-        let numbers: Dims = (0..self.shape.len() as u64).collect();
-        let reordered = order.apply(&Layout { shape: self.shape.clone(), strides: numbers, offset: 0 })?;
-        let dim = reordered.strides.iter().position(|&number| number == self.dim as u64).unwrap_or(0);
+        let reorder = |dims: &Dims| {
+            Ok(order.apply(&Layout { shape: dims.clone(), strides: dims.clone(), offset: 0 })?.shape)
+        };
         let parts = self.parts.iter().map(|part| part.map_layouts(|layout| order.apply(layout)));
-        Ok(Joined { parts: parts.collect::<Result<_>>()?, dim, shape: reordered.shape })
+        Ok(Joined {
+            parts: parts.collect::<Result<_>>()?,
+            offsets: self.offsets.iter().map(reorder).collect::<Result<_>>()?,
+            shape: reorder(&self.shape)?,
+        })
+    }
+
+    /// The joined tensor of these parts at these offsets, made of its own.
+    pub(super) fn with_parts(parts: Vec<Tensor>, offsets: Vec<Dims>, shape: Dims) -> Joined {
+        Joined { parts, offsets, shape }
     }
 
     /// The shape in the order of the result.
@@ -156,10 +225,10 @@ impl Joined {
     ///
     /// Fails where `copy=Some(false)` and there are several parts, where a request dequantizes, and as [`Tensor::materialize`] does.
     pub fn materialize(&self, request: &Request) -> Result<Array> {
-        if let [part] = &self.parts[..] {
+        if let Some(part) = self.only_part() {
             return part.materialize(request);
         }
-        if request.copy == Some(false) {
+        if request.copy == Some(false) && self.nbytes() > 0 {
             return Err(Error::new(
                 Code::Buffer,
                 "joined tensors are not contiguous in the file, which needs a copy",
@@ -200,19 +269,20 @@ impl Joined {
     fn fill(&self, request: &Request, recycled: bool, out: &mut [u8]) -> Result<()> {
         let dtype = request.dtype.unwrap_or(self.dtype());
         let open = |part: &Tensor| -> Result<Vec<JoinPart>> {
-            part.join_parts(&part.layout, &part.fill_options(dtype, request, recycled)?)
+            let how = part.fill_options(dtype, request, recycled)?;
+            // Of what has no elements, only the cast is checked.
+            if self.nbytes() == 0 { Ok(Vec::new()) } else { part.join_parts(&part.layout, &how) }
         };
         // A part may consist of several chunks.
-        let (mut boxes, mut owners, mut begin) = (Vec::new(), Vec::new(), 0);
-        for part in &self.parts {
+        let (mut boxes, mut owners) = (Vec::new(), Vec::new());
+        for (part, begin) in self.parts.iter().zip(&self.offsets) {
             for mut one in part.with_context(open(part))? {
-                if let Some(offset) = one.offsets.get_mut(self.dim) {
-                    *offset = offset.saturating_add(begin);
+                for (offset, begin) in one.offsets.iter_mut().zip(begin) {
+                    *offset = offset.saturating_add(*begin);
                 }
                 boxes.push(one);
                 owners.push(part);
             }
-            begin = begin.saturating_add(part.layout.shape.get(self.dim).copied().unwrap_or(0));
         }
         stream::fill_joined(boxes, &self.shape, request.threads, out)
             .map_err(|(part, error)| owners.get(part).unwrap_or(&self.first()).add_context(error))
@@ -241,24 +311,36 @@ fn resolve_dim(dim: i64, ndim: usize) -> Result<usize> {
         .ok_or_else(|| Error::new(Code::Index, format!("dim={dim} is out of bounds for {ndim} dimension(s)")))
 }
 
-/// Fails unless dtypes and shapes agree, except along `dim`.
-fn check_compatible(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
-    let (first_shape, part_shape) = (&first.layout.shape, &part.layout.shape);
-    let names = || format!("{:?} and {:?}", first.name(), part.name());
-    if first.dtype != part.dtype {
-        let text = format!("{} cannot be joined: they are {} and {}", names(), first.dtype, part.dtype);
+/// Fails for a quantized tensor.
+fn check_not_quantized(part: &Tensor) -> Result<()> {
+    if part.quantization().is_none() {
+        return Ok(());
+    }
+    let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
+    Err(Error::new(Code::DtypeUnsupported, text).remedy(Remedy::Pass(
+        "dequantize",
+        Value::Flag(true),
+        "when you read each, and join the results",
+    )))
+}
+
+/// Fails unless dtypes and shapes agree, except along `dim`. Joined tensors are named by their first part.
+fn check_compatible(first: &Joined, other: &Joined, dim: usize) -> Result<()> {
+    let names = || format!("{:?} and {:?}", first.first().name(), other.first().name());
+    if first.dtype() != other.dtype() {
+        let text = format!("{} cannot be joined: they are {} and {}", names(), first.dtype(), other.dtype());
         let cast = Remedy::Pass("dtype", Value::Any, "when you read one of them, and join the results");
         return Err(Error::new(Code::Value, text).remedy(cast));
     }
-    let mut sizes = first_shape.iter().zip(part_shape).enumerate();
-    if first_shape.len() != part_shape.len()
+    let mut sizes = first.shape.iter().zip(&other.shape).enumerate();
+    if first.shape.len() != other.shape.len()
         || sizes.any(|(at, (size, other_size))| at != dim && size != other_size)
     {
         let text = format!(
             "{} cannot be joined: their shapes are {:?} and {:?}",
             names(),
-            &first_shape[..],
-            &part_shape[..]
+            &first.shape[..],
+            &other.shape[..]
         );
         return Err(Error::new(Code::Value, text));
     }
@@ -287,13 +369,33 @@ fn expand_ellipsis(items: &[TensorIndex], ndim: usize) -> Vec<TensorIndex> {
     out
 }
 
-/// Translates an index along the joined dimension to the part that has `size` elements of it from `base` on; `None` where it
-/// selects none of them. `along` is the index applied to the positions of all elements.
-fn item_within(along: &Layout, base: u64, size: u64) -> Option<TensorIndex> {
+/// Translates an index of the whole to one of the box at `begin` with these sizes, and gives the position of its first element in
+/// the result; `None` where it selects none of the box. `along` has for each item the index applied to the positions of all elements
+/// along its dimension, and `None` for a new dimension.
+fn index_within(along: &[Option<Layout>], begin: &[u64], sizes: &[u64]) -> Option<(Vec<TensorIndex>, Dims)> {
+    let mut dims = begin.iter().zip(sizes);
+    let (mut items, mut at) = (Vec::with_capacity(along.len()), Dims::new());
+    for one in along {
+        let Some(one) = one else {
+            items.push(TensorIndex::NewAxis);
+            at.push(0);
+            continue;
+        };
+        let (&begin, &size) = dims.next()?;
+        let (item, before) = item_within(one, begin, size)?;
+        items.push(item);
+        at.extend(before);
+    }
+    Some((items, at))
+}
+
+/// The item along one dimension, for the `size` elements from `base` on, and how many elements it selects before them, if it keeps
+/// the dimension; `None` where it selects none of them.
+fn item_within(along: &Layout, base: u64, size: u64) -> Option<(TensorIndex, Option<u64>)> {
     let end = base + size;
     let inside = |at: u64| at >= base && at < end;
     let (&[count], &[step]) = (&along.shape[..], &along.strides[..]) else {
-        return inside(along.offset).then(|| TensorIndex::At((along.offset - base) as i64));
+        return inside(along.offset).then(|| (TensorIndex::At((along.offset - base) as i64), None));
     };
     let before = base.saturating_sub(along.offset).div_ceil(step);
     let first = along.offset.checked_add(before.checked_mul(step)?)?;
@@ -302,5 +404,6 @@ fn item_within(along: &Layout, base: u64, size: u64) -> Option<TensorIndex> {
     }
     let count = (count - before).min((end - first).div_ceil(step));
     let (start, stop) = (first - base, first - base + (count - 1) * step + 1);
-    Some(TensorIndex::Range { start: Some(start as i64), stop: Some(stop as i64), step: Some(step as i64) })
+    let (start, stop, step) = (Some(start as i64), Some(stop as i64), Some(step as i64));
+    Some((TensorIndex::Range { start, stop, step }, Some(before)))
 }

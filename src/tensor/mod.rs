@@ -6,6 +6,7 @@ mod joined;
 mod materialize;
 mod quantized;
 mod request;
+mod reshape;
 #[cfg(any(feature = "python", test))]
 mod restore;
 mod scheme;

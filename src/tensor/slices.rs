@@ -37,7 +37,7 @@ impl Tensor {
 impl Joined {
     /// As [`Tensor::result_data`].
     pub(crate) fn result_data(&self, request: &Request) -> Result<ResultData> {
-        if let [part] = self.parts() {
+        if let Some(part) = self.only_part() {
             return part.clone().result_data(request.clone()).map_err(|error| part.add_context(error));
         }
         let joined = self.reordered(&request.order)?;

@@ -85,13 +85,13 @@ def pieces(
     if len(parts) == 1:
         yield from _pieces_of_tensor(parts[0], request, result, cast, rate)
         return
-    dim = dims_of(request, len(core.shape)).index(core.dim)
-    start = 0
-    for part in parts:
-        size = part.shape[core.dim]
+    order = dims_of(request, len(core.shape))
+    for part, offsets in zip(parts, core.offsets(), strict=True):
         if part.size:
-            yield from _pieces_of_tensor(part, request, result.narrow(dim, start, size), cast, rate)
-        start += size
+            target = result
+            for at, dim in enumerate(order):
+                target = target.narrow(at, offsets[dim], part.shape[dim])
+            yield from _pieces_of_tensor(part, request, target, cast, rate)
 
 
 def _pieces_of_tensor(
@@ -213,20 +213,25 @@ def cpu_only_pieces(
     """The pieces of a result for a framework that does not convert on the GPU; the CPU converts all of them.
 
     Raises:
-        UnsupportedError: Tensors are joined along a dimension that is not the outermost, so their parts are not contiguous.
+        UnsupportedError: Tensors are joined along a dimension that is not the outermost: parts are not contiguous.
     """
     if isinstance(core, _rustload.Tensor):
         yield core, request, buffer
         return
     order = dims_of(request, len(core.shape))
-    parts = core.parts()
-    if len(parts) > 1 and any(core.shape[dim] > 1 for dim in order[: order.index(core.dim)]):
-        note = "framework='torch' can; or join along the first dimension"
-        raise _error("DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note)
     itemsize = ITEMSIZE[request.dtype or core.dtype]
-    start = 0
-    for part in parts:
-        nbytes = part.size * itemsize
-        if nbytes:
-            yield part, request, buffer.part(start, "uint8", [nbytes])
-        start += nbytes
+    for part, offsets in zip(core.parts(), core.offsets(), strict=True):
+        # Its elements are neighbours in the result if only one dimension, and those of size 1 around it, are not whole.
+        is_inside = False
+        start, stride = 0, itemsize
+        for dim in reversed(order):
+            if is_inside and part.shape[dim] > 1:
+                note = "framework='torch' can; or join along the first dimension"
+                raise _error(
+                    "DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note
+                )
+            is_inside = is_inside or part.shape[dim] < core.shape[dim]
+            start += offsets[dim] * stride
+            stride *= core.shape[dim]
+        if part.size:
+            yield part, request, buffer.part(start, "uint8", [part.size * itemsize])

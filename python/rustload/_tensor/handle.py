@@ -167,6 +167,28 @@ class LazyTensor(Operators, Metadata):
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
         return self._wrap(self._core.permute(list(order)), self._context)  # type: ignore[arg-type]  # ints by now
 
+    def reshape(self, *shape: int | tuple[int, ...]) -> Self:
+        """The same elements in the same order, in another shape; reads and moves nothing.
+
+        >>> import rustload
+        >>> rustload.open("model.pt")["q.weight"].reshape(2, -1, 8).shape
+        (2, 4, 8)
+
+        Args:
+            *shape: The sizes, as numbers or as one tuple. One may be -1: what is left.
+
+        Raises:
+            ValueError: The number of elements differs, or elements would need to be moved: of transposed and sliced tensors
+                where their strides do not fit, of parts of a joined tensor that the new shape would cut, and of tensors in
+                chunks (distributed checkpoints). Read first: `t.materialize().reshape(...)`.
+        """
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return self._wrap(self._core.reshape(list(sizes)), self._context)  # type: ignore[arg-type]  # ints by now
+
+    def view(self, *shape: int | tuple[int, ...]) -> Self:
+        """As `reshape`, as torch calls it; reads nothing. The argument is no dtype: `materialize` casts."""
+        return self.reshape(*shape)
+
     def __getitem__(self, key: Any) -> Self:
         """Selects a part by basic indexing, lazily: ints, slices with positive steps, `...` and None, as in NumPy and torch.
 

@@ -18,10 +18,10 @@ __all__ = ["JoinedTensor", "concat", "restored_join", "stack"]
 
 
 class JoinedTensor(LazyTensor):
-    """Several tensors of one dtype, joined along one dimension by `concat` or `stack`.
+    """Several tensors of one dtype, joined by `concat` or `stack`.
 
     It has the interface of `LazyTensor`. Materializing reads every part directly into the result, without a temporary copy of a
-    part. The result is never a view, unless indexing has left only one part.
+    part. The result is never a view, unless indexing has left only one part. A join of joined tensors has the parts of all.
 
     >>> import rustload
     >>> ckpt = rustload.open("model.pt")
@@ -126,7 +126,7 @@ class JoinedTensor(LazyTensor):
         Raises:
             TypeError: As for `LazyTensor`.
         """
-        return restored_join, (self.parts, self._core.dim)
+        return restored_join, (self.parts, self._core.offsets(), self.shape)
 
     def __repr__(self) -> str:
         """The number of parts, dtype, shape and size; reads nothing."""
@@ -134,10 +134,19 @@ class JoinedTensor(LazyTensor):
         return f"<JoinedTensor of {count} {self.dtype} {list(self.shape)} {format_bytes(self.nbytes)}>"
 
 
-def restored_join(parts: list[LazyTensor], dim: int) -> JoinedTensor:
-    """The joined tensor that was pickled; called by unpickling. `dim` means nothing if there is one part."""
+def restored_join(parts: list[LazyTensor], offsets: list[list[int]], shape: tuple[int, ...]) -> JoinedTensor:
+    """The joined tensor that was pickled; called by unpickling.
+
+    Args:
+        parts: The parts.
+        offsets: For each, the index of its first element along each dimension.
+        shape: The joined shape.
+
+    Raises:
+        ValueError: The parts are not a tensor of that shape.
+    """
     cores, context = _cores(parts)
-    joined = _rustload.stack(cores, 0).index(0) if len(cores) == 1 else _rustload.concat(cores, dim)
+    joined = _rustload.restored_join(cores, offsets, shape)  # type: ignore[arg-type]  # not joined themselves
     return JoinedTensor._wrap(joined, context)  # type: ignore[arg-type]  # a Joined has a tensor's methods
 
 
@@ -150,8 +159,8 @@ def concat(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
     (8, 32)
 
     Args:
-        tensors: Lazy tensors of one dtype, with equal shapes except along `dim`. They may be parts of tensors, and come from
-            several checkpoints.
+        tensors: Lazy tensors of one dtype, with equal shapes except along `dim`. They may be parts of tensors or joined ones, and
+            come from several checkpoints.
         dim: The dimension to join along; a negative number counts from the end.
 
     Raises:
@@ -172,8 +181,15 @@ def stack(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
     >>> rustload.stack(ckpt.values()).shape
     (4, 8, 8)
 
+    The weights of experts, each fused of two:
+
+    >>> gate, up = ckpt["q.weight"], ckpt["k.weight"]
+    >>> rustload.concat([rustload.stack([gate, gate]), rustload.stack([up, up])], dim=1).shape
+    (2, 16, 8)
+
     Args:
-        tensors: Lazy tensors of one dtype and shape. They may be parts of tensors, and come from several checkpoints.
+        tensors: Lazy tensors of one dtype and shape. They may be parts of tensors or joined ones, and come from several
+            checkpoints.
         dim: The index of the new dimension; a negative number counts from the end.
 
     Raises:
@@ -186,15 +202,13 @@ def stack(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
     return JoinedTensor._wrap(_rustload.stack(cores, operator.index(dim)), context)  # type: ignore[arg-type]  # as above
 
 
-def _cores(tensors: Any) -> tuple[list[_rustload.Tensor], HandleContext]:
+def _cores(tensors: Any) -> tuple[list[_rustload.Tensor | _rustload.Joined], HandleContext]:
     given = list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, LazyTensor) else None
     if given is None:
         raise _error("Type", "concat and stack take a list of lazy tensors")
     for one in given:
-        if not isinstance(one, LazyTensor) or isinstance(one, JoinedTensor):
-            joined = isinstance(one, JoinedTensor)
-            note = "join all tensors at once: a joined one is not part of another" if joined else None
-            raise _error("Type", f"the list holds a {type(one).__name__}, not a lazy tensor", note)
+        if not isinstance(one, LazyTensor):
+            raise _error("Type", f"the list holds a {type(one).__name__}, not a lazy tensor")
     if not given:
         raise _error("Value", "there is nothing to join: the list of tensors is empty")
     return [one._core for one in given], given[0]._context
