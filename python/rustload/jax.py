@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rustload._checkpoint.names import select_tensors, unflatten
 from rustload._checkpoint.open import opened
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
-from rustload._common.patterns import is_literal, matches, matching, warn_of_unused_patterns, warn_user
+from rustload._common.patterns import matches, matching, warn_of_unused_patterns, warn_user
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
 from rustload._frameworks import adapters
@@ -139,11 +139,7 @@ def _warn_of_unused_shardings(shardings: Any, tensors: Mapping[str, LazyTensor])
     """Warns of names and patterns that no tensor has."""
     stored = {lazy.name for lazy in tensors.values()}
     rules = [key for key, _ in _flat(shardings, "")] if isinstance(shardings, Mapping) else []
-    unused = [
-        key
-        for key in rules
-        if key not in tensors and key not in stored and (is_literal(key) or not matching(stored, key))
-    ]
+    unused = [key for key in rules if key not in tensors and not matching(stored, key)]
     if unused:
         more = f", nor do {len(unused) - 1:,} others" if unused[1:] else ""
         warn_user(f"has {unused[0]!r}, which matches no name{more}", unused[0], tensors, argument="shardings")

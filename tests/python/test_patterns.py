@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import itertools
+import random
 import re
 import time
 import warnings
@@ -18,8 +21,9 @@ import rustload.jax
 import rustload.torch
 from rustload import RustloadWarning
 from rustload._checkpoint.names import select_tensors
-from rustload._common.patterns import matching, warn_user
+from rustload._common.patterns import matches, matching, warn_user
 from rustload._common.similar import similar
+from rustload._common.tree import spell_numbers
 
 NAMES = ("enc.weight", "enc.bias", "lm_head.weight", "a[0].weight")
 
@@ -254,3 +258,162 @@ def test_the_error_for_a_key_says_how_many_names_were_searched():
     assert caught.value.__notes__ == [
         "tensors are under: 'model' (20000), among the first 20,000 of 2,000,000"
     ]
+
+
+def expanded(pattern):
+    """The patterns without braces that one with braces stands for: an oracle that lists them all."""
+    depth, start, parts = 0, 0, []
+    opened = pattern.find("{")
+    if opened < 0:
+        return [pattern]
+    for at in range(opened, len(pattern)):
+        depth += {"{": 1, "}": -1}.get(pattern[at], 0)
+        if (pattern[at] == "," and depth == 1) or depth == 0:
+            parts.append(pattern[start or opened + 1 : at].strip())
+            start = at + 1
+        if depth == 0:
+            break
+    listed = []
+    for part in parts:
+        first, dots, last = part.partition("..")
+        if not dots:
+            listed += expanded(part)
+            continue
+        last, _, step = last.partition(" step ")
+        width = len(first) if first[0] == "0" and len(first) > 1 else 0
+        listed += [str(one).zfill(width) for one in range(int(first), int(last) + 1, int(step or 1))]
+    return [pattern[:opened] + one + rest for one in listed for rest in expanded(pattern[start:])]
+
+
+BRACES = [
+    *("a{b,c}", "{a,ab}*{b,c}", "*{ab,a}*bc", "{a,b{c,{d,e*}}}f", "x{,y}z", "{[ab],c}?", "a{b}"),
+    *(
+        "l.{0..7}",
+        "l.{0..12}*",
+        "*{3..21}*",
+        "l.{08..12}",
+        "l.{8..112}.w",
+        "l.{0..30 step 2}",
+        "{0, 3, 5..9}.w",
+    ),
+    *(
+        "l.{99..101}",
+        "l.{1000..1234}",
+        "l.{007..100}",
+        "{a,l}.{1..3}.{w,*}",
+        "l.{5..5}",
+        "l.{0..9}",
+        "l.{10..99}",
+    ),
+]
+
+
+@pytest.mark.parametrize("pattern", BRACES)
+def test_braces_match_what_the_patterns_that_they_stand_for_match(pattern):
+    made = random.Random(pattern)
+    names = ["".join(made.choices("abcdef.xyzlw013", k=made.randint(0, 6))) for _ in range(3000)]
+    names += [
+        f"l.{number:0{width}}{end}" for number in range(1300) for width in (1, 2, 3) for end in ("", ".w")
+    ]
+    names += [f"{number}.w" for number in range(20)]
+    names += ["".join(one) for length in range(7) for one in itertools.product("abc", repeat=length)]
+    names += ["xz", "xyz", "abdf", "abeeef", "xy}z"]
+    names = list(dict.fromkeys(names))
+    wanted = expanded(pattern)
+    expressions = [re.compile(fnmatch.translate(one)) for one in wanted]
+    expected = [name for name in names if any(one.match(name) for one in expressions)]
+    assert expected
+    assert matching(names, pattern) == expected
+    assert [name for name in names if matches(name, pattern)] == expected
+
+
+def test_ranges_are_those_that_info_prints():
+    made = random.Random(3)
+    for _ in range(300):
+        digits = made.choice([0, 0, 3])
+        numbers = sorted(made.sample(range(60), made.randint(2, 12)))
+        label = spell_numbers(numbers, digits)
+        if ", .., " in label:
+            with pytest.raises(
+                ValueError, match=r"'\.\.' in the pattern .* stands for numbers that were left out"
+            ):
+                matching([], f"l.{{{label}}}.w")
+            continue
+        names = [f"l.{number:0{digits}}.w" for number in range(80)]
+        assert matching(names, f"l.{{{label}}}.w") == [f"l.{number:0{digits}}.w" for number in numbers]
+
+
+def test_ranges_are_not_listed():
+    start = time.perf_counter()
+    for low, high in ((0, 10**18 - 1), (7, 999_999_999), (123, 876_543_210)):
+        names = [str(one) for one in (low, high, high - 1, low + 1, (low + high) // 2)]
+        others = [f"{high + 1}", "00", "-1", ""] + ([str(low - 1)] if low else [])
+        assert matching(names + others, f"{{{low}..{high}}}") == names
+    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("a{b", "without its '}'"),
+        ("a{b{c,d}", "without its '}'"),
+        ("{7..0}", "has no number"),
+        ("{0..7 step 0}", "has no number"),
+        ("{0..999999999 step 2}", "more than 1,024 numbers"),
+        ("{0..9999999999999999999}", "more than 18 digits"),
+    ],
+)
+def test_wrong_braces_are_an_error_in_every_argument(path, pattern, why):
+    ckpt = rustload.open(path)
+    calls = [
+        lambda: ckpt.select(pattern),
+        lambda: list(ckpt.stream(pattern)),
+        lambda: list(ckpt.stream(dtype={pattern: "float16"})),
+        lambda: load_into(path, dtype={pattern: "float16"}),
+        lambda: rustload.diff(path, path, select=pattern),
+        lambda: rustload.convert(path, path.with_suffix(".safetensors"), select=pattern),
+        lambda: rustload.jax.load(path, dtype={pattern: "float16"}),
+        lambda: rustload.jax.load(path, shardings={pattern: None}),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=re.escape(why)):
+            call()
+
+
+def test_braces_select_in_every_argument(path, tmp_path):
+    ckpt = rustload.open(path)
+    pattern, names = "{enc,lm_head}.{weight,none}", ["enc.weight", "lm_head.weight"]
+    assert list(ckpt.select(pattern)) == names
+    assert [name for name, _ in ckpt.stream(pattern)] == names
+    dtypes = {name: tensor.dtype for name, tensor in ckpt.stream(dtype={pattern: torch.float16})}
+    assert [name for name in dtypes if dtypes[name] == torch.float16] == names
+    assert rustload.diff(path, path, select=pattern).equal == 2
+    rustload.convert(path, tmp_path / "some.safetensors", select=pattern)
+    assert list(rustload.open(tmp_path / "some.safetensors")) == names
+    rustload.save(ckpt, tmp_path / "cast.safetensors", dtype={pattern: "float16"})
+    cast = rustload.open(tmp_path / "cast.safetensors")
+    assert sorted(name for name in cast if cast[name].dtype == "float16") == names
+    arrays = rustload.jax.load(path, dtype={pattern: "float16"}, shardings={pattern: None}, nested=False)
+    assert sorted(name for name in arrays if arrays[name].dtype == "float16") == names
+
+
+def test_names_with_pattern_characters_are_themselves(save):
+    names = ["a[0]", "a0", "b{c", "b{c,d}", "bc", "e*", "ef"]
+    ckpt = rustload.open(save({name: torch.zeros(1) for name in names}))
+    for name in ("a[0]", "b{c", "b{c,d}", "e*"):
+        assert list(ckpt.select(name)) == [name]
+        assert [found for found, _ in ckpt.stream(name)] == [name]
+
+
+def test_select_takes_expressions_and_callables(path):
+    ckpt = rustload.open(path)
+    assert list(ckpt.select(re.compile(r"^enc\.|\[0"))) == ["enc.weight", "enc.bias", "a[0].weight"]
+    assert list(ckpt.select([re.compile("bias"), "lm_head.*"])) == ["enc.bias", "lm_head.weight"]
+    assert list(ckpt.select(lambda tensor: tensor.name.startswith("lm"))) == ["lm_head.weight"]
+    assert list(ckpt.strip("enc").select(re.compile("^bias"))) == ["bias"]
+    with pytest.warns(RustloadWarning, match="no name matches 'wieght'"):
+        assert not list(ckpt.select(re.compile("wieght")))
+    for wrong in (3, re.compile(b"a"), [len]):
+        with pytest.raises(TypeError, match="a pattern is a str"):
+            ckpt.select(wrong)
+    assert list(itertools.islice(ckpt.select("*"), 1)) == ["enc.weight"]

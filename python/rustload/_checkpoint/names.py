@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rustload._common.patterns import NAMES_SEARCHED_MAX, matching, warn_user
+from rustload._common.patterns import NAMES_SEARCHED_MAX, is_literal, matching, warn_user
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _error, _pass
 
@@ -24,8 +24,6 @@ __all__ = [
     "strip_prefix",
     "unflatten",
 ]
-
-_GLOB = re.compile(r"[*?\[]")
 
 
 def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] | None) -> list[str]:
@@ -46,7 +44,7 @@ def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] 
         raise _error("Type", f"is a list of names and patterns, not {given!r}", argument="names")
     found: list[str] = []
     for name in [given] if isinstance(given, str) else given:
-        if not isinstance(name, str) or _GLOB.search(name) is None or name in tensors:
+        if not isinstance(name, str) or is_literal(name) or name in tensors:
             found.append(name)
             continue
         matched = matching(tensors, name)

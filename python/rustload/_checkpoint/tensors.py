@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -16,6 +17,8 @@ from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rustload import _rustload
     from rustload._checkpoint.build_stream import Order
     from rustload._checkpoint.stream import Stream
@@ -72,7 +75,10 @@ class TensorMapping(Mapping[str, LazyTensor]):
         """The lazy tensor of that name, or `default`; a miss does not search for similar names."""
         return self[name] if name in self else default  # noqa: SIM401 - this is get() itself
 
-    def select(self, pattern: str | Iterable[str]) -> Selection:
+    def select(
+        self,
+        pattern: str | re.Pattern[str] | Callable[[LazyTensor], bool] | Iterable[str | re.Pattern[str]],
+    ) -> Selection:
         """The tensors whose names match a glob pattern, or one of several: a view, which reads nothing.
 
         >>> import rustload
@@ -82,37 +88,46 @@ class TensorMapping(Mapping[str, LazyTensor]):
         (['weight'], 'lm_head.weight')
         >>> heads.materialize(dtype="bfloat16")["weight"].dtype
         torch.bfloat16
+        >>> list(ckpt.select("{q,k}.*")), list(ckpt.select(lambda tensor: tensor.name.endswith("v.weight")))
+        (['q.weight', 'k.weight'], ['v.weight'])
 
         Args:
-            pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` matches one; `[ab]` matches a or b.
-                Case-sensitive. Of several, the tensors come in the order of the patterns, each once.
+            pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` matches one; `[ab]` matches a or b. Braces hold
+                alternatives: `{q,k}`, and ranges of numbers as `rustload info` prints them, `layers.{0..7}.*`.
+                Case-sensitive. Also a compiled regular expression, which is searched for in the names. Of several, the tensors
+                come in the order of the patterns, each once. Or a callable from the lazy tensor, whose name is that in the
+                file, to whether it is selected.
 
         Raises:
-            TensorNotFoundError: A pattern has no glob character, and no tensor has that name. A glob pattern without a match
-                emits a `RustloadWarning`.
+            TensorNotFoundError: A pattern has no glob character, and no tensor has that name. A pattern without a match emits a
+                `RustloadWarning`.
+            ValueError: The braces of a pattern are wrong.
         """
         self._check_open()
         given: Any = pattern
-        if isinstance(given, bytes) or not isinstance(given, Iterable):
-            advice = (
-                "choose by names: ckpt.select([name for name in ckpt if ...])" if callable(given) else None
-            )
-            raise _error("Type", f"a pattern is a str, not {given!r}", advice)
-        patterns = [pattern] if isinstance(pattern, str) else list(pattern)
-        found: dict[str, str] = {}
-        for one in patterns:
-            if not isinstance(one, str):
-                raise _error("Type", f"a pattern is a str, not {one!r}")
-            if is_literal(one):
-                if one not in self:
-                    raise self._unknown("pattern", one)
-                names = [one]
-            else:
+        if callable(given):
+            return self._selected([name for name, tensor in self.items() if given(tensor)])
+        if isinstance(given, bytes) or not isinstance(given, (Iterable, re.Pattern)):
+            raise _error("Type", f"a pattern is a str, a compiled pattern or a callable, not {given!r}")
+        found: dict[str, None] = {}
+        for one in [given] if isinstance(given, (str, re.Pattern)) else given:
+            if isinstance(one, re.Pattern) and isinstance(one.pattern, str):
+                names = [name for name in self if one.search(name)]
+                if not names:
+                    warn_user(f"no name matches {one.pattern!r}")
+            elif isinstance(one, str):
                 names = matching(self, one)
+                if not names and is_literal(one):
+                    raise self._unknown("pattern", one)
                 if not names:
                     warn_user(f"no name matches {one!r}", one, self)
-            found.update((name, self._file_name(name)) for name in names)
-        return Selection._of(self._root(), found)
+            else:
+                raise _error("Type", f"a pattern is a str or a compiled pattern of one, not {one!r}")
+            found.update(dict.fromkeys(names))
+        return self._selected(found)
+
+    def _selected(self, names: Iterable[str]) -> Selection:
+        return Selection._of(self._root(), {name: self._file_name(name) for name in names})
 
     def under(self, key: Key) -> Selection:
         """The tensors that are nested under a key, with the rest of their names: a view, which reads nothing.

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--filter",
         dest="pattern",
         metavar="PATTERN",
-        help="only tensors whose names match: * stands for any characters, dots too",
+        help="only tensors whose names match: * is any characters, dots too, {0..7} a number of these",
     )
     add("--depth", metavar="N", type=number, help="show at most N levels of the tree")
     add(

@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="pattern",
         metavar="P",
         **REPEATED,
-        help="only tensors whose names match: * stands for any characters, dots too; may be repeated",
+        help="only tensors whose names match: * is any characters, dots too, {0..7} a number of these; may be repeated",
     )
     add("--sample", metavar="N", type=number, help="read about N elements of each tensor, not all")
     add(
