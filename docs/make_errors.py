@@ -44,7 +44,7 @@ KINDS = {
     "Index": "",
     "Buffer": "No view is possible.",
     "Device": "The driver or the GPU is at fault, or there is none.",
-    "Memory": "",
+    "Memory": "Also a `MemoryError`. `rustload doctor` and `rustload info --dtype` show what is needed and what is left.",
     "Cancelled": "The work was cancelled, for example by Ctrl-C.",
     "Internal": "",
 }

@@ -70,6 +70,7 @@ limits! {
     remote_requests = 10_000, "Requests for one file that is not on this machine, behind a URL or a file object, until it is open or scanned. What a scan would need more for is unscanned.";
     remote_bytes = 64 << 20, "Bytes that these requests may fetch.";
     materialize_ratio = 16, "How many times their storages tensors with repeated or shared elements may grow to, one alone or all that a call returns or writes together.";
+    available_memory = 0, "Bytes of memory that the results of one call may take together. 0: what the cgroup, RLIMIT_AS, RLIMIT_DATA and the machine leave, compared before results of 64 MiB or more are made.";
     materialize_bytes = 1 << 30, "Bytes that tensors with repeated or shared elements may grow to, whatever their storages.";
 }
 

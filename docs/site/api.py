@@ -41,7 +41,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "rustload.RustloadError", "rustload.FormatError", "rustload.UnsupportedError", "rustload.DisallowedError",
             "rustload.LimitError", "rustload.TensorNotFoundError", "rustload.ModelMismatchError", "rustload.DeviceError",
-            "rustload.SafetensorError", "rustload.InternalError", "rustload.RustloadWarning",
+            "rustload.NotEnoughMemoryError", "rustload.SafetensorError", "rustload.InternalError", "rustload.RustloadWarning",
         ),
     ),
     "torch": (

@@ -938,6 +938,21 @@ def stream(
         results_kept: Whether the caller keeps all results. Otherwise recycled memory of freed results counts in the window.
     """
 
+def check_memory(tensors: Sequence[tuple[Tensor, Request]], *, share_storages: bool, more: int = 0) -> None:
+    """Compares the memory of results that are kept together with what this process may take. Allocates nothing.
+
+    Args:
+        tensors: The tensors, each with its request.
+        share_storages: As for `stream`.
+        more: Bytes to add to the sum; negative for memory that is freed meanwhile.
+
+    Raises:
+        NotEnoughMemoryError: The results need more (code `NotEnoughMemory`).
+    """
+
+def needed_memory(tensors: Sequence[tuple[Tensor, Request]], *, share_storages: bool) -> int:
+    """The most bytes of host memory in use while these results are made and kept; arguments as for `check_memory`."""
+
 def order(
     tensors: Sequence[tuple[Tensor, Request]], *, by_file: bool
 ) -> tuple[list[int], dict[int, tuple[int, bool]]]:
@@ -946,6 +961,21 @@ def order(
     Returns:
         The index of each in the list. And for the positions of tied ones in this order: the index of the first with the same
         elements, and whether they occur again later.
+    """
+
+def gpu_free_memory(device: int) -> int | None:
+    """The free bytes of a GPU of the CUDA driver; None if it does not say."""
+
+def check_gpu_memory(tensors: Sequence[tuple[Tensor, Request]], *, free: int, freed: int) -> None:
+    """Compares the memory of results that are kept together on a GPU with what it has left.
+
+    Args:
+        tensors: The tensors, each with its request.
+        free: The bytes that new tensors may take.
+        freed: The bytes that are freed meanwhile.
+
+    Raises:
+        NotEnoughMemoryError: They need more (code `NotEnoughMemory`).
     """
 
 def is_cancelled() -> bool:
@@ -1173,11 +1203,12 @@ class Limits:
     10000000
     """
 
-    def __new__(cls, **limits: int) -> Self:
+    def __new__(cls, **limits: int | None) -> Self:
         """Sets some limits and leaves the others at their defaults.
 
         Args:
-            **limits: Name and value of each limit to set; `Limits.describe()` lists the names.
+            **limits: Name and value of each limit to set; `Limits.describe()` lists the names. `available_memory=None` compares
+                nothing.
 
         Raises:
             ValueError: No limit has that name, or the value is negative.

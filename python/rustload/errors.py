@@ -23,6 +23,7 @@ __all__ = [
     "InternalError",
     "LimitError",
     "ModelMismatchError",
+    "NotEnoughMemoryError",
     "RustloadError",
     "RustloadWarning",
     "SafetensorError",
@@ -101,6 +102,23 @@ class TensorNotFoundError(RustloadError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class NotEnoughMemoryError(RustloadError, MemoryError):
+    """The results need more memory than is left, or an allocation failed.
+
+    With the code `NotEnoughMemory`, their sum was compared before anything was allocated; the attributes are set then.
+
+    Attributes:
+        needed: The bytes that the results need, or None.
+        available: The bytes that are available, or None.
+        bound: What bounds these: `"cgroup"`, `"RLIMIT_AS"`, `"RLIMIT_DATA"`, `"machine"`, `"available_memory"` (the limit) or
+            `"GPU"`; or None.
+    """
+
+    needed: int | None = None
+    available: int | None = None
+    bound: str | None = None
+
+
 class SafetensorError(RustloadError):
     """Raised by `rustload.safe_open` where the safetensors package raises its error of that name.
 
@@ -147,7 +165,7 @@ _CLASSES: dict[str, type[Exception]] = {
     "Index": IndexError,
     "Buffer": BufferError,
     "Device": DeviceError,
-    "Memory": MemoryError,
+    "Memory": NotEnoughMemoryError,
     "Cancelled": KeyboardInterrupt,  # type: ignore[dict-item]  # a BaseException, and raised as such
     "Internal": InternalError,
 }
@@ -199,7 +217,7 @@ def _for_python(remedy: _Remedy) -> str:
     act, name, value, why = remedy
     match act:
         case "raise":
-            return f"raise it with limits=rustload.Limits({name}=...) if you trust the file"
+            return f"raise it with limits=rustload.Limits({name}=...) {why}"
         case "pass":
             return f"pass {name}={'' if value is ... else repr(value)} {why}".rstrip()
         case "call":

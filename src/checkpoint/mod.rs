@@ -26,7 +26,11 @@ use crate::tensor::{Request, Tensor};
 pub(crate) use self::similar::similar;
 #[cfg(feature = "python")]
 pub(crate) use self::stream::StreamStep;
+#[cfg(feature = "cuda")]
+pub(crate) use self::stream::check_gpu_memory;
 pub use self::stream::{Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
+#[cfg(feature = "python")]
+pub(crate) use self::stream::{check_memory, needed_bytes};
 #[cfg(feature = "cuda")]
 pub use self::upload::Upload;
 

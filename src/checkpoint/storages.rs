@@ -7,7 +7,7 @@ use crate::index::Index;
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
-use crate::sink::{Array, HostBuffer};
+use crate::sink::{self, Array, HostBuffer};
 use crate::stream::{self, Fill, Signs};
 use crate::tensor::{Tensor, check_bools, is_view_unavailable, no_mapping};
 
@@ -162,6 +162,8 @@ impl Checkpoint {
             let filled = self.fill_storage(id, uses[number as usize], out, options);
             filled.map_err(|error| self.0.file_changed_or(id.0, error))
         };
+        let needed = plan.sizes.iter().fold(0, |sum: u64, &size| sum.saturating_add(size));
+        sink::check_memory(needed, self.0.options.limits.available_memory)?;
         // The gaps between the storages of a slab are never written, so a slab starts out zeroed.
         let slab = |(size, parts): (&u64, &Vec<_>)| match parts.len() {
             1 => Ok(None),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::remedy::Remedy::{self, Call, List, Pass, Say};
+use super::remedy::Remedy::{self, Call, List, Pass, Raise, Say};
 use super::remedy::Value::{Any, Flag, Word};
 
 /// The category of an error: who must act on it.
@@ -280,6 +280,11 @@ codes! {
     Buffer: Buffer, "No view without a copy is possible.", [Pass("copy", Flag(true), "to get a copy")];
     Device: Device, "The device is missing or reported an error.", [Pass("device", Word("cpu"), "to use the CPU"), say("check that the driver finds the GPU")];
     Memory: Memory, "The memory could not be allocated.", "Ask for a slice of the tensor or for views, or free other memory.";
+    NotEnoughMemory: Memory, "The results need more memory than a limit of the process or the machine leaves; nothing was allocated.",
+        [
+            say("read the tensors one at a time with stream, or fewer of them"), Pass("dtype", Any, "for smaller elements"),
+            Raise("available_memory", "if more may be taken")
+        ];
     Cancelled: Cancelled, "The operation was cancelled.", "Start it again; no file was changed.";
     InternalError: Internal, "rustload has a bug.", "Please report it with the file, if you can share it.";
 }

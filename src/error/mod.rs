@@ -17,6 +17,9 @@ pub use self::code::{Code, Kind};
 pub use self::remedy::{Remedy, Value};
 use crate::text::{into_printable, printable};
 
+/// When a limit may be raised that a file exceeds.
+const IF_TRUSTED: &str = "if you trust the file";
+
 /// A result with rustload's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -45,6 +48,15 @@ pub enum Subject {
     },
     /// A name that does not exist.
     Name(String),
+    /// Results that do not fit the memory.
+    Memory {
+        /// The bytes that they need.
+        needed: u64,
+        /// The bytes that are available.
+        available: u64,
+        /// What bounds these: `cgroup`, `RLIMIT_AS`, `RLIMIT_DATA`, `machine`, `available_memory`, or `GPU`.
+        bound: &'static str,
+    },
 }
 
 /// rustload's error: a [`Code`], a message, and the path, member and byte offset where it occurred.
@@ -110,7 +122,14 @@ impl Error {
             format!("limit {name} exceeded: the file needs {found}, the limit is {limit}"),
         );
         error.0.subject = Subject::Limit { name, limit, found };
-        error.remedy(Remedy::Raise(name))
+        error.remedy(Remedy::Raise(name, IF_TRUSTED))
+    }
+
+    /// The error for results that need more memory than is available, as `bound` has it.
+    pub(crate) fn not_enough_memory(text: String, needed: u64, available: u64, bound: &'static str) -> Error {
+        let mut error = Error::new(Code::NotEnoughMemory, text);
+        error.0.subject = Subject::Memory { needed, available, bound };
+        error
     }
 
     /// Metadata of `compressed` bytes that inflates to `inflated` or more, where `ratio` times as many are allowed.
@@ -120,7 +139,7 @@ impl Error {
         let mut error = Error::new(Code::InflateRatio, text);
         let found = inflated.div_ceil(compressed.max(1));
         error.0.subject = Subject::Limit { name: "inflate_ratio", limit: ratio, found };
-        error.remedy(Remedy::Raise("inflate_ratio"))
+        error.remedy(Remedy::Raise("inflate_ratio", IF_TRUSTED))
     }
 
     /// An error about a global that is not allowed as the pickle uses it.

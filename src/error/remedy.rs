@@ -9,8 +9,8 @@ use std::fmt;
 pub enum Remedy {
     /// In words for any caller.
     Say(Cow<'static, str>),
-    /// Raise the limit of this name, if the file is trusted.
-    Raise(&'static str),
+    /// Raise the limit of this name; and when.
+    Raise(&'static str, &'static str),
     /// Pass an option with this value; and when, or to what end.
     Pass(&'static str, Value, &'static str),
     /// Call another function; and to what end.
@@ -35,7 +35,7 @@ impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Remedy::Say(text) => f.write_str(text),
-            Remedy::Raise(limit) => write!(f, "raise the limit {limit} if you trust the file"),
+            Remedy::Raise(limit, when) => write!(f, "raise the limit {limit} {when}"),
             Remedy::Pass(option, Value::Any, why) => write!(f, "set {option} {why}"),
             Remedy::Pass(option, Value::Flag(flag), why) => write!(f, "set {option} to {flag} {why}"),
             Remedy::Pass(option, Value::Word(word), why) => write!(f, "set {option} to {word} {why}"),

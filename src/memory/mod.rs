@@ -1,10 +1,14 @@
-//! Memory accounting: the process's usage, its cgroup's limit, and the memory window that fits the limit.
+//! Memory accounting: the process's usage, what its limits leave, and the windows and buffers that fit them.
 #![forbid(unsafe_code)]
 
+mod need;
 mod os;
 
 use std::path::PathBuf;
 
+#[cfg(feature = "cuda")]
+pub use need::check_gpu;
+pub use need::{Bound, Usable, check, fits};
 pub use os::huge_pages;
 
 /// The smallest window, unless a smaller one is requested: below it, system calls cost more than the memory saved.
@@ -27,6 +31,10 @@ pub struct Memory {
     pub available: u64,
     /// The tightest memory limit of the process's cgroup and its ancestors, if there is one.
     pub group: Option<Cgroup>,
+    /// What RLIMIT_AS, the limit of the address space, leaves; `None` without a limit.
+    pub address_space: Option<u64>,
+    /// What RLIMIT_DATA leaves; `None` without a limit.
+    pub data: Option<u64>,
 }
 
 /// A cgroup with a memory limit.
@@ -40,43 +48,36 @@ pub struct Cgroup {
     pub path: PathBuf,
 }
 
-impl Cgroup {
-    /// Bytes that may still be used.
-    pub fn headroom(&self) -> u64 {
-        self.limit.saturating_sub(self.used)
-    }
-}
-
 impl Memory {
     /// Reads the current values.
     pub fn now() -> Memory {
         os::memory()
     }
 
-    /// Bytes that may still be used, by the cgroup's limit and by the machine's available memory, as far as they are known.
+    /// Bytes that page cache and results may still use, by the cgroup's limit and by the machine's available memory, as far as they
+    /// are known.
     pub fn headroom(&self) -> u64 {
         let available = if self.total == 0 { u64::MAX } else { self.available };
         self.group.as_ref().map_or(u64::MAX, Cgroup::headroom).min(available)
     }
 }
 
-/// The memory window to use where `requested` bytes were requested: at most half of the headroom of the process's cgroup, so that the
-/// other half is left for the results; at least 8 MiB, unless less was requested. Without a limit, `requested`.
+/// The memory window to use where `requested` bytes were requested: at most half of what the process may still take, so that the
+/// other half is left for the results; at least 8 MiB, unless less was requested.
 pub fn window(requested: u64) -> u64 {
-    window_in(requested, os::cgroup().as_ref())
+    window_in(requested, &Memory::now())
 }
 
-/// The bytes of buffers to use where `requested` bytes were requested: at most a quarter of what the process's cgroup and its
-/// RLIMIT_DATA leave, as buffers are not all that an operation allocates. Without limits, `requested`.
+/// The bytes of buffers to use where `requested` bytes were requested: at most a quarter of what the process may still take, as
+/// buffers are not all that an operation allocates.
 pub fn buffers(requested: u64) -> u64 {
-    buffers_in(requested, os::cgroup().as_ref(), os::data_headroom())
+    buffers_in(requested, &Memory::now())
 }
 
-fn buffers_in(requested: u64, group: Option<&Cgroup>, data: Option<u64>) -> u64 {
-    let headroom = group.map(Cgroup::headroom).into_iter().chain(data).min();
-    headroom.map_or(requested, |headroom| requested.min(headroom / 4))
+fn buffers_in(requested: u64, memory: &Memory) -> u64 {
+    memory.usable().map_or(requested, |usable| requested.min(usable.bytes / 4))
 }
 
-fn window_in(requested: u64, group: Option<&Cgroup>) -> u64 {
-    group.map_or(requested, |group| requested.min((group.headroom() / 2).max(WINDOW_MIN_BYTES)))
+fn window_in(requested: u64, memory: &Memory) -> u64 {
+    memory.usable().map_or(requested, |usable| requested.min((usable.bytes / 2).max(WINDOW_MIN_BYTES)))
 }

@@ -15,16 +15,6 @@ pub(super) fn memory() -> Memory {
     memory_under(Path::new("/"))
 }
 
-/// The tightest memory limit of the process's cgroup and its ancestors, if there is one.
-pub(super) fn cgroup() -> Option<Cgroup> {
-    tightest_cgroup(Path::new("/"))
-}
-
-/// The bytes of data that the process may still map under RLIMIT_DATA; `None` without a limit.
-pub(super) fn data_headroom() -> Option<u64> {
-    data_headroom_under(Path::new("/"))
-}
-
 /// The mode of transparent huge pages: `always`, `madvise` or `never`; `None` where it is unknown.
 pub fn huge_pages() -> Option<String> {
     bracketed(&text(Path::new("/sys/kernel/mm/transparent_hugepage/enabled")))
@@ -39,6 +29,7 @@ fn bracketed(text: &str) -> Option<String> {
 fn memory_under(root: &Path) -> Memory {
     let status = text(&root.join("proc/self/status"));
     let machine = text(&root.join("proc/meminfo"));
+    let limits = text(&root.join("proc/self/limits"));
     let kib = |text: &str, key: &str| field(text, key).unwrap_or(0).saturating_mul(1024);
     Memory {
         anon: kib(&status, "RssAnon:"),
@@ -48,17 +39,17 @@ fn memory_under(root: &Path) -> Memory {
         total: kib(&machine, "MemTotal:"),
         available: kib(&machine, "MemAvailable:"),
         group: tightest_cgroup(root),
+        address_space: limit_headroom(&limits, "Max address space", &status, "VmSize:"),
+        data: limit_headroom(&limits, "Max data size", &status, "VmData:"),
     }
 }
 
-/// As [`data_headroom`], from a file tree at `root`.
-fn data_headroom_under(root: &Path) -> Option<u64> {
-    let limits = text(&root.join("proc/self/limits"));
+/// What a resource limit leaves of which the process uses what `used` says in `/proc/self/status`; `None` without a limit.
+fn limit_headroom(limits: &str, name: &str, status: &str, used: &str) -> Option<u64> {
     // proc_pid_limits(5): name, soft limit, hard limit, unit. The soft one is a number, or "unlimited".
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max data size"))?;
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
-    let used = field(&text(&root.join("proc/self/status")), "VmData:")?.saturating_mul(1024);
-    Some(limit.saturating_sub(used))
+    Some(limit.saturating_sub(field(status, used)?.saturating_mul(1024)))
 }
 
 /// The cgroup with the least headroom among the process's cgroup and its ancestors, in v1 and v2.
@@ -191,6 +182,10 @@ mod tests {
         folder
     }
 
+    fn in_group(group: &Cgroup) -> Memory {
+        Memory { group: Some(group.clone()), ..Memory::default() }
+    }
+
     const MIB: u64 = 1 << 20;
     const TWO: &str = "31 23 0:28 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
     const ONE: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
@@ -212,8 +207,8 @@ mod tests {
         let found = tightest_cgroup(root.path()).unwrap();
         assert_eq!((found.limit, found.used), (1024 * MIB, 700 * MIB));
         assert!(found.path.ends_with("a.slice"));
-        assert_eq!(window_in(256 * MIB, Some(&found)), 162 * MIB);
-        assert_eq!(window_in(4 * MIB, Some(&found)), 4 * MIB);
+        assert_eq!(window_in(256 * MIB, &in_group(&found)), 162 * MIB);
+        assert_eq!(window_in(4 * MIB, &in_group(&found)), 4 * MIB);
     }
 
     #[test]
@@ -230,7 +225,7 @@ mod tests {
         };
         let found = tightest_cgroup(files("2097152\n").path()).unwrap();
         assert_eq!((found.limit, found.used), (2 * MIB, MIB));
-        assert_eq!(window_in(256 * MIB, Some(&found)), WINDOW_MIN_BYTES);
+        assert_eq!(window_in(256 * MIB, &in_group(&found)), WINDOW_MIN_BYTES);
         assert_eq!(tightest_cgroup(files("9223372036854771712\n").path()), None);
     }
 
@@ -252,26 +247,34 @@ mod tests {
         assert_eq!(Memory::default().headroom(), u64::MAX);
         let full = Memory { total: 8 * MIB, ..Memory::default() };
         assert_eq!(full.headroom(), 0);
-        assert_eq!(window_in(256 * MIB, None), 256 * MIB);
+        assert_eq!(window_in(256 * MIB, &Memory::default()), 256 * MIB);
     }
 
     #[test]
-    fn buffers_take_a_quarter_of_what_the_limits_leave() {
-        let data = |limit: &str| {
+    fn resource_limits_leave_what_the_process_does_not_use() {
+        let left = |limit: &str| {
             let limits = format!(
                 "Limit                     Soft Limit           Hard Limit           Units\n\
-                 Max data size             {limit:20} unlimited            bytes\n"
+                 Max data size             {limit:20} unlimited            bytes\n\
+                 Max address space         {limit:20} unlimited            bytes\n"
             );
-            let status = "VmPeak:\t  900000 kB\nVmData:\t  102400 kB\n";
+            let status = "VmPeak:\t  900000 kB\nVmSize:\t  204800 kB\nVmData:\t  102400 kB\n";
             let root = tree(&[("proc/self/limits", &limits), ("proc/self/status", status)]);
-            data_headroom_under(root.path())
+            let memory = memory_under(root.path());
+            (memory.data, memory.address_space)
         };
-        assert_eq!((data("unlimited"), data("314572800"), data("1024")), (None, Some(200 * MIB), Some(0)));
-        let group = Cgroup { limit: 256 * MIB, used: 96 * MIB, path: "/".into() };
-        assert_eq!(buffers_in(256 * MIB, None, None), 256 * MIB);
-        assert_eq!(buffers_in(256 * MIB, Some(&group), None), 40 * MIB);
-        assert_eq!(buffers_in(256 * MIB, Some(&group), data("209715200")), 25 * MIB);
-        assert_eq!(buffers_in(8 * MIB, Some(&group), None), 8 * MIB);
+        assert_eq!(left("unlimited"), (None, None));
+        assert_eq!(left("314572800"), (Some(200 * MIB), Some(100 * MIB)));
+        assert_eq!(left("1024"), (Some(0), Some(0)));
+    }
+
+    #[test]
+    fn buffers_take_a_quarter_of_what_may_still_be_taken() {
+        let grouped = in_group(&Cgroup { limit: 256 * MIB, used: 96 * MIB, path: "/".into() });
+        assert_eq!(buffers_in(256 * MIB, &Memory::default()), 256 * MIB);
+        assert_eq!(buffers_in(256 * MIB, &grouped), 40 * MIB);
+        assert_eq!(buffers_in(256 * MIB, &Memory { data: Some(100 * MIB), ..grouped.clone() }), 25 * MIB);
+        assert_eq!(buffers_in(8 * MIB, &grouped), 8 * MIB);
     }
 
     #[test]

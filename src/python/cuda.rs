@@ -15,7 +15,7 @@ use super::buffer::Buffer;
 use super::request::{Pair, pairs};
 use super::run;
 use super::stream::exception;
-use crate::checkpoint::Upload as Core;
+use crate::checkpoint::{self, Upload as Core};
 use crate::error::{Code, Error, Result};
 use crate::sink::Array;
 use crate::sink::cuda::{self, CallerStream, DeviceMemory};
@@ -36,6 +36,19 @@ pub(crate) fn cuda_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     out.set_item("driver", info.version.map(|(major, minor)| format!("{major}.{minor}")))?;
     out.set_item("devices", info.devices)?;
     Ok(out)
+}
+
+/// The free bytes of a GPU; `None` where the driver does not say.
+#[pyfunction]
+pub(crate) fn gpu_free_memory(py: Python<'_>, device: u32) -> Option<u64> {
+    py.detach(|| cuda::Device::of(device)?.free_memory()).ok()
+}
+
+/// Fails where the results of these requests, less the bytes that are freed meanwhile, exceed the free bytes of a GPU.
+#[pyfunction]
+#[pyo3(signature = (tensors, *, free, freed))]
+pub(crate) fn check_gpu_memory(tensors: Vec<Pair<'_>>, free: u64, freed: u64) -> PyResult<()> {
+    Ok(checkpoint::check_gpu_memory(&pairs(&tensors), free, freed)?)
 }
 
 /// An upload session on one GPU.

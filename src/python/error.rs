@@ -37,6 +37,11 @@ fn exception(py: Python<'_>, mut error: Error) -> PyResult<PyErr> {
             fields.set_item("found", found)?;
         }
         Subject::Name(name) => fields.set_item("name", name)?,
+        Subject::Memory { needed, available, bound } => {
+            fields.set_item("needed", needed)?;
+            fields.set_item("available", available)?;
+            fields.set_item("bound", bound)?;
+        }
         Subject::Nothing => {}
     }
     let cause = error.io_error().and_then(io::Error::get_ref).and_then(|cause| cause.downcast_ref::<PyErr>());
@@ -61,7 +66,7 @@ pub(super) fn remedies<'py>(py: Python<'py>, remedies: &[Remedy]) -> PyResult<Ve
     let fields = remedies.iter().map(|remedy| {
         let (act, name, value, why) = match remedy {
             Remedy::Say(words) => ("say", &**words, any(), ""),
-            Remedy::Raise(limit) => ("raise", *limit, any(), ""),
+            Remedy::Raise(limit, when) => ("raise", *limit, any(), *when),
             Remedy::Pass(name, value, why) => {
                 let value = match value {
                     Value::Any => any(),

@@ -6,13 +6,16 @@ use pyo3::types::{IntoPyDict, PyDict, PyTuple};
 
 use crate::limits::Limits as Core;
 
+/// The limit that may be None: no bound.
+const UNBOUNDED: &str = "available_memory";
+
 /// Upper bounds on the memory and work that a file can cause; the defaults fit real checkpoints.
 ///
 /// >>> import rustload
 /// >>> rustload.Limits(tensors=10_000_000).tensors
 /// 10000000
 ///
-/// `Limits.describe()` lists the names. Another name, or a negative value, is a ValueError.
+/// `available_memory=None` ends its comparison. `Limits.describe()` lists the names. Another name, or a negative value, is a ValueError.
 #[pyclass(frozen, module = "rustload")]
 pub(crate) struct Limits(pub(super) Core);
 
@@ -28,6 +31,10 @@ impl Limits {
                 let known: Vec<_> = Core::NAMES.iter().map(|(name, _)| *name).collect();
                 PyValueError::new_err(format!("no limit is named '{name}'; there are: {}", known.join(", ")))
             })?;
+            if name == UNBOUNDED && value.is_none() {
+                *limit = u64::MAX;
+                continue;
+            }
             if value.lt(0)? {
                 return Err(PyValueError::new_err(format!("limit {name} is negative")));
             }

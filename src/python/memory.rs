@@ -17,12 +17,15 @@ pub(crate) fn memory(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     out.set_item("peak", usage.peak)?;
     out.set_item("total", usage.total)?;
     out.set_item("available", usage.available)?;
+    let usable = usage.usable();
     let (pool_bytes, pool_limit) = sink::pool_usage();
     out.set_item("kept", pool_bytes)?;
     out.set_item("keeps", pool_limit)?;
     out.set_item("limit", usage.group.as_ref().map(|group| group.limit))?;
     out.set_item("used", usage.group.as_ref().map(|group| group.used))?;
     out.set_item("group", usage.group.map(|group| group.path))?;
+    out.set_item("usable", usable.as_ref().map(|usable| usable.bytes))?;
+    out.set_item("bound", usable.map(|usable| usable.bound.name()))?;
     Ok(out)
 }
 

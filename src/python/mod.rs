@@ -48,7 +48,10 @@ mod _rustload {
     #[pymodule_export]
     use super::compare::compare_pairs;
     #[pymodule_export]
-    use super::cuda::{Upload, cast_rate, cuda_info, direct_upload_bytes, end_upload_workers, upload};
+    use super::cuda::{
+        Upload, cast_rate, check_gpu_memory, cuda_info, direct_upload_bytes, end_upload_workers,
+        gpu_free_memory, upload,
+    };
     #[pymodule_export]
     use super::doctor::{finish_publication, machine, probe};
     #[pymodule_export]
@@ -74,7 +77,7 @@ mod _rustload {
     #[pymodule_export]
     use super::statistics::statistics_of;
     #[pymodule_export]
-    use super::stream::{Stream, order, stream};
+    use super::stream::{Stream, check_memory, needed_memory, order, stream};
     #[pymodule_export]
     use super::tensor::{Tensor, dtype_name};
     #[pymodule_export]

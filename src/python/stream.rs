@@ -10,7 +10,7 @@ use super::buffer::Buffer;
 use super::request::{Pair, pairs};
 use super::run;
 use crate::checkpoint::{
-    Output, StopHandle, Stream as Core, StreamItem, StreamOptions, StreamStep, TensorError,
+    self, Output, StopHandle, Stream as Core, StreamItem, StreamOptions, StreamStep, TensorError,
 };
 use crate::error::{Code, Error, Kind, Result};
 use crate::stream::Taken;
@@ -41,6 +41,27 @@ pub(crate) fn stream(
     let options = StreamOptions { window, threads, by_file, share_storages, results_kept };
     let core = Core::new(pairs(&tensors), options);
     Stream { stop: core.stop_handle(), core: Some(Mutex::new(core)) }
+}
+
+/// Fails where the results of these requests, kept together, and `more` bytes do not fit the memory that the process may take.
+#[pyfunction]
+#[pyo3(signature = (tensors, *, share_storages, more=0))]
+pub(crate) fn check_memory(
+    py: Python<'_>,
+    tensors: Vec<Pair<'_>>,
+    share_storages: bool,
+    more: i64,
+) -> PyResult<()> {
+    let requests = pairs(&tensors);
+    run::detached(py, || checkpoint::check_memory(&requests, share_storages, more))
+}
+
+/// The most bytes of host memory in use while the results of these requests are made and kept.
+#[pyfunction]
+#[pyo3(signature = (tensors, *, share_storages))]
+pub(crate) fn needed_memory(py: Python<'_>, tensors: Vec<Pair<'_>>, share_storages: bool) -> PyResult<u64> {
+    let requests = pairs(&tensors);
+    run::detached(py, || checkpoint::needed_bytes(&requests, share_storages))
 }
 
 /// Index of the first request with the same result, and whether a later one has it too.

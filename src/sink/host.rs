@@ -17,6 +17,7 @@ use super::pages::HUGE_PAGE_BYTES;
 use super::pool::{self, Pooled};
 use super::slab;
 use crate::error::{Code, Error, Result};
+use crate::memory;
 
 /// The alignment of every buffer, in bytes.
 const ALIGNMENT: usize = 64;
@@ -191,6 +192,14 @@ impl AsMut<[u8]> for Unfilled {
 pub fn trim() -> u64 {
     slab::trim();
     pool::trim()
+}
+
+/// Fails where results of `needed` bytes do not fit the memory that the process may take ([`memory::check`]); memory that is kept
+/// for later results counts as free. `given` is the limit `available_memory`.
+pub fn check_memory(needed: u64, given: u64) -> Result<()> {
+    memory::check(needed, given, || {
+        trim();
+    })
 }
 
 /// The bytes that are kept for later results, and the most that may be kept.

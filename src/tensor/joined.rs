@@ -236,6 +236,9 @@ impl Joined {
         }
         let joined = self.reordered(&request.order)?;
         let nbytes = joined.result_bytes(request)?;
+        if let Some(first) = joined.parts.first() {
+            first.check_memory(nbytes)?;
+        }
         let mut memory = HostBuffer::unfilled(nbytes)?;
         let recycled = memory.is_recycled();
         joined.fill(request, recycled, memory.bytes_mut())?;

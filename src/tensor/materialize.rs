@@ -58,6 +58,7 @@ impl Tensor {
         match self.materialize_plan(request)? {
             MaterializePlan::View(view) => Ok(view),
             MaterializePlan::Owned(owned) => {
+                self.check_memory(self.peak_bytes(&owned))?;
                 let mut memory = owned.memory()?;
                 let recycled = memory.is_recycled();
                 self.fill(&owned.layout, owned.dtype, request, recycled, memory.bytes_mut())?;
@@ -131,8 +132,13 @@ impl Tensor {
         sink::footprint(owned.nbytes.saturating_add(owned.block_offset)).saturating_add(self.inflated_bytes())
     }
 
+    /// Fails where `needed` bytes do not fit the memory that the process may take.
+    pub(crate) fn check_memory(&self, needed: u64) -> Result<()> {
+        sink::check_memory(needed, self.opened.options.limits.available_memory)
+    }
+
     /// Bytes of the storage once it is inflated; 0 where it is not compressed.
-    pub(super) fn inflated_bytes(&self) -> u64 {
+    pub(crate) fn inflated_bytes(&self) -> u64 {
         let storage = self.opened.storage(self.storage());
         if storage.is_compressed() { storage.nbytes } else { 0 }
     }

@@ -207,6 +207,11 @@ impl Tensor {
         ))
     }
 
+    /// Whether the result of a request may be made on a storage that other tensors share.
+    pub(crate) fn may_share_storage(&self, request: &Request) -> bool {
+        request.copy != Some(true) && !self.is_converted(request) && !self.has_own_storage()
+    }
+
     /// Whether it covers a whole storage that no other name uses.
     pub(crate) fn has_own_storage(&self) -> bool {
         let storage = self.storage();

@@ -118,6 +118,7 @@ impl Tensor {
         let storage = self.opened.storage(self.storage());
         if matches!(storage.location, Location::Chunks(_)) {
             // The only tensor of the storage has all of it in C order.
+            self.check_memory(storage.nbytes)?;
             let mut memory = HostBuffer::unfilled(storage.nbytes)?;
             self.materialize_into(
                 &Request { cancel: request.cancel.clone(), ..Request::default() },
@@ -132,6 +133,7 @@ impl Tensor {
         let cast = Cast::new(unit, unit, request.overflow)?;
         let (threads, cancel) = (request.threads, request.cancel.clone());
         let how = Fill { signs: Signs::default(), cast, threads, cancel };
+        self.check_memory(payload.source.len())?;
         let mut memory = HostBuffer::unfilled(payload.source.len())?;
         stream::fill(&payload, &layout, &how, memory.bytes_mut())?;
         Array::owned(memory.filled(), DType::U8, [payload.source.len()][..].into())

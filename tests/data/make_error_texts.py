@@ -48,8 +48,8 @@ def good(folder: Path) -> Path:
     return path
 
 
-def handle(folder: Path) -> rustload.LazyTensor:
-    return rustload.open(good(folder), framework="dlpack")["weight"]
+def handle(folder: Path, **options: Any) -> rustload.LazyTensor:
+    return rustload.open(good(folder), framework="dlpack", **options)["weight"]
 
 
 def changed(folder: Path) -> None:
@@ -93,7 +93,7 @@ def strict(body: bytes) -> Callable[[Path], Any]:
 
 
 def out_of_memory(folder: Path) -> None:
-    most = rustload.Limits(materialize_bytes=2**63, materialize_ratio=2**62)
+    most = rustload.Limits(materialize_bytes=2**63, materialize_ratio=2**62, available_memory=None)
     path = folder / "model.pt"
     path.write_bytes(around(named({"w": tensor((1 << 58,), (0,))})))
     rustload.open(path, limits=most, framework="dlpack")["w"].materialize(copy=True)
@@ -209,6 +209,9 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "Buffer": lambda folder: handle(folder).materialize(dtype="float16", copy=False),
     "Device": lambda folder: handle(folder).materialize(device="cuda:0"),
     "Memory": out_of_memory,
+    "NotEnoughMemory": lambda folder: handle(folder, limits=rustload.Limits(available_memory=8)).materialize(
+        copy=True
+    ),
     "MetaTensor": meta,
     "ModelMismatch": mismatch,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rustload._checkpoint.producers import producer_for
+from rustload._checkpoint.producers import check_memory, producer_for
 from rustload._checkpoint.stream import Stream
 from rustload._common.options import RequestOptions, part
 from rustload._common.patterns import warn_of_unused_patterns
@@ -59,16 +59,20 @@ def build_stream(
         names, tensors = [names[index] for index in by_name], [tensors[index] for index in by_name]
     if not request.dequantize:
         rules.warn_of_kept(tensors)
+    requests = _requests_of(tensors, rules, request)
+    share_storages = framework == "torch"
+    if results_kept:
+        check_memory(tensors, requests, adapter.gpu_for(target), share_storages=share_storages)
     producer = producer_for(
         tensors,
-        _requests_of(tensors, rules, request),
+        requests,
         adapter,
         target,
         by_file=order == "file",
         window=window,
         gpu_window=None if results_kept else window,
         threads=request.threads,
-        share_storages=framework == "torch",
+        share_storages=share_storages,
         results_kept=results_kept,
         cast=checked_cast(options["cast"]),
         sync=bool(options["sync"]),

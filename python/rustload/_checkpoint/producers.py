@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rustload._common.request import Cast, Request
+    from rustload._cuda.gpu import Gpu
     from rustload._frameworks.adapters import Adapter
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Producer", "producer_for"]
+__all__ = ["Producer", "check_memory", "producer_for"]
 
 
 class Producer(Protocol):
@@ -77,6 +78,36 @@ class HostProducer:
     def close(self) -> None:
         """Stops the threads of the core."""
         self._core.close()
+
+
+def check_memory(
+    tensors: Sequence[LazyTensor],
+    requests: Sequence[Request],
+    gpu: Gpu | None,
+    *,
+    share_storages: bool,
+    more: int = 0,
+) -> None:
+    """Compares the memory of results that are kept together with what this process, or the GPU, may take.
+
+    Args:
+        tensors: The tensors to read.
+        requests: The request of each.
+        gpu: The GPU that the results are on; None for the host.
+        share_storages: Whether host results may share the storage of tied tensors.
+        more: Bytes to add to the sum; negative for memory that is freed meanwhile.
+
+    Raises:
+        NotEnoughMemoryError: They need more (code `NotEnoughMemory`); nothing was allocated.
+    """
+    cores = [tensor._core for tensor in tensors]
+    if gpu is None:
+        pairs = list(zip(cores, requests, strict=True))
+        _rustload.check_memory(pairs, share_storages=share_storages, more=more)
+    else:
+        from rustload._cuda.results import check_memory as check
+
+        check(cores, requests, gpu, freed=max(-more, 0))
 
 
 def producer_for(

@@ -272,6 +272,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
             **options: As for `stream` (`StreamOptions`); `sync` is for the whole dict.
 
         Raises:
+            NotEnoughMemoryError: All together need more memory than is left (docs/explain/memory.md); nothing was allocated.
             RustloadError: As for `stream`.
         """
         from rustload._checkpoint.build_stream import build_stream

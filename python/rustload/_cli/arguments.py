@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = ["EPILOG", "REPEATED", "add_color", "add_json", "add_paths", "file", "number", "pair", "rename"]
+__all__ = [
+    "EPILOG",
+    "REPEATED",
+    "add_color",
+    "add_json",
+    "add_paths",
+    "dtype",
+    "file",
+    "number",
+    "pair",
+    "rename",
+]
 
 EPILOG = """\
 exit codes:
@@ -63,6 +74,17 @@ def number(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text[:18]) < 1:
         raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
     return int(text[:18])
+
+
+def dtype(text: str) -> str:
+    """The name of a dtype."""
+    from rustload._rustload import dtype_name
+
+    try:
+        return dtype_name(text)
+    except ValueError as error:
+        near = "; ".join(getattr(error, "__notes__", []))
+        raise argparse.ArgumentTypeError(f"{error}{f' ({near})' if near else ''}") from None
 
 
 def pair(text: str) -> tuple[str, str]:

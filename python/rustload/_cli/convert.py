@@ -8,7 +8,7 @@ import warnings
 from typing import Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, add_json, pair, rename
+from rustload._cli.arguments import REPEATED, add_json, dtype, pair, rename
 from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
@@ -197,14 +197,8 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
 
 
 def _dtype(text: str) -> tuple[str | None, str]:
-    from rustload._rustload import dtype_name
-
     pattern, equals, name = text.rpartition("=")
-    try:
-        return (pattern if equals else None), dtype_name(name)
-    except ValueError as error:
-        near = "; ".join(getattr(error, "__notes__", []))
-        raise argparse.ArgumentTypeError(f"{error}{f' ({near})' if near else ''}") from None
+    return (pattern if equals else None), dtype(name)
 
 
 def _size(text: str) -> int:

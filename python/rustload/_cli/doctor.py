@@ -12,7 +12,7 @@ from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error
 from rustload._common.json_values import Format, Positive
 from rustload._common.leftovers import Leftover, leftovers
-from rustload._common.memory import Memory, memory
+from rustload._common.memory import Memory, memory, usable_text
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page
 from rustload._remote.urls import is_url, name_of
@@ -191,6 +191,7 @@ def _show_machine(page: Page, machine: dict[str, Any]) -> None:
         page.field("cgroup", "no limit")
     else:
         page.field("cgroup", f"limit {format_bytes(memory.limit)}, {format_bytes(memory.used)} used")
+    page.field("results", usable_text(memory.usable, memory.bound))
     page.field("recycled", f"up to {format_bytes(memory.keeps)} of dropped results are kept (RUSTLOAD_POOL)")
 
 

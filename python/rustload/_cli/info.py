@@ -6,11 +6,12 @@ import sys
 from typing import TYPE_CHECKING, TypedDict
 
 import rustload
-from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths, number
+from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths, dtype, number
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
 from rustload._describe.describe import Described, describe
+from rustload._describe.needed import needed
 from rustload._describe.scanned import scanned
 from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
@@ -48,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="pattern",
         metavar="PATTERN",
         help="only tensors whose names match: * is any characters, dots too, {0..7} a number of these",
+    )
+    add(
+        "--dtype",
+        type=dtype,
+        metavar="DTYPE",
+        help="say how much memory all tensors take as DTYPE, and whether this process may take as much",
     )
     add("--depth", metavar="N", type=number, help="show at most N levels of the tree")
     add(
@@ -89,6 +96,9 @@ def run(args: argparse.Namespace) -> int:
                 with report_warnings(args.options, path):
                     chosen = None if view.pattern is None else checkpoint.select(view.pattern)
                 described = describe(checkpoint, path, chosen, view.pattern)
+                if args.dtype is not None:
+                    counted = checkpoint if chosen is None else chosen
+                    described["memory"] = needed(counted.values(), args.dtype)
                 if seen := scanned(checkpoint):
                     described["scan"] = seen
         except (RustloadError, OSError, ValueError, MemoryError) as error:

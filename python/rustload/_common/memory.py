@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rustload import _rustload
+from rustload._common.sizes import format_bytes
 
-__all__ = ["Memory", "headroom", "memory", "trim"]
+__all__ = ["Memory", "headroom", "memory", "trim", "usable_text"]
 
 
 class Memory(NamedTuple):
@@ -27,6 +28,9 @@ class Memory(NamedTuple):
         limit: The tightest memory limit of this process's cgroup (version 2 or 1) and its ancestors; None if there is none.
         used: The memory that the cgroup with that limit uses, without the page cache; None without a limit.
         group: The directory of that cgroup; None without a limit.
+        usable: The bytes that results may still take: the least of what the cgroup's limit, RLIMIT_AS and RLIMIT_DATA leave, and
+            of `available`. Page cache that can be dropped counts, swap does not. None if the system does not say.
+        bound: What bounds `usable`: `"cgroup"`, `"RLIMIT_AS"`, `"RLIMIT_DATA"` or `"machine"`.
     """
 
     anon: int
@@ -40,6 +44,8 @@ class Memory(NamedTuple):
     limit: int | None
     used: int | None
     group: str | None
+    usable: int | None
+    bound: Literal["cgroup", "RLIMIT_AS", "RLIMIT_DATA", "machine"] | None
 
 
 def memory() -> Memory:
@@ -60,15 +66,14 @@ def memory() -> Memory:
 
 
 def headroom() -> int:
-    """The bytes that this process may still use: the machine's available memory, or less under the limit of its cgroup.
+    """The bytes that results may still take (`Memory.usable`); `sys.maxsize` if the system does not say."""
+    usable = memory().usable
+    return sys.maxsize if usable is None else usable
 
-    `sys.maxsize` if the kernel does not say.
-    """
-    found = memory()
-    available = found.available or sys.maxsize
-    if found.limit is None:
-        return available
-    return min(available, max(found.limit - (found.used or 0), 0))
+
+def usable_text(usable: int | None, bound: str | None) -> str:
+    """What a process here may still take, for people: `3.2 GiB are left (cgroup)`."""
+    return "what is left is unknown" if usable is None else f"{format_bytes(usable)} are left ({bound})"
 
 
 def trim() -> int:

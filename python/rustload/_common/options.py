@@ -251,8 +251,8 @@ class WorkOptions(Group, total=False):
 
     Args:
         memory: The most bytes of buffers: results that are in progress or not yet taken, recycled memory of freed results, and
-            scratch; to write, less where a quarter of what the cgroup's limit and RLIMIT_DATA leave is less. A number, or a str
-            such as `"256MiB"`.
+            scratch; to write, a quarter of what the process may still take if that is less. A number, or a str such as
+            `"256MiB"`.
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`; None for no output.
         threads: The number of threads; None for up to one per core, depending on the size.
     """

@@ -32,6 +32,10 @@ class DriverGpu:
     def follow_current_stream(self, held: Iterable[Any]) -> None:
         """Does nothing: the host waits for every result."""
 
+    def free_memory(self) -> int | None:
+        """What the driver says."""
+        return _rustload.gpu_free_memory(self.index)
+
     def synchronize(self) -> None:
         """Does nothing: there is no work but the copies, and the host has waited for these."""
 

@@ -57,6 +57,9 @@ class Gpu(Protocol):
     def staging_buffer(self, nbytes: int) -> StagingBuffer:
         """Allocates a staging buffer of so many bytes."""
 
+    def free_memory(self) -> int | None:
+        """The bytes that new tensors may take, the allocator's unused ones included; None if the driver does not say."""
+
     def synchronize(self) -> None:
         """Waits until all work on the caller's current stream is done."""
 

@@ -20,7 +20,28 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast, Core
     from rustload._cuda.gpu import Gpu
 
-__all__ = ["CudaProducer", "fill", "make", "upload_all"]
+__all__ = ["CudaProducer", "check_memory", "fill", "make", "upload_all"]
+
+_CHECKED_MIN_BYTES = 16 << 20
+
+
+def check_memory(cores: Sequence[Core], requests: Sequence[Request], gpu: Gpu, *, freed: int = 0) -> None:
+    """Compares the memory of results that are kept together, less what is freed meanwhile, with what the GPU has left.
+
+    Raises:
+        NotEnoughMemoryError: They need more (code `NotEnoughMemory`).
+    """
+    # The driver is asked only for what takes longer to read.
+    if sum(core.nbytes for core in cores) < _CHECKED_MIN_BYTES:
+        return
+    free = gpu.free_memory()
+    pairs = [
+        (core, request)
+        for core, request in zip(cores, requests, strict=True)
+        if isinstance(core, _rustload.Tensor)
+    ]
+    if free is not None:
+        _rustload.check_gpu_memory(pairs, free=free, freed=freed)
 
 
 def make(core: Core, request: Request, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
@@ -31,7 +52,9 @@ def make(core: Core, request: Request, gpu: Gpu, *, cast: Cast, sync: bool) -> A
         DeviceError: CUDA is not available, or fails.
         RustloadError: As for `LazyTensor.materialize`.
     """
-    return _one(_task(core, request), gpu, cast=cast, sync=sync)
+    task = _task(core, request)
+    check_memory([core], [request], gpu)
+    return _one(task, gpu, cast=cast, sync=sync)
 
 
 def fill(core: Core, request: Request, out: Any, gpu: Gpu, *, cast: Cast, sync: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 from rustload._checkpoint.checkpoint import OpaqueClass
 from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.json_values import Format, Positive, Signed
+from rustload._describe.needed import Needed
 from rustload._scan.verdict import Verdict
 from rustload.errors import RustloadError
 
@@ -153,6 +154,7 @@ class Described(TypedDict):
         filter: With `--filter`: the pattern.
         tensors_in_all: With `--filter`: the number of tensors of the checkpoint.
         dtypes: The dtypes, the largest first.
+        memory: With `--dtype`: the memory that the tensors take.
         scan: What unpickling the files would do; only in `rustload info`, of local files.
         quantized: The quantized weights, by scheme and dtype.
         tied: Groups of names that share a storage.
@@ -173,6 +175,7 @@ class Described(TypedDict):
     filter: NotRequired[str]
     tensors_in_all: NotRequired[int]
     dtypes: list[DtypeSum]
+    memory: NotRequired[Needed]
     scan: NotRequired[Scanned]
     quantized: list[QuantizedSum]
     tied: list[Annotated[list[str], {"minItems": 2}]]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rustload._common import tree
 from rustload._common.columns import columns_of, pad
+from rustload._common.memory import usable_text
 from rustload._common.sizes import format_bytes
 from rustload._common.table import TableRow, show_table
 from rustload._common.terminal import BAR_COLUMNS, Page, count
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         PlainValue,
         Scanned,
     )
+    from rustload._describe.needed import Needed
 
 __all__ = ["View", "rounded", "scan_text", "show"]
 
@@ -61,6 +63,8 @@ def show(page: Page, report: Described, view: View) -> None:
     page.field("tensors", f"{len(report['tensors']):,}{of_all}")
     page.field("elements", f"{report['elements']:,}" + rounded(report["elements"]))
     page.field("size", format_bytes(report["nbytes"]) + _storages(report))
+    if "memory" in report:
+        page.field("memory", _memory(report["memory"]))
     if "scan" in report and report["scan"]["verdict"] != "inert":
         page.field("scan", page.safe(scan_text(report["scan"])))
     if report["dtypes"]:
@@ -107,6 +111,11 @@ def show(page: Page, report: Described, view: View) -> None:
     if report["notes"]:
         page.heading("notes")
         _first_lines(page, [page.safe(note) for note in report["notes"]])
+
+
+def _memory(found: Needed) -> str:
+    fits = {True: "fits", False: "does not fit", None: "may fit"}[found["fits"]]
+    return f"{format_bytes(found['needed'])} as {found['dtype']}: {fits}, {usable_text(found['usable'], found['bound'])}"
 
 
 def scan_text(scanned: Scanned) -> str:

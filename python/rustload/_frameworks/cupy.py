@@ -73,6 +73,13 @@ class _CupyGpu(driver_gpu.DriverGpu):
             self._stream.synchronize()
         self._stream = now
 
+    def free_memory(self) -> int | None:
+        """What the driver says, and the memory that CuPy keeps for new arrays."""
+        free = super().free_memory()
+        with self._device:
+            kept: int = cupy.get_default_memory_pool().free_bytes()
+        return None if free is None else free + kept
+
     def synchronize(self) -> None:
         """Waits for the caller's current stream."""
         self._stream_now().synchronize()

@@ -106,6 +106,12 @@ class TorchGpu:
                 tensor.record_stream(now)
         self._stream = now
 
+    def free_memory(self) -> int | None:
+        """What the driver says, and the memory that torch keeps for new tensors."""
+        free = _rustload.gpu_free_memory(self.index)
+        kept: int = torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
+        return None if free is None else free + kept
+
     def synchronize(self) -> None:
         """Waits for the caller's current stream."""
         torch.cuda.current_stream(self.index).synchronize()

@@ -337,6 +337,7 @@ class LazyTensor(Operators, Metadata):
             UnsupportedError: The cast is not supported, the tensor is on the meta device (code `MetaTensor`), or it is to be
                 dequantized from a scheme that is not known (code `QuantUnknown`).
             LimitError: A broadcast tensor (stride 0) would need more than `Limits.materialize_bytes`.
+            NotEnoughMemoryError: The result needs more memory than is left; nothing was allocated.
         """
         # The fast path of most calls: no arguments to resolve or check.
         if not options and device is dtype is transpose is out is threads is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rustload._checkpoint.producers import check_memory as check
 from rustload._checkpoint.producers import producer_for
 from rustload._common.request import Request
 from rustload._frameworks import torch as adapter
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
     from rustload.torch._plan import LoadOptions, Step
 
-__all__ = ["execute_steps"]
+__all__ = ["check_memory", "execute_steps"]
 
 # With so many cores for each GPU, the default number of threads leaves enough for the others.
 _SHARE_WITHOUT_BOUND = 16
@@ -66,6 +67,37 @@ def execute_steps(
     for step in rest:
         _load_one(step, options, sample_memory)
         yield step
+
+
+def check_memory(steps: Sequence[Step], options: LoadOptions) -> None:
+    """Compares the memory of new tensors, less that of the tensors that they replace, with what each device has left.
+
+    Raises:
+        NotEnoughMemoryError: They need more (code `NotEnoughMemory`); nothing was changed.
+    """
+    by_device: dict[torch.device, list[Step]] = {}
+    for step in steps:
+        if step.is_new:
+            by_device.setdefault(step.device, []).append(step)
+    for device, new in by_device.items():
+        if device.type != "cpu" and not is_on_gpu(device):
+            continue
+        gpu = device if is_on_gpu(device) else None
+        streamed = [step for step in new if _is_streamed(step)]
+        more = sum(step.nbytes for step in new if not _is_streamed(step))
+        more -= sum(step.slot.tensor.nbytes for step in new if _replaces(step))
+        check(
+            [step.lazy for step in streamed],
+            _requests_of(streamed, options, gpu),
+            adapter.gpu_for(gpu),
+            share_storages=True,
+            more=more,
+        )
+
+
+def _replaces(step: Step) -> bool:
+    """Whether the new tensor takes the place of one on the same device."""
+    return not step.is_lazy and step.slot.tensor.device == step.device
 
 
 def _is_streamed(step: Step) -> bool:
@@ -123,20 +155,9 @@ def _stream_steps(
 
     Either all steps get new storage, or none does; the latter are all in GPU memory and written in place.
     """
-    requests = [
-        Request(
-            dtype=step.dtype,
-            copy=step.copy if gpu is None else True,
-            writable=gpu is None,  # the model keeps it
-            allow_lossy=options.allow_lossy,
-            dequantize=step.dequantize,
-            mappings=step.lazy._context.mappings,
-        )
-        for step in steps
-    ]
     producer = producer_for(
         [step.lazy for step in steps],
-        requests,
+        _requests_of(steps, options, gpu),
         adapter,
         gpu,
         by_file=True,
@@ -152,6 +173,21 @@ def _stream_steps(
         for index in producer.order:
             for data in producer.next(many=False):
                 yield steps[index], data
+
+
+def _requests_of(steps: Sequence[Step], options: LoadOptions, gpu: torch.device | None) -> list[Request]:
+    """How the stream of these steps makes their results."""
+    return [
+        Request(
+            dtype=step.dtype,
+            copy=step.copy if gpu is None else True,
+            writable=gpu is None,  # the model keeps it
+            allow_lossy=options.allow_lossy,
+            dequantize=step.dequantize,
+            mappings=step.lazy._context.mappings,
+        )
+        for step in steps
+    ]
 
 
 def _assign_result(step: Step, data: torch.Tensor, options: LoadOptions) -> None:

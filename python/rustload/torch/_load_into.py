@@ -24,7 +24,7 @@ from rustload._common.sizes import parse_bytes
 from rustload._tensor.quantized import without_companions
 from rustload.errors import RustloadWarning, _check_one_of, _error, _printable
 from rustload.torch._buffers import is_of_transformers, make_buffers
-from rustload.torch._execute import execute_steps
+from rustload.torch._execute import check_memory, execute_steps
 from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
 from rustload.torch._plan import LoadOptions, Plan, apply_transpose, check_casts, is_batch_counter, make_plan
@@ -104,6 +104,7 @@ def load_into(
         ModelMismatchError: Names are missing or unexpected, or shapes or kinds of number differ; nothing was changed.
         ValueError: An argument has an invalid value, or tied parameters have different values in the file.
         DeviceError: A device does not exist.
+        NotEnoughMemoryError: New tensors need more memory than this process may take; nothing was changed.
         RuntimeError: With `share="node"`, another rank failed; the message has its rank and the cause.
         UnsupportedError: A tensor is to be dequantized from a scheme that is not known, or codes are to be cast and their scales
             are not loaded (code `QuantUnknown`).
@@ -174,6 +175,7 @@ def load_into(
         if not plan.steps and tensors and not strict:
             _warn_of_no_match(checkpoint, model, plan)
         check_casts(plan, tensors)
+        check_memory(plan.steps, applied)
     warmed = []
     if shared:
         with agreed(shared=True):

@@ -7,10 +7,15 @@
 //!
 //! A forked child has no producer thread, and a lock may have been held at the fork, so a stream of another process is left alone.
 
+mod need;
 mod options;
 mod order;
 mod producer;
 
+#[cfg(feature = "cuda")]
+pub(crate) use need::check_gpu_memory;
+#[cfg(feature = "python")]
+pub(crate) use need::{check_memory, needed_bytes};
 pub use options::StreamOptions;
 pub(crate) use order::StreamStep;
 

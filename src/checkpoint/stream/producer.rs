@@ -194,9 +194,7 @@ impl Plan {
             return Ok(ready(Output::SharedStorage(SharedStorage::View)));
         }
         if self.options.share_storages
-            && request.copy != Some(true)
-            && !tensor.is_converted(request)
-            && !tensor.has_own_storage()
+            && tensor.may_share_storage(request)
             && let Some(shared) = tensor.shared_storage(request.copy, &request.cancel)?
         {
             return Ok(ready(Output::SharedStorage(shared)));
@@ -247,6 +245,10 @@ impl Plan {
 
     /// Allocates and fills the results of a batch; pairs them with their bytes in the window.
     fn materialize(&self, batch: Batch) -> Result<Vec<(StreamItem, u64)>, TensorError> {
+        if let Some(largest) = batch.items.iter().max_by_key(|item| item.window_bytes) {
+            let (index, needed) = (largest.step.index, largest.window_bytes);
+            self.requests[index].0.check_memory(needed).map_err(|error| self.failed(index, error))?;
+        }
         let mut memory = Vec::with_capacity(batch.items.len());
         for Item { step, action, .. } in &batch.items {
             memory.push(match action {

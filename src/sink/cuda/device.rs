@@ -12,6 +12,7 @@ use super::driver::{
 };
 use super::ring::Ring;
 use crate::error::{Code, Error, Result};
+use crate::num::to_u64;
 use crate::parallel::Cancel;
 use crate::sink::HostBuffer;
 
@@ -194,6 +195,11 @@ impl Device {
 
     pub(super) fn allocate(&self, nbytes: usize) -> Result<Allocation> {
         self.with_context(|driver| driver.allocate(nbytes))
+    }
+
+    /// The free bytes of its memory, by the driver.
+    pub fn free_memory(&self) -> Result<u64> {
+        self.with_context(|driver| driver.free_memory()).map(to_u64)
     }
 
     pub(super) fn free(&self, memory: Allocation) {

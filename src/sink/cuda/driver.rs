@@ -101,6 +101,7 @@ table! {
     capture_mode: "cuThreadExchangeStreamCaptureMode"(*mut c_uint);
     memory_allocate: "cuMemAlloc_v2"(*mut u64, usize);
     memory_free: "cuMemFree_v2"(u64);
+    memory_info: "cuMemGetInfo_v2"(*mut usize, *mut usize);
     host_register: "cuMemHostRegister_v2"(*mut u8, usize, c_uint);
     stream_create: "cuStreamCreate"(*mut usize, c_uint);
     stream_destroy: "cuStreamDestroy_v2"(usize);
@@ -267,6 +268,14 @@ impl Driver {
     pub(super) fn free(&self, memory: Allocation) -> Result<()> {
         // SAFETY: an allocation that is freed once, as the call consumes it.
         self.check("cuMemFree", unsafe { (self.table.memory_free)(memory.0) })
+    }
+
+    /// The free bytes of the current context's GPU.
+    pub(super) fn free_memory(&self) -> Result<usize> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes the two numbers.
+        self.check("cuMemGetInfo", unsafe { (self.table.memory_info)(&raw mut free, &raw mut total) })?;
+        Ok(free)
     }
 
     /// Page-locks host memory, which the caller never frees.

@@ -61,6 +61,7 @@ enum {
 #define FUNCTIONS(X)                                                                                                   \
     X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDevicePrimaryCtxRetain)                     \
     X(cuDevicePrimaryCtxRelease_v2) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuMemAlloc_v2) X(cuMemFree_v2)             \
+    X(cuMemGetInfo_v2)                                                                                                 \
     X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize)      \
     X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord)                 \
     X(cuEventQuery) X(cuEventSynchronize) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoH_v2)                                   \
@@ -74,6 +75,7 @@ static atomic_long calls[FUNCTION_COUNT], failures[FUNCTION_COUNT];
 
 static atomic_long live_memory, live_streams, live_events, live_registered, live_contexts;
 static atomic_long copies, copied, strays, pageable, waits;
+static atomic_long free_memory = (long)1 << 40;
 static atomic_int ready, devices = 1, events_ignored;
 static atomic_long most_delay, seed = 1;
 static _Atomic(void *) capturing;
@@ -432,6 +434,13 @@ Result cuMemFree_v2(Address address) {
     return SUCCESS;
 }
 
+Result cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+    IN_CONTEXT(cuMemGetInfo_v2, INVALID_VALUE);
+    *free_bytes = (size_t)atomic_load(&free_memory);
+    *total = (size_t)1 << 40;
+    return SUCCESS;
+}
+
 Result cuMemHostRegister_v2(void *start, size_t size, unsigned flags) {
     (void)flags;
     IN_CONTEXT(cuMemHostRegister_v2, OUT_OF_MEMORY);
@@ -638,6 +647,9 @@ void fakecuda_fail(const char *name, long nth) {
 }
 
 void fakecuda_delay(long microseconds) { atomic_store(&most_delay, microseconds); }
+
+/* What cuMemGetInfo says is free. */
+void fakecuda_free_memory(long nbytes) { atomic_store(&free_memory, nbytes); }
 
 void fakecuda_ignore_events(int ignored) { atomic_store(&events_ignored, ignored); }
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FILES = [case for case in CASES if not isinstance(case.load, Shown)]
 CLASSES = {
     "Io": "FileNotFoundError", "Format": "FormatError", "Unsupported": "UnsupportedError", "Disallowed": "DisallowedError",
-    "Limit": "LimitError", "Buffer": "BufferError", "Memory": "MemoryError",
+    "Limit": "LimitError", "Buffer": "BufferError", "Memory": "NotEnoughMemoryError",
 }  # fmt: skip
 CLASS_OF = {code: CLASSES.get(kind, "") for code, kind, _, _ in _rustload.CODES}
 

@@ -54,6 +54,11 @@ def delay(microseconds: int) -> None:
     library().fakecuda_delay(ctypes.c_long(microseconds))
 
 
+def free_memory(nbytes: int) -> None:
+    """The driver says that so many bytes of a GPU are free."""
+    library().fakecuda_free_memory(ctypes.c_long(nbytes))
+
+
 def ignore_events(ignored: bool = True) -> None:
     """Waiting for an event on the host returns at once."""
     library().fakecuda_ignore_events(int(ignored))
