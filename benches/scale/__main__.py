@@ -75,9 +75,9 @@ def main() -> None:
     parser.add_argument(
         "--file-latency-ms", type=float, default=1, help="assumed time of a small read of a file"
     )
-    parser.add_argument("--object-latency-ms", type=float, default=30, help="assumed time of a small request")
+    parser.add_argument("--object-latency-ms", type=float, default=30, help="the time of each request")
     parser.add_argument(
-        "--in-flight", type=int, default=8, help="requests that a rank has under way (rustload's default)"
+        "--in-flight", type=int, default=16, help="requests that a rank has under way (rustload's default)"
     )
     parser.add_argument("--rank-mb-s", type=float, default=1000, help="assumed rate of one rank in MB/s")
     parser.add_argument(
@@ -95,7 +95,7 @@ def main() -> None:
         print(HEADS)
         for tensor_parallel in map(int, options.tp.split(",")):
             layout = Layout(options.ranks, tensor_parallel)
-            for store, load in (("files", _of_files(Path(folder))), ("object", _of_object(shapes))):
+            for store, load in (("files", _of_files(Path(folder))), ("object", _of_object(shapes, options.object_latency_ms / 1000))):
                 found = [load(shapes, layout, rank) for rank in sample]
                 print(row(layout, store, found, shapes.nbytes(), options), flush=True)
 
@@ -132,9 +132,9 @@ def _of_files(folder: Path) -> Load:
     return load
 
 
-def _of_object(shapes: Shapes) -> Load:
+def _of_object(shapes: Shapes, latency: float) -> Load:
     def load(_shapes: Shapes, layout: Layout, rank: int) -> Reads:
-        source = CountedObject(shapes)
+        source = CountedObject(shapes, latency)
         return simulate(shapes, layout, rank, source, lambda: (source.requests, source.nbytes))
 
     return load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +53,15 @@ def write_folder(folder: Path, shapes: Shapes, shard_bytes: int = SHARD_BYTES) -
 
 
 class CountedObject:
-    """One safetensors object of zeros, as `rustload.open` takes it; counts the ranges that are asked for, and their bytes."""
+    """One safetensors object of zeros, as `rustload.open` takes it; counts the ranges that are asked for, and their bytes.
 
-    def __init__(self, shapes: Shapes) -> None:
+    Attributes:
+        latency: The seconds that each call takes. What a source is asked for depends on it.
+    """
+
+    def __init__(self, shapes: Shapes, latency: float) -> None:
         """Makes the header only."""
+        self.latency = latency
         self._head, self.size = header_of({name: shape for name, (shape, _) in shapes.tensors().items()})
         self._lock = threading.Lock()
         self.requests = self.nbytes = 0
@@ -63,6 +69,7 @@ class CountedObject:
 
     def read_ranges(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
         """The header's bytes, and zeros."""
+        time.sleep(self.latency)
         with self._lock:
             self.requests += len(ranges)
             self.nbytes += sum(length for _, length in ranges)

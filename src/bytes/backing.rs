@@ -76,6 +76,14 @@ impl Backing {
         }
     }
 
+    /// How tensor data is read best.
+    pub(super) fn data_access(&self) -> Access {
+        match self {
+            Backing::Remote(remote) => remote.data_access(),
+            _ => self.access(),
+        }
+    }
+
     /// As [`ReadRanges::read_at`].
     pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         match self {

@@ -15,6 +15,7 @@ mod io_choice;
 mod mapping;
 mod mappings;
 mod os;
+mod price;
 mod probe;
 mod read_mode;
 mod read_ranges;

@@ -39,7 +39,7 @@ impl ReadMode {
     /// How to read `bytes` bytes for one result. If they are not contiguous, they are read in short runs, and those of a file
     /// through the page cache.
     pub fn of(source: &Source, bytes: u64, contiguous: bool) -> ReadMode {
-        let access = source.access();
+        let access = source.data_access();
         let plain = ReadMode { way: ReadWay::Plain, access };
         let Some(file) = source.file() else { return plain };
         if bytes >= DIRECT_READ_MAX_BYTES && contiguous && file.direct().is_some() {
@@ -54,7 +54,10 @@ impl ReadMode {
     /// With `O_DIRECT` if that is chosen for the source's file and the file system supports it, however few the bytes.
     pub(super) fn direct(source: &Source) -> ReadMode {
         let is_direct = source.file().and_then(LocalFile::direct).is_some();
-        ReadMode { way: if is_direct { ReadWay::Direct } else { ReadWay::Plain }, access: source.access() }
+        ReadMode {
+            way: if is_direct { ReadWay::Direct } else { ReadWay::Plain },
+            access: source.data_access(),
+        }
     }
 
     /// The sizes that suit it.
@@ -122,7 +125,7 @@ fn direct_access() -> Access {
 /// Upper bounds for the reads of a source: the bytes of one thread's scratch and bounce buffer, and the number of threads, where
 /// the source suggests one.
 pub fn scratch_bounds(source: &Source) -> (u64, Option<usize>) {
-    let access = source.access();
+    let access = source.data_access();
     if source.file().is_some_and(LocalFile::may_be_direct) {
         (access.block + DIRECT_READ_MAX_BYTES, access.in_flight.max(direct_access().in_flight))
     } else {

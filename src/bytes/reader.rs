@@ -36,7 +36,7 @@ pub struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// A reader that reads a file through the page cache, and anything else by its own positional reads.
     pub fn new(source: &'a Source) -> Reader<'a> {
-        Reader { source, access: source.access(), direct: None, sequential: None }
+        Reader { source, access: source.data_access(), direct: None, sequential: None }
     }
 
     /// The sizes that suit its reads.

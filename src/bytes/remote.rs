@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::access::Access;
 use super::file::LocalFile;
+use super::price::Price;
 use super::read_ranges::{RangeRead, ReadRanges};
 use super::request_meter::{RequestMeter, Requests};
 use crate::error::Result;
@@ -32,6 +33,7 @@ struct Shared {
     /// The same, if it is a file.
     file: Option<Arc<LocalFile>>,
     access: Access,
+    price: Price,
     blocks: Mutex<VecDeque<Block>>,
 }
 
@@ -55,7 +57,7 @@ impl Remote {
     pub(super) fn new(ranges: Arc<dyn ReadRanges>, file: Option<Arc<LocalFile>>) -> Remote {
         let access = ranges.access();
         Remote {
-            shared: Arc::new(Shared { ranges, file, access, blocks: Mutex::default() }),
+            shared: Arc::new(Shared { ranges, file, access, price: Price::new(), blocks: Mutex::default() }),
             meter: Weak::new(),
         }
     }
@@ -74,6 +76,16 @@ impl Remote {
 
     pub(super) fn access(&self) -> Access {
         self.shared.access
+    }
+
+    /// As [`Source::data_access`](super::Source::data_access).
+    pub(super) fn data_access(&self) -> Access {
+        self.shared.price.access(self.access())
+    }
+
+    /// Sends one request and times it.
+    fn request(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.shared.price.time(to_u64(out.len()), || self.ranges().read_at(offset, out))
     }
 
     /// The same object with its requests counted by `meter`. `None` where they are counted already, or need no count: local files, however
@@ -106,7 +118,7 @@ impl Remote {
             return Ok(());
         }
         // A range that reaches past the end is the object's error.
-        self.ranges().read_at(offset, out)
+        self.request(offset, out)
     }
 
     /// As [`ReadRanges::read_ranges`]; what the cache has is not requested.
@@ -119,7 +131,12 @@ impl Remote {
         }
         let bytes = missing.iter().fold(0, |sum: u64, range| sum.saturating_add(to_u64(range.out.len())));
         self.count(to_u64(missing.len()), bytes)?;
-        if missing.is_empty() { Ok(()) } else { self.ranges().read_ranges(&mut missing) }
+        match &mut missing[..] {
+            [] => Ok(()),
+            [RangeRead { offset, out }] => self.request(*offset, out),
+            // How many of them the source sends at once, it does not tell.
+            _ => self.ranges().read_ranges(&mut missing),
+        }
     }
 
     /// Keeps these bytes for small reads that follow.
@@ -152,7 +169,7 @@ impl Remote {
         let start = offset.min(total.saturating_sub(size));
         self.count(1, size)?;
         let mut bytes = vec![0; to_usize(size)];
-        self.ranges().read_at(start, &mut bytes)?;
+        self.request(start, &mut bytes)?;
         let block = Block { start, bytes: bytes.into() };
         let dropped = lock_unless_stuck(&self.shared.blocks).and_then(|mut blocks| {
             blocks.push_back(block.clone());

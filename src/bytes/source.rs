@@ -116,9 +116,15 @@ impl Source {
         self.backing.is_same(&other.backing)
     }
 
-    /// How it is read best, unless a large contiguous range is read with `O_DIRECT`: see [`ReadMode`](super::ReadMode).
+    /// How metadata is read best.
     pub fn access(&self) -> Access {
         self.backing.access()
+    }
+
+    /// How tensor data is read best, unless a large contiguous range is read with `O_DIRECT`: see [`ReadMode`](super::ReadMode). Where
+    /// requests are expensive, it depends on what those cost that were sent before.
+    pub fn data_access(&self) -> Access {
+        self.backing.data_access()
     }
 
     /// The offset of a window position from the start of its block of `size` bytes.

@@ -404,7 +404,7 @@ impl Opened {
 
     /// How a file is read best.
     pub(crate) fn access(&self, shard: u32) -> bytes::Access {
-        self.index(shard).source.access()
+        self.index(shard).source.data_access()
     }
 
     pub(crate) fn index(&self, shard: u32) -> &Index {

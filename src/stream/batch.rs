@@ -2,7 +2,7 @@
 //! from one list of such jobs. So threads start once for many tensors, and one read serves many.
 
 use super::bands::{Band, Workspace, fill_band};
-use super::plan::{Piece, aligned_pieces, pieces};
+use super::plan::{BlockGrid, Piece, aligned_pieces, pieces};
 use super::read::{
     Fill, HUGE_PAGE_BYTES, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, piece_count,
     prefault, read_mode, reading_threads,
@@ -205,7 +205,9 @@ impl TaskCutter {
         }
         let alone = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
         let count = match alone {
-            _ if self.access.waits_for_requests() => nbytes.div_ceil(self.access.block),
+            _ if self.access.waits_for_requests() => {
+                bytes_with_gaps(layout, src, self.access).div_ceil(self.access.block)
+            }
             true => 1,
             false => piece_count(layout, self.weight, self.threads as u64, self.access.block),
         };
@@ -231,6 +233,16 @@ impl TaskCutter {
         }
         if rest.is_empty() { Ok(()) } else { Err(incomplete_write()) }
     }
+}
+
+/// About how many bytes are read for a layout, gaps included.
+fn bytes_with_gaps(layout: &Layout, itemsize: u64, access: Access) -> u64 {
+    let nbytes = layout.numel().saturating_mul(itemsize);
+    let piece = pieces(layout, 1).into_iter().next();
+    let block =
+        piece.and_then(|piece| BlockGrid::new(&piece, itemsize, access.block, access.gap).iter().next());
+    // In the scratch of a block is what was read for it.
+    block.map_or(nbytes, |block| nbytes.saturating_mul((block.scratch / block.numel().max(1)).max(1)))
 }
 
 /// Adds a tensor, for which `extent` has to be read, to the last read, or begins another one.

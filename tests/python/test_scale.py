@@ -52,7 +52,7 @@ def test_all_ranks_together_read_every_element_once(store, tensor_parallel, tmp_
         if store == "files":
             found.append(scale.simulate(SMALL, layout, rank, tmp_path, system_calls))
         else:
-            source = CountedObject(SMALL)
+            source = CountedObject(SMALL, latency=0)
             counts = lambda source=source: (source.requests, source.nbytes)  # noqa: E731
             found.append(scale.simulate(SMALL, layout, rank, source, counts))
     replicated = sum(2 * shape[0] for shape, dim in SMALL.tensors().values() if dim is None)

@@ -222,6 +222,30 @@ fn a_stream_reads_neighbours_together_and_several_ranges_at_once() {
 }
 
 #[test]
+fn where_requests_take_long_gaps_are_read_instead_of_asking_again() {
+    // Of 300 rows of 128 KiB, the first 8 KiB each.
+    let (rows, columns) = (300_u64, 32 << 10);
+    let data: Vec<u8> = (0..rows * columns * 4).map(|at| (at / 1021) as u8).collect();
+    let shape = [rows, columns];
+    let bytes = st::File::new().tensor("w", "F32", &shape, &data).bytes();
+    let read = |delay| {
+        let (source, checkpoint) = open(TestSource { delay, ..TestSource::new(bytes.clone()) });
+        let part = checkpoint.unwrap().tensor("w").unwrap();
+        let part = part.index(&[range(0, 300), range(0, 2048)]).unwrap();
+        source.taken();
+        let found = bytes_of(&part, &Request::default());
+        let expected: Vec<u8> =
+            data.chunks(columns as usize * 4).flat_map(|row| &row[..8192]).copied().collect();
+        assert!(found == expected);
+        source.taken()
+    };
+    // The first row came with the header.
+    assert_eq!(read(Duration::ZERO), (299, 299 * 8192));
+    let (requests, bytes) = read(Duration::from_millis(10));
+    assert!(requests <= 8 && bytes <= data.len() as u64, "{bytes} bytes in {requests} requests");
+}
+
+#[test]
 fn a_source_for_one_thread_is_read_by_one_thread() {
     let mut access = Access::default();
     access.concurrent = false;

@@ -258,7 +258,7 @@ fn fills_slots_efficiently(elements: &Elements, cut: &ResultCutter) -> bool {
     {
         return true;
     }
-    let (itemsize, access) = (how.cast.from().itemsize(), payload.source.access());
+    let (itemsize, access) = (how.cast.from().itemsize(), payload.source.data_access());
     let block = BlockGrid::new(&piece, itemsize, access.block, access.gap).iter().next();
     block.is_none_or(|block| {
         block.run.saturating_mul(itemsize) >= SLOT_READ_RUN_MIN_BYTES
