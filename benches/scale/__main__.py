@@ -93,9 +93,13 @@ def main() -> None:
         count = write_folder(Path(folder), shapes)
         print(f"files: {count} shards and an index, which each rank opens; object: one file")
         print(HEADS)
+        latency = options.object_latency_ms / 1000
         for tensor_parallel in map(int, options.tp.split(",")):
             layout = Layout(options.ranks, tensor_parallel)
-            for store, load in (("files", _of_files(Path(folder))), ("object", _of_object(shapes, options.object_latency_ms / 1000))):
+            for store, load in (
+                ("files", _of_files(Path(folder))),
+                ("object", _of_object(shapes, latency)),
+            ):
                 found = [load(shapes, layout, rank) for rank in sample]
                 print(row(layout, store, found, shapes.nbytes(), options), flush=True)
 
