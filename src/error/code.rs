@@ -139,6 +139,14 @@ codes! {
     PartConflict: Format, "Files that have parts of one tensor do not agree on its dtype or shape.",
         "Give the files of all processes of one save, and no others.";
 
+    ZeroState: Format, "A file of a DeepSpeed checkpoint has not what DeepSpeed writes.";
+    ZeroPartition: Format, "The partitions of the ranks of a DeepSpeed checkpoint are not the parameters that its files state.",
+        "A file is damaged, or of another save: fetch the folder again.";
+    ZeroConflict: Format, "The files of a DeepSpeed checkpoint do not agree with each other.",
+        "They are of several saves, or were renamed: fetch the folder again.";
+    ZeroUnsupported: Unsupported, "The parameters of a DeepSpeed checkpoint are divided in a way that rustload does not join.",
+        "Convert the folder with DeepSpeed's ds_to_universal.py, and open the result.";
+
     ExportConfig: Format, "The configuration of an exported program is not what torch writes, or contradicts the archive.";
     ExportVersion: Unsupported, "The archive of an exported program is in a version that rustload does not know.",
         "It is from a newer torch: look for a newer rustload.";

@@ -26,6 +26,11 @@ pub(crate) struct Joins {
 }
 
 impl Joins {
+    /// Joined tensors that have names and no parts with names, in the index of this number.
+    pub(super) fn of_runs(shard: u32) -> Joins {
+        Joins { shard, wholes: HashMap::new(), first_files: Vec::new(), copies: HashSet::new(), replicas: 0 }
+    }
+
     /// A remark on what was taken for a copy; `None` where there are none.
     pub(crate) fn note(&self) -> Option<String> {
         let (tensors, parts) = (self.copies.len(), self.replicas);
@@ -47,13 +52,7 @@ pub(super) fn join(shards: &[Shard], options: &Options) -> Result<Option<(Index,
     else {
         return Ok(None);
     };
-    let mut joins = Joins {
-        shard: shards.len() as u32,
-        wholes: HashMap::new(),
-        first_files: Vec::new(),
-        copies: HashSet::new(),
-        replicas: 0,
-    };
+    let mut joins = Joins::of_runs(shards.len() as u32);
     let mut joined = first.index.without_tensors();
     // Names of the same parts are one tensor (tied weights).
     let mut by_parts: HashMap<Vec<(u32, u32, u64, Dims)>, u32> = HashMap::new();

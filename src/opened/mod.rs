@@ -5,6 +5,7 @@ mod payload;
 mod quantized;
 mod reopen;
 mod schemes;
+mod zero;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -152,7 +153,9 @@ impl Opened {
         let mut opened = Opened::new(shards.collect(), options);
         (opened.metadata, opened.notes) =
             (resolved.metadata, notes.into_iter().map(into_printable).collect());
-        if opened.shards.len() > 1 && resolved.weight_map.is_none() {
+        if !resolved.zero.is_empty() {
+            opened.join_zero(&resolved.zero)?;
+        } else if opened.shards.len() > 1 && resolved.weight_map.is_none() {
             opened.join()?;
         }
         opened.merge(resolved.weight_map.as_ref())?;

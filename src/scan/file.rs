@@ -16,6 +16,9 @@ use crate::container::{Format, LFS_POINTER, is_container, sniff, zip};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Contents, Index};
 
+/// The scripts that DeepSpeed copies beside its checkpoints (deepspeed/runtime/engine.py: `_copy_recovery_script`).
+const SCRIPTS: [&str; 2] = ["zero_to_fp32.py", "zero_to_torch.py"];
+
 /// The first bytes of a source, by which most detectors decide.
 const HEAD_BYTES: u64 = 1024;
 
@@ -75,6 +78,14 @@ fn scan_with(
     // A file in a directory that is not a checkpoint is not a finding.
     if report.status == Status::Skipped && !named {
         report.clear_findings();
+    }
+    let name = report.path.as_deref().and_then(|path| path.rsplit(['/', '\\']).next());
+    if name.is_some_and(|name| SCRIPTS.contains(&name)) {
+        report.add(Finding {
+            message: "this is a script that unpickles the checkpoint beside it without restriction; rustload reads that without it"
+                .to_owned(),
+            ..Finding::new("CheckpointScript")
+        });
     }
     Ok(report)
 }

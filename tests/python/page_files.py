@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from quantized_files import write as write_quantized
 from quantized_ints import pack_quantized
+from zero_folders import Run
+from zero_folders import write as write_zero
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +39,12 @@ def write(folder: Path) -> None:
     _gate(folder)
     _blocks(folder / "deepseek")
     _packed(folder / "packed")
+
+
+def write_zero_run(folder: Path) -> None:
+    """`zero-run`, a run of DeepSpeed with two ranks, in stage 3."""
+    weights = {"layer.weight": torch.ones(8, 16), "layer.bias": torch.zeros(8)}
+    write_zero(folder / "zero-run", Run([weights], stage=3, world=2, moments=[{"exp_avg": weights}]))
 
 
 def _gate(folder: Path) -> None:

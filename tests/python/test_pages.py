@@ -66,6 +66,8 @@ def folder(page, request, tmp_path, monkeypatch):
         shutil.copytree(request.getfixturevalue("files"), tmp_path, dirs_exist_ok=True)
     if page.name == "formats.md":
         page_files.write_formats(tmp_path)
+    if page.name == "training_checkpoints.md":
+        page_files.write_zero_run(tmp_path)  # of many ranks, which no newcomer has
     if page.name == "cli.md":
         (tmp_path / "model.safetensors").unlink()  # a command of the page writes it
     monkeypatch.chdir(tmp_path)

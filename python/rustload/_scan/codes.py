@@ -88,6 +88,9 @@ SCAN_CODES = {
     "UnrestrictedLoad": ScanCode(
         _NOTE, "A reader unpickles the file, and files that it names, without restriction."
     ),
+    "CheckpointScript": ScanCode(
+        _NOTE, "The file is a script beside a checkpoint that unpickles it without restriction."
+    ),
     "EncodedText": ScanCode(_NOTE, "A string decodes to a pickle or to code."),
 }
 """The codes, in the order of docs/reference/errors.md."""

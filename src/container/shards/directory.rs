@@ -45,6 +45,20 @@ const TRAINER_FILES: &[&str] = &["training_args", "optimizer", "scheduler", "sca
 /// Files of orbax: of a step, of the tree of an item, and of a store of arrays in TensorStore's OCDBT.
 const ORBAX_FILES: &[&str] = &["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"];
 
+/// Whether a folder with these names has files of weights by these schemes, other than those of ranks of DeepSpeed.
+pub(super) fn has_weights(names: &BTreeSet<String>) -> bool {
+    let is_weights = |name: &&String| {
+        let ends = SAFETENSORS.any.iter().chain(PICKLES.any);
+        let is_rank = name.ends_with("_states.pt");
+        !is_rank && ends.into_iter().any(|end| name.ends_with(end)) && !is_trainer_file(name)
+    };
+    names.iter().any(|name| is_weights(&name))
+}
+
+fn is_trainer_file(name: &str) -> bool {
+    TRAINER_FILES.iter().any(|stem| name.starts_with(stem))
+}
+
 pub(super) enum Choice {
     Index(String),
     Files(Vec<String>),
@@ -56,7 +70,6 @@ pub(super) fn resolve(folder: &Folder, names: BTreeSet<String>, limits: &Limits)
     let directory = folder.path();
     let (hidden, names): (BTreeSet<String>, BTreeSet<String>) =
         names.into_iter().partition(|name| name.starts_with('.'));
-    let is_trainer_file = |name: &&String| TRAINER_FILES.iter().any(|stem| name.starts_with(stem));
     let weights: BTreeSet<String> = names.iter().filter(|name| !is_trainer_file(name)).cloned().collect();
     let mut notes = Vec::new();
     let distributed = || distributed::pick(&names, &hidden, directory).map(|name| Choice::Files(vec![name]));

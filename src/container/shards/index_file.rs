@@ -43,6 +43,7 @@ fn read_inner(folder: &Folder, name: &str, limits: &Limits) -> Result<Shards<Str
         .collect();
     let metadata = metadata.unwrap_or_default().into_iter().map(|(key, Text(value))| (key, value)).collect();
     Ok(Shards {
+        zero: Vec::new(),
         files,
         weight_map: Some(weight_map),
         labels: Vec::new(),

@@ -11,6 +11,7 @@ mod directory;
 mod distributed;
 mod index_file;
 mod training;
+mod zero;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ use std::path::{Path, PathBuf};
 use crate::bytes::{FileStamp, Folder, Io};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+
+pub use zero::{ZeroFile, ZeroPart};
 
 /// For each tensor name, the position of its file in [`Shards::files`].
 pub type WeightMap = BTreeMap<String, usize>;
@@ -37,6 +40,8 @@ pub struct Shards<File = PathBuf> {
     pub notes: Vec<String>,
     /// The version of the index, if that is a file on disk.
     pub index: Option<FileStamp>,
+    /// Which part of a checkpoint of DeepSpeed each file is; none for other checkpoints.
+    pub zero: Vec<ZeroFile>,
 }
 
 impl<File> Shards<File> {
@@ -49,15 +54,16 @@ impl<File> Shards<File> {
             metadata: Vec::new(),
             notes: Vec::new(),
             index: None,
+            zero: Vec::new(),
         }
     }
 }
 
 impl Shards<String> {
     fn on_disk(self, folder: &Path) -> Shards {
-        let Shards { files, weight_map, labels, metadata, notes, index } = self;
+        let Shards { files, weight_map, labels, metadata, notes, index, zero } = self;
         let files = files.iter().map(|name| folder.join(name)).collect();
-        Shards { files, weight_map, labels, metadata, notes, index }
+        Shards { files, weight_map, labels, metadata, notes, index, zero }
     }
 }
 
@@ -83,7 +89,14 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
                 }
                 check_alone(path)?;
             }
-            Ok(Shards::of(files.to_vec()))
+            let name =
+                |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).unwrap_or("").to_owned();
+            let names: Vec<String> = files.iter().map(name).collect();
+            listed(
+                &names,
+                files.to_vec(),
+                files.first().and_then(|file| file.parent()).unwrap_or(Path::new("")),
+            )
         }
     }
 }
@@ -101,9 +114,27 @@ pub fn resolve_in(folder: &Folder, names: &[String], limits: &Limits) -> Result<
                 }
                 check_alone(&path)?;
             }
-            Ok(Shards::of(names.to_vec()))
+            listed(names, names.to_vec(), folder.path())
         }
     }
+}
+
+/// The checkpoint of these files, by their names. A single one is what it is alone.
+fn listed<File>(names: &[String], files: Vec<File>, directory: &Path) -> Result<Shards<File>>
+where
+    File: Clone,
+{
+    if names.len() > 1 {
+        let named = names.iter().map(String::as_str).zip(files.iter().cloned()).collect();
+        if let Some(shards) = zero::of_files(named, directory)? {
+            if shards.files.len() < names.len() {
+                let text = "the list has files of DeepSpeed, and others";
+                return Err(Error::new(Code::ZeroConflict, text).in_file(directory));
+            }
+            return Ok(shards);
+        }
+    }
+    Ok(Shards::of(files))
 }
 
 /// Fails for a file that other files are needed for.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::directory::{self, MISSING_NAMES_MAX, decimal};
-use super::{Shards, missing};
+use super::{Shards, missing, zero};
 use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
@@ -39,10 +39,14 @@ pub(super) fn resolve(folder: &Folder, limits: &Limits) -> Result<Shards<String>
 
 /// As [`resolve`], for a folder that is not one of several iterations.
 fn resolve_one(folder: &Folder, names: BTreeSet<String>, limits: &Limits) -> Result<Shards<String>> {
-    let found = match torch_checkpointing(folder, &names)? {
+    let mut found = match torch_checkpointing(folder, &names)? {
         None => megatron(folder, &names)?,
         found => found,
     };
+    // Trainers save weights of their own beside the folder of DeepSpeed.
+    if found.is_none() && !directory::has_weights(&names) {
+        found = zero::resolve(folder, &names)?;
+    }
     found.map_or_else(|| directory::resolve(folder, names, limits), Ok)
 }
 

@@ -11,6 +11,7 @@ mod torch_checkpointing;
 mod torch_export;
 mod torch_legacy;
 mod torch_tar;
+mod zero;
 
 pub use self::contents::{Contents, Objects};
 pub use self::dcp::{SavedValue, SavedValues};
@@ -19,6 +20,10 @@ pub use self::pickle::imported_classes;
 pub use self::pickle::read_pickle;
 #[cfg(feature = "scan")]
 pub use self::torch_tar::storage_itemsize;
+pub use self::zero::{
+    Padding, Run, Wrong, ZeroInput, ZeroJoin, flat as flat_partitions, join as join_zero,
+    sharded as sharded_partitions,
+};
 use super::model::{Index, Options};
 #[cfg(feature = "scan")]
 pub(crate) use super::pickled::legacy::PICKLES as LEGACY_PICKLES;

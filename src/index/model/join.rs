@@ -35,10 +35,16 @@ pub struct TensorPart<'a> {
 impl TensorPart<'_> {
     /// The part as a chunk. Fails where it has more elements than are stored.
     fn chunk(&self) -> Result<Chunk> {
+        let tensor = self.index.tensors.get(u32_to_usize(self.tensor)).ok_or_else(internal)?;
+        self.chunk_of(tensor.layout().clone())
+    }
+
+    /// The elements of this layout in the part's storage as a chunk. Fails where they are more than are stored.
+    pub(super) fn chunk_of(&self, layout: Layout) -> Result<Chunk> {
         let TensorPart { index, tensor, offsets } = self;
         let tensor = index.tensors.get(u32_to_usize(*tensor)).ok_or_else(internal)?;
         let storage = index.storages.get(u32_to_usize(tensor.storage())).ok_or_else(internal)?;
-        let (layout, sizes) = (tensor.layout().clone(), tensor.layout().shape.clone());
+        let sizes = layout.shape.clone();
         let nbytes = layout.numel().checked_mul(tensor.dtype().itemsize());
         if nbytes.is_none_or(|nbytes| nbytes > storage.nbytes) {
             let text = format!("a part of {:?} is stored in {} byte(s)", &sizes[..], storage.nbytes);
@@ -82,6 +88,18 @@ impl Index {
         let first = parts.first().and_then(|part| part.index.tensors.get(u32_to_usize(part.tensor)));
         let (dtype, flags) =
             first.map_or((DType::U8, Flags::default()), |first| (first.dtype(), first.flags));
+        let chunks = parts.iter().map(TensorPart::chunk).collect::<Result<_>>()?;
+        self.add_chunks(dtype, shape, flags, chunks)
+    }
+
+    /// Adds the tensor that chunks are together, without a name; returns its number. Fails where they are not.
+    pub(super) fn add_chunks(
+        &mut self,
+        dtype: DType,
+        shape: Dims,
+        flags: Flags,
+        chunks: Vec<Chunk>,
+    ) -> Result<u32> {
         let number = to_u32(self.tensors.len());
         let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
         let nbytes =
@@ -89,7 +107,6 @@ impl Index {
         let mut tensor = Tensor::contiguous(dtype, &shape, number, nbytes)?;
         // The signs are those of the parts.
         tensor.flags = Flags { conjugate: false, negative: false, ..flags };
-        let chunks = parts.iter().map(TensorPart::chunk).collect::<Result<_>>()?;
         let chunks = Chunks::prove(dtype, shape, chunks)?;
         let (location, numel) = (Location::Chunks(Arc::new(chunks)), tensor.layout().numel());
         self.storages.push(Storage { location, nbytes, numel, big_endian: false, device: None });

@@ -175,7 +175,6 @@ impl Storage {
     }
 
     /// The name of the member that has its bytes; `None` where they are not a member of an archive.
-    #[cfg(feature = "scan")]
     pub(crate) fn member_name(&self) -> Option<String> {
         self.location.member_entry().map(|member| member.name().to_owned())
     }

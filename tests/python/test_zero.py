@@ -1,0 +1,206 @@
+"""Folders of DeepSpeed ZeRO: whole tensors of all ranks' partitions."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from zero_folders import Run, model_name, optimizer_name, write, write_universal
+
+import rustload
+import rustload.torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORLDS = (1, 2, 3, 8, 12)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def tensors(sizes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in sizes.items()}
+
+
+def run(stage: int, world: int, groups: int = 2, **more: Any) -> Run:
+    """Parameters of every size around the number of ranks: none, one, and one more or fewer than ranks."""
+    sizes = [
+        {"a.weight": (7, 5), "a.bias": (world,), "one": (1,), "scalar": ()},
+        {"b.weight": (3, 2, 13), "fewer": (max(world - 1, 0),), "more": (world + 1,)},
+        {"c.weight": (1, 31), "c.bias": (17,)},
+    ]
+    if stage in (1, 2):
+        sizes[0]["none"] = (0, 4)
+    all_groups = [tensors(sizes[number], number) for number in range(groups)]
+    moments = [
+        {key: tensors(sizes[number], 10 + number + 100 * at) for at, key in enumerate(MOMENTS)}
+        for number in range(groups)
+    ]
+    return Run(
+        groups=all_groups,
+        stage=stage,
+        world=world,
+        moments=moments,
+        buffers={"norm.mean": torch.arange(5, dtype=torch.float16), "ids": torch.arange(3)},
+        frozen=tensors({"frozen.weight": (5, 3), "frozen.bias": (1,)}, 50),
+        shared={"head.weight": "a.weight"},
+        **more,
+    )
+
+
+def expected(run: Run) -> dict[str, torch.Tensor]:
+    found = run.masters() | run.buffers | run.frozen
+    found |= {name: found[target] for name, target in run.shared.items()}
+    for group, moments in zip(run.groups, run.moments, strict=False):
+        for key, moment in moments.items():
+            found |= {f"optimizer.state.{name}.{key}": moment[name] for name in group}
+    if run.stage != 3:
+        weights = {name: tensor.to(run.compute) for group in run.groups for name, tensor in group.items()}
+        weights |= run.frozen | {name: weights[target] for name, target in run.shared.items()}
+        found |= {f"module.{name}": tensor for name, tensor in weights.items()}
+    return found
+
+
+def same(ckpt: rustload.Checkpoint, whole: dict[str, torch.Tensor]) -> None:
+    assert sorted(ckpt) == sorted(whole)
+    for name, tensor in whole.items():
+        found = ckpt[name].materialize(framework="torch")
+        assert found.dtype == tensor.dtype, name
+        assert torch.equal(found, tensor), name
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_whole_tensors_of_every_stage(tmp_path: Path, stage: int, world: int) -> None:
+    for groups in (1, 2, 3):
+        made = run(stage, world, groups)
+        root = write(tmp_path / str(groups), made)
+        with rustload.open(root) as ckpt:
+            same(ckpt, expected(made))
+
+
+@pytest.mark.parametrize(
+    "more", [{"align": 4}, {"elastic": True}, {"mappings": False}, {"align": 8, "world": 3}]
+)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_other_forms_of_flat_groups(tmp_path: Path, stage: int, more: dict[str, int]) -> None:
+    made = run(stage, **({"world": 4} | more))  # type: ignore[arg-type]
+    same(rustload.open(write(tmp_path, made)), expected(made))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_last_rank_may_state_all_of_the_padding(tmp_path: Path, world: int) -> None:
+    made = Run(
+        [tensors({"one": (1,)}), tensors({"few": (world + 1,)})], 2, world, last_states_all_padding=True
+    )
+    same(rustload.open(write(tmp_path, made)), expected(made))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtypes_are_those_of_the_file(tmp_path: Path, stage: int, dtype: torch.dtype) -> None:
+    made = run(stage, 3, compute=dtype, master=dtype)
+    same(rustload.open(write(tmp_path, made)), expected(made))
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_root_a_tag_folder_and_a_list_agree(tmp_path: Path, stage: int) -> None:
+    made = run(stage, 12)
+    folder = write(tmp_path, made) / "global_step7"
+    files = sorted(folder.iterdir(), key=lambda path: hash(path.name))
+    with rustload.open(tmp_path) as root, rustload.open(folder) as tag, rustload.open(files) as listed:
+        assert list(root) == list(tag) == list(listed)
+        for ckpt in (root, tag, listed):
+            same(ckpt, expected(made))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_rest_of_the_package(tmp_path: Path, stage: int) -> None:
+    made = run(stage, 4)
+    root = write(tmp_path / "run", made)
+    ckpt = rustload.open(root, framework="torch")
+    assert ["a.weight", "head.weight"] in ckpt.tied
+    whole = expected(made)
+    assert torch.equal(ckpt["b.weight"][1:, :, ::3].materialize(), whole["b.weight"][1:, :, ::3])
+    assert torch.equal(ckpt["a.weight"][5].materialize(), whole["a.weight"][5])
+    with ckpt.stream() as stream:
+        assert {name for name, _ in stream} == set(whole)
+    states = ckpt.objects[optimizer_name(made, 3)[:-3]]["optimizer_state_dict"]
+    assert states["partition_count"] in (4, [4, 4])
+    assert any("ZeRO stage" in note for note in ckpt.notes)
+    again = pickle.loads(pickle.dumps(ckpt["optimizer.state.a.weight.exp_avg"]))
+    assert torch.equal(again.materialize(), whole["optimizer.state.a.weight.exp_avg"])
+    out = tmp_path / "out.safetensors"
+    rustload.convert(root, out, rename={"optimizer": None, "module": None})
+    weights = {name: one for name, one in whole.items() if not name.startswith(("optimizer.", "module."))}
+    same(rustload.open(out), weights)
+    model = torch.nn.Linear(5, 7, bias=False)
+    rustload.torch.load_into(model, root, rename={"a.weight": "weight"}, strict=False)
+    assert torch.equal(model.weight, whole["a.weight"])
+    assert rustload.diff(root, root, data=True).equal
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_of_tensor_parallelism_are_not_joined(tmp_path: Path, count: int) -> None:
+    whole = {}
+    for rank in range(count):
+        made = run(3, 2)
+        made.groups = [tensors({"w": (4, rank + 2)}, rank)]
+        made.moments, made.shared, made.frozen = [], {}, {}
+        write(tmp_path, made, tensor_rank=rank)
+        whole |= {f"mp_rank_{rank:02d}.{name}": one for name, one in expected_plain(made).items()}
+    ckpt = rustload.open(tmp_path)
+    same(ckpt, whole)
+    assert any("not joined" in note for note in ckpt.notes)
+
+
+def expected_plain(made: Run) -> dict[str, torch.Tensor]:
+    return made.masters() | made.buffers
+
+
+def test_universal_checkpoints(tmp_path: Path) -> None:
+    made = run(2, 2)
+    made.groups[0].pop("none")
+    for moment in made.moments[0].values():
+        moment.pop("none")
+    root = write_universal(tmp_path, made)
+    whole = {name: one for name, one in expected(made).items() if name not in made.shared}
+    with rustload.open(root) as ckpt, rustload.open(root / "global_step7_universal") as tag:
+        assert list(ckpt) == list(tag)
+        same(ckpt, whole)
+
+
+def test_older_places_of_the_shapes(tmp_path: Path) -> None:
+    """One dict of shapes beside the optimizer's states, and no keys that later versions added."""
+    shapes = {}
+
+    def move(_: str, content: dict[str, Any]) -> None:
+        if "module" in content:
+            for key in ("shared_params", "frozen_param_shapes", "frozen_param_fragments"):
+                del content[key]
+            (group,) = content.pop("param_shapes")
+            shapes.update({key: list(shape) for key, shape in group.items()})
+        else:
+            content["param_shapes"] = shapes
+            content["optimizer_state_dict"].update(zero_stage=2, partition_count=3)
+
+    made = run(2, 3, groups=1, change=move, mappings=False)
+    made.frozen, made.shared = {}, {}
+    same(rustload.open(write(tmp_path, made)), expected(made))
+
+
+def test_a_file_alone_opens_as_before(tmp_path: Path) -> None:
+    made = run(3, 2)
+    folder = write(tmp_path, made) / "global_step7"
+    alone = rustload.open(folder / optimizer_name(made, 1))
+    assert "optimizer_state_dict.fp32_flat_groups.0" in alone
+    assert "module.norm.mean" in rustload.open(folder / model_name(3, 1))
+    assert alone.opaque
+
+
+def test_weights_beside_the_folder_are_the_checkpoint(tmp_path: Path) -> None:
+    root = write(tmp_path, run(3, 2))
+    rustload.save({"w": torch.ones(2)}, root / "model.safetensors")
+    assert list(rustload.open(root)) == ["w"]
