@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use super::access::Access;
 use crate::error::Result;
-use crate::num::to_u64;
 
 /// Answers of at most this many bytes tell the latency.
 const SMALL_MAX_BYTES: u64 = 256 << 10;
@@ -167,6 +166,6 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert!(price.latency.load(Ordering::Relaxed) >= to_u64(1_000_000_usize));
+        assert!(price.latency.load(Ordering::Relaxed) >= 1_000_000);
     }
 }
