@@ -38,7 +38,6 @@ if _TYPE_CHECKING:
     from rustload._diff.report import DiffReport, TensorDiff
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
     from rustload._save.convert import convert
-    from rustload._save.flatten import unflatten
     from rustload._save.report import SaveReport
     from rustload._save.save import save
     from rustload._save.writer import Writer
@@ -124,12 +123,12 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
     # Public names that few programs use are imported at the first access (PEP 562).
     _LAZY_MODULES = {
         "_common.statistics": ("ExponentCount", "Histogram", "Statistics"),
+        "_checkpoint.nesting": ("unflatten",),
         "_cuda.info": ("cuda_info",),
         "_diff.diff": ("diff",),
         "_diff.report": ("DiffReport", "TensorDiff"),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
         "_save.convert": ("convert",),
-        "_save.flatten": ("unflatten",),
         "_save.report": ("SaveReport",),
         "_save.save": ("save",),
         "_save.writer": ("Writer",),

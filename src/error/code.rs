@@ -238,6 +238,8 @@ codes! {
         "The file is damaged or its download is incomplete.";
     StDtype: Unsupported, "A safetensors dtype is unknown or cannot be addressed by bytes.",
         "It is from a newer writer, or damaged: look for a newer rustload, or fetch it again.";
+    Nesting: Format, "The metadata's record of containers and values is not one that is written, or does not fit the tensors.",
+        "The file was edited or made by hand; its tensors can be read by their names.";
 
     NotSafetensors: Unsupported, "A tensor has no form in a safetensors file.",
         [

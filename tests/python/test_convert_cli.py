@@ -69,7 +69,7 @@ def test_one_line_says_what_was_written(folder: Path, capsys: pytest.CaptureFixt
     assert _cli.main(["convert", "last.ckpt"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("wrote 3 tensors, ")
-    assert " to last.safetensors, 1 file, 1 other value left out, in " in out
+    assert " to last.safetensors, 1 file, 1 other value left out (epoch), in " in out
     assert (out.count("\n"), err) == (1, "")
     assert _cli.main(["convert", "last.ckpt", "--overwrite", "-q"]) == 0
     assert capsys.readouterr() == ("", "")

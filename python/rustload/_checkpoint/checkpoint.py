@@ -184,17 +184,24 @@ class Checkpoint(TensorMapping):
         """The whole object tree: containers, numbers and strings, with a LazyTensor for each tensor.
 
         Values of unknown classes are `rustload.Opaque`, and names of classes and functions are `rustload.Global`; nothing that
-        the file names is called. For safetensors and NumPy files it is a dict of the tensors. For several files it is one merged
+        the file names is called. For safetensors and NumPy files it is a dict of the tensors, or what `save` was given with
+        `keep_nesting=True`. For several files it is one merged
         dict if all roots are dicts, and a dict by file name otherwise; for the files of a distributed program, whose tensors are
         joined, dicts within dicts are merged too, and of other values the first file's is taken. For a distributed checkpoint it
         is what was saved; its values are read now, each through the same reader as a file.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
+            FormatError: The record of `keep_nesting=True` is damaged, or does not fit the names (code `Nesting`).
         """
         self._check_open()
         if self._objects is None:
             wrap = functools.partial(LazyTensor._wrap, context=self._context)
+            if self.format == "safetensors":
+                from rustload._checkpoint.nesting import nested
+
+                self._objects = nested(dict(self.items()), self.metadata)
+                return self._objects
             if self.format == "torch-dcp":
                 self._objects = object_tree(self._core, wrap)
                 return self._objects

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 
 from rustload._checkpoint.checkpoint import OpaqueClass
+from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.json_values import Format, Positive, Signed
 from rustload._describe.needed import Needed
@@ -286,10 +287,14 @@ def _quantized(
 
 def _values(checkpoint: Checkpoint) -> tuple[list[PlainValue | ContainerValue], list[str]]:
     """The plain values and containers at the top level of the pickles, and a note if they are not available."""
-    if checkpoint.format == "safetensors":
+    is_safetensors = checkpoint.format == "safetensors"
+    if is_safetensors and NESTING_KEY not in checkpoint.metadata:
         return [], []
     try:
-        roots = checkpoint._core.objects(lambda _tensor: NotImplemented)
+        if is_safetensors:
+            roots = [checkpoint.objects]
+        else:
+            roots = checkpoint._core.objects(lambda _tensor: NotImplemented)
     except RustloadError as error:
         return [], [f"the values are not shown: {error}"]
     values: list[PlainValue | ContainerValue] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -23,7 +22,7 @@ from rustload._save.job import (
     write_options,
 )
 from rustload._save.model_config import Others, converted_others
-from rustload._save.objects_file import ObjectsFile
+from rustload._save.objects_file import ObjectsFile, document
 from rustload._save.options import ConvertOptions
 from rustload._save.part import Part
 from rustload._save.report import SaveReport
@@ -141,11 +140,12 @@ def convert(
             dtype=how["dtype"],
             transpose=how["transpose"],
         )
-        document = None
+        file = None
         if objects is not None:
-            document = ObjectsFile(
+            trees = {part.label: part.objects.json() for part in parts}
+            file = ObjectsFile(
                 objects,
-                _document(parts),
+                document(next(iter(trees.values())) if len(trees) == 1 else trees),
                 target,
                 overwrite=bool(how["overwrite"]),
                 sync=bool(how["fsync"]),
@@ -155,7 +155,7 @@ def convert(
         planned = [file for one in written for file in one.files(job, name, size)]
     changed: tuple[str, ...] = ()
     with (
-        document or contextlib.nullcontext(),
+        file or contextlib.nullcontext(),
         advising(writing=True),
         watching(how, job.nbytes, "converting") as watch,
     ):
@@ -175,7 +175,7 @@ def convert(
             listed, note = _rustload.write_folder(
                 target.path,
                 planned,
-                texts=[*others.texts, *(() if document is None else document.in_target)],
+                texts=[*others.texts, *(() if file is None else file.in_target)],
                 copies=others.copies,
                 joins=target.joins,
                 options=writing,
@@ -183,8 +183,9 @@ def convert(
             files = dict(listed)
             if note is not None:
                 warn_user(note)
-        if document is not None:
-            document.finish(files)
+        if file is not None:
+            file.finish(files)
+    skipping = [one for one in parts if not one.keeps_objects]
     return SaveReport(
         path=target.path,
         files=files,
@@ -193,16 +194,10 @@ def convert(
         dropped={gone: kept for one in written for gone, kept in one.dropped.items()},
         packed=[name for one in written for name in packed_names(one.tensors)],
         converted=job.converted,
-        skipped_objects=sum(one.objects.count for one in parts),
+        skipped_objects=sum(one.objects.count for one in skipping),
+        skipped_at=tuple(at for one in skipping for at in one.objects.at),
         reused=watch.reused,
         kept=tuple(job.kept),
         changed=changed,
         seconds=time.perf_counter() - start,
     )
-
-
-def _document(parts: list[Part]) -> str:
-    """The values that are not tensors, as JSON: those of the checkpoint, or of each by its name."""
-    trees = {part.label: part.objects.json() for part in parts}
-    tree = next(iter(trees.values())) if len(trees) == 1 else trees
-    return json.dumps(tree, indent=1) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._common.dtypes import DTYPE_ROWS
@@ -14,13 +13,12 @@ from rustload._common.request import Request
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload._remote.urls import is_url, name_of
-from rustload._save.arrays import unsupported, values_of
-from rustload._save.flatten import flatten
+from rustload._save.arrays import unsupported
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error, _pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rustload import _rustload
     from rustload._save.arrays import Values
@@ -31,7 +29,6 @@ __all__ = [
     "File",
     "Job",
     "check_name",
-    "flattened",
     "header_texts",
     "local_path",
     "packed_names",
@@ -129,19 +126,6 @@ class Job:
         self.nbytes += math.prod(info.shape) * DTYPE_ROWS[dtype or info.dtype].itemsize
         self.converted += is_decoded or dims is not None or dtype not in (None, info.dtype)
         return name, core, self._requests[key]
-
-
-def flattened(tensors: Any) -> tuple[dict[str, Any], dict[str, Values]]:
-    """Names all tensors of an argument; returns them as they are, and as the extension writes them.
-
-    Raises:
-        TypeError: It is not a mapping or list, or has a value that is not a tensor.
-    """
-    if not isinstance(tensors, (Mapping, list, tuple)):
-        kind = type(tensors).__name__
-        raise _error("Type", f"is a mapping from names to tensors, not a {kind}", argument="tensors")
-    items = {name: value for name, (_, value) in flatten(tensors).items()}
-    return items, {name: values_of(name, value) for name, value in items.items()}
 
 
 def packed_names(items: Mapping[str, Any]) -> list[str]:

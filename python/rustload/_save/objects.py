@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
+from rustload._checkpoint.nesting import NESTING_KEY, scalar_json
+from rustload._save.flatten import Named, dotted
+from rustload._tensor.handle import LazyTensor
 from rustload._tensor.inert import Global, Opaque, Sparse
 from rustload.errors import RustloadError, _error
 
@@ -23,69 +24,92 @@ _FORMATS_WITHOUT = ("safetensors", "npz", "npy")
 
 _DEPTH_MAX = 200
 """The most containers in each other in a JSON document: parsers have limits too."""
-_INTS = range(-(1 << 63), 1 << 64)
-"""Integers that JSON parsers read exactly."""
-
 _LABEL_MAX_CHARS = 60
 
+_NAMED_MAX = 100
+"""The most values that are named."""
+
+_Link: TypeAlias = "tuple[_Link, Any] | None"
+"""The path of a value: that of its container, and its key there."""
+
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+_TENSORS = (_rustload.Tensor, LazyTensor, Named)
 
 
 class Objects:
-    """The object tree of a checkpoint.
+    """The object tree of a checkpoint, or of what is saved.
 
     Attributes:
         count: The number of values that are neither tensors nor containers; 0 if there are more than the limits allow.
+        at: The dotted paths of the first of them.
         sparse: The names of the components of sparse tensors.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, keep: bool) -> None:
-        """Builds and walks the tree; reads no tensors.
+    def __init__(self, root: Any, *, keep: bool) -> None:
+        """Walks a tree.
 
         Args:
-            checkpoint: The checkpoint.
+            root: The tree; its tensors are lazy or only named.
             keep: Whether the tree is kept for `json`.
         """
         self.count = 0
+        self.at: list[str] = []
         self.sparse: set[str] = set()
-        self._root: Any = {}
+        self._root = root if keep else {}
         self._error: RustloadError | None = None
-        if checkpoint.format in _FORMATS_WITHOUT:
-            self.count = sum(found.count for found in checkpoint.opaque)
-            return
-        try:
-            trees = checkpoint._core.objects(lambda core: core)
-        except RustloadError as error:
-            # The tensors can be written all the same.
-            self._error = error
-            return
-        self._root = trees[0] if len(trees) == 1 else list(trees)
-        if len(trees) > 1 and all(isinstance(tree, Mapping) for tree in trees):
-            self._root = {key: value for tree in trees for key, value in tree.items()}
-        self._walk()
-        if not keep:
-            self._root = {}
+        self._walk(root)
 
-    def _walk(self) -> None:
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, *, keep: bool) -> Objects:
+        """The tree of a checkpoint. Reads no tensors.
+
+        Args:
+            checkpoint: The checkpoint.
+            keep: As above.
+        """
+        root: Any = {}
+        error = None
+        try:
+            if NESTING_KEY in checkpoint.metadata:
+                root = checkpoint.objects
+            elif checkpoint.format not in _FORMATS_WITHOUT:
+                trees = checkpoint._core.objects(lambda core: core)
+                root = trees[0] if len(trees) == 1 else list(trees)
+                if len(trees) > 1 and all(isinstance(tree, Mapping) for tree in trees):
+                    root = {key: value for tree in trees for key, value in tree.items()}
+        except RustloadError as found:
+            # The tensors can be written all the same.
+            error = found
+        made = cls(root, keep=keep)
+        made._error = error
+        if checkpoint.format in _FORMATS_WITHOUT:
+            for opaque in checkpoint.opaque:
+                made.count += opaque.count
+                made.at += opaque.at
+        return made
+
+    def _walk(self, root: Any) -> None:
         seen: set[int] = set()
-        pending = [self._root]
+        pending: list[tuple[_Link, Any]] = [(None, root)]
         while pending:
-            value = pending.pop()
-            if isinstance(value, _rustload.Tensor):
+            link, value = pending.pop()
+            if isinstance(value, _TENSORS):
                 continue
             if isinstance(value, Sparse):
                 self.sparse |= {_core(part).name for part in value.parts.values()}
                 continue
             if isinstance(value, Mapping):
-                inner: list[Any] = list(value.values())
+                inner: list[Any] = list(value.items())
             elif isinstance(value, _SEQUENCES):
-                inner = list(value)
+                inner = list(enumerate(value))
             else:
                 self.count += 1
+                if len(self.at) < _NAMED_MAX:
+                    self.at.append(_dotted(link))
                 continue
             if id(value) not in seen:
                 seen.add(id(value))
-                pending += inner
+                pending += [((link, key), item) for key, item in reversed(inner)]
 
     def json(self) -> Any:
         """The tree in values that JSON has; docs/reference/convert.md describes it.
@@ -114,17 +138,12 @@ class _Encoder:
         return self._value(root, "$", 0)
 
     def _value(self, value: Any, path: str, depth: int) -> Any:
-        if value is None or isinstance(value, (bool, str)):
+        if isinstance(value, str):
             return value
-        if isinstance(value, int):
-            return value if value in _INTS else {"$int": hex(value)}
-        if isinstance(value, float):
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if isinstance(value, complex):
-            return {"$complex": [repr(value.real), repr(value.imag)]}
-        if isinstance(value, (bytes, bytearray)):
-            return {"$bytes": base64.b64encode(value).decode()}
-        if isinstance(value, _rustload.Tensor):
+        scalar = scalar_json(value)
+        if scalar is not NotImplemented:
+            return scalar
+        if isinstance(value, _TENSORS):
             return {"$tensor": value.name}
         if isinstance(value, Sparse):
             return {"$sparse": [_core(part).name for part in value.parts.values()]}
@@ -152,17 +171,27 @@ class _Encoder:
         for key, item in value.items():
             encoded = self._value(item, f"{path}.{_label(key)}", depth + 1)
             is_of_tensors = isinstance(item, Mapping) and bool(item) and encoded == {}
-            if not (is_of_tensors or isinstance(item, (_rustload.Tensor, Sparse))):
+            if not (is_of_tensors or isinstance(item, (*_TENSORS, Sparse))):
                 pairs.append((key, encoded))
-        if all(isinstance(key, str) or (isinstance(key, int) and key in _INTS) for key, _ in pairs):
+        if all(
+            isinstance(key, str) or (isinstance(key, int) and scalar_json(key) is key) for key, _ in pairs
+        ):
             named = {str(key): item for key, item in pairs}
             if len(named) == len(pairs):
                 return named
         return {"$dict": [[self._value(key, path, depth + 1), item] for key, item in pairs]}
 
 
+def _dotted(link: _Link) -> str:
+    path = []
+    while link is not None:
+        link, key = link
+        path.append(_label(key))
+    return dotted(tuple(reversed(path)))
+
+
 def _label(key: Any) -> str:
     """A short text for a key in the path of a value."""
     if isinstance(key, str):
         return key[:_LABEL_MAX_CHARS]
-    return str(key) if isinstance(key, int) and key in _INTS else type(key).__name__
+    return str(key) if isinstance(key, int) and scalar_json(key) is key else type(key).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,7 +11,12 @@ from rustload import _rustload
 if TYPE_CHECKING:
     from rustload._save.target import Target
 
-__all__ = ["ObjectsFile"]
+__all__ = ["ObjectsFile", "document"]
+
+
+def document(tree: Any) -> str:
+    """The text of the file: the JSON of `Objects.json`, of one checkpoint, or of several by their names."""
+    return json.dumps(tree, indent=1) + "\n"
 
 
 class ObjectsFile:

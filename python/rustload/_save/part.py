@@ -6,10 +6,10 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._save.advice import leave_out
 from rustload._save.arrays import unsupported
-from rustload._save.flatten import NESTING_KEY
 from rustload._save.job import File
 from rustload._save.objects import Objects
 from rustload._save.sources import file_name_for, index_name, shard_name
@@ -44,8 +44,9 @@ class Part:
         tensors: The tensors that are written, by their new names.
         dropped: The new names that are left out because they are tied, and the names that are written for them.
         texts: The metadata of its files.
-        whole: The names of `dropped` as metadata of the whole checkpoint.
+        whole: The metadata of the whole checkpoint: the names of `dropped`, and the record of a nesting.
         objects: The values that are not tensors.
+        keeps_objects: Whether a record in the metadata has them.
         paths: Its files.
         label: Its folder and name, among several.
         folder: The path of its folder in the target.
@@ -84,7 +85,7 @@ class Part:
         """
         self.names = list(checkpoint)
         self.paths = checkpoint.files
-        self.objects = Objects(checkpoint, keep=keep_objects)
+        self.objects = Objects.of(checkpoint, keep=keep_objects)
         self._prefix = source.folder
         self.folder = source.folder.rstrip("/")
         self.dtype: str | None = None
@@ -104,6 +105,7 @@ class Part:
             own = {key: text for key, text in checkpoint.metadata.items() if key not in _INDEX_METADATA}
             if items.keys() != set(self.names):
                 own.pop(NESTING_KEY, None)
+        self.keeps_objects = NESTING_KEY in own
         self.texts = {"format": "pt", **own, **texts}
         # Names that an earlier writer has left out are recorded as those of this one.
         known = set(self.names)
@@ -111,6 +113,8 @@ class Part:
             gone: kept for gone, kept in own.items() if gone not in known and kept in known
         } | self.dropped
         self.whole = {gone: self.texts.pop(gone, kept) for gone, kept in recorded.items()}
+        if self.keeps_objects:
+            self.whole[NESTING_KEY] = self.texts.pop(NESTING_KEY)
         # Joined tensors are in none of the files alone.
         self._is_joined = checkpoint._core.is_joined
         is_named = self.paths and not self._is_joined

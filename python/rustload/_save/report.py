@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rustload._common.sizes import format_bytes
 from rustload.errors import _printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["SaveReport"]
 
@@ -21,11 +24,12 @@ class SaveReport(NamedTuple):
         dropped: The names that were left out because another name has the same tensor, and that name.
         packed: The names of tensors that used a part of their storage only: each has bytes of its own in the file.
         converted: The number of tensors that were cast, transposed or dequantized.
-        skipped_objects: The number of values of a checkpoint that are not tensors, and are not in the files.
+        skipped_objects: The number of values that are not tensors, and are not in the files of tensors.
         seconds: How long it took.
         reused: The bytes of tensors that an earlier call with `resume=True`, which was killed or failed, had written.
         kept: The names of tensors that a dtype for all tensors left as stored, as they are scales of quantized weights or belong
             to them otherwise.
+        skipped_at: The dotted paths of the first of `skipped_objects`.
         changed: What `convert` with `copy_others` changed in other files, one text for each.
     """
 
@@ -40,6 +44,7 @@ class SaveReport(NamedTuple):
     seconds: float
     reused: int = 0
     kept: tuple[str, ...] = ()
+    skipped_at: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -47,11 +52,9 @@ class SaveReport(NamedTuple):
         where = f" to {_printable(self.path)}" if self.path else ""
         left_out = ""
         if self.dropped:
-            first, *others = self.dropped
-            which = f"{_printable(first)}{', ...' * bool(others)}"
-            left_out += f", {_count(len(self.dropped), 'tied name')} left out ({which})"
+            left_out += f", {_count(len(self.dropped), 'tied name')} left out{_first(self.dropped)}"
         if self.skipped_objects:
-            left_out += f", {_count(self.skipped_objects, 'other value')} left out"
+            left_out += f", {_count(self.skipped_objects, 'other value')} left out{_first(self.skipped_at)}"
         if self.kept:
             left_out += f", {_count(len(self.kept), 'tensor')} of quantized weights kept as stored"
         if self.changed:
@@ -68,8 +71,15 @@ class SaveReport(NamedTuple):
             "files": [(name, format_bytes(nbytes)) for name, nbytes in self.files.items()],
             "dropped": [*self.dropped.items()],
             "packed": [(name,) for name in self.packed],
+            "skipped_at": [(name,) for name in self.skipped_at],
         }
         return report_html("SaveReport", str(self), str(self), lists, fields="report.{}")
+
+
+def _first(names: Iterable[str]) -> str:
+    """The first name in parentheses; nothing without names."""
+    first, *others = [*names] or [""]
+    return f" ({_printable(first)}{', ...' * bool(others)})" if first else ""
 
 
 def _count(number: int, noun: str) -> str:

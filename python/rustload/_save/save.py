@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload import _rustload
+from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._common.options import filled, takes
 from rustload._common.patterns import warn_user
-from rustload._save.flatten import NESTING_KEY, skeleton
 from rustload._save.job import (
     SHARD_BYTES,
     File,
     Job,
     check_name,
-    flattened,
     header_texts,
     local_path,
     packed_names,
@@ -23,13 +23,17 @@ from rustload._save.job import (
     shard_bytes,
     write_options,
 )
+from rustload._save.nesting import Given
+from rustload._save.objects_file import ObjectsFile, document
 from rustload._save.options import SaveOptions
 from rustload._save.report import SaveReport
+from rustload._save.target import Target, check_objects_path
 from rustload._save.ties import TieRule, dropped_names
 from rustload._save.watch import watching
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable
 
 __all__ = ["save", "save_with"]
@@ -42,6 +46,7 @@ def save(
     *,
     name: str = "model",
     keep_nesting: bool = False,
+    objects: str | os.PathLike[str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> SaveReport:
     """Writes tensors to a safetensors file, or to a folder of them.
@@ -56,14 +61,17 @@ def save(
         path: A file whose name ends with `.safetensors`, a folder, or a binary file object. A folder gets one file, or shards and
             an index.
         name: The name of a folder's files without `.safetensors`: "model" gives `model-00001-of-00002.safetensors`.
-        keep_nesting: Records the nesting in the metadata, so that `rustload.unflatten` restores dicts, lists and tuples exactly.
+        keep_nesting: Keeps a training state: dicts, lists and tuples, and values that are not tensors (None, bool, int, float,
+            complex, str, bytes), are recorded in the metadata. `rustload.torch.load` and `Checkpoint.objects` give what was
+            saved. Values of a checkpoint that are of other classes are left out, and the report names them.
+        objects: A file for the values that are not tensors, as JSON; docs/reference/convert.md has its format.
         **options: What is written, and how (`SaveOptions`).
 
     Raises:
         FileExistsError: The target exists, and is not to be replaced.
         OSError: The disk is full, or refuses otherwise; what was read back differs from the source (`code` "VerifyFailed");
             another call or process is writing the same target (`code` "TargetBusy").
-        TypeError: A value is not a tensor.
+        TypeError: A value is not a tensor, and not kept otherwise.
         UnsupportedError: A tensor has no form in a safetensors file, such as complex128.
         ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
 
@@ -73,7 +81,7 @@ def save(
     >>> report.tensors, rustload.open("model.safetensors")["q.weight"].dtype
     (4, 'bfloat16')
     """
-    return save_with((), tensors, path, name=name, keep_nesting=keep_nesting, **options)
+    return save_with((), tensors, path, name=name, keep_nesting=keep_nesting, objects=objects, **options)
 
 
 def save_with(
@@ -83,28 +91,36 @@ def save_with(
     *,
     name: str,
     keep_nesting: bool = False,
+    objects: str | os.PathLike[str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> SaveReport:
     """As `save`, with other files of a folder: their names and texts."""
     start = time.perf_counter()
     how = filled(save, options)
     rule = TieRule.checked(how["ties"], how["keep"], how["discard"])
-    items, values = flattened(tensors)
+    given = Given(tensors, keep_nesting=keep_nesting, keep_objects=objects is not None)
     texts = header_texts(how["metadata"])
-    dropped = dropped_names(items, values, rule)
-    if keep_nesting:
-        texts[NESTING_KEY] = skeleton(tensors)
+    dropped = dropped_names(given.items, given.values, rule)
     whole = [(gone, kept) for gone, kept in dropped.items() if gone not in texts]
+    if given.record is not None:
+        whole.append((NESTING_KEY, given.record))
     job = Job(how)
-    remaining = {name: value for name, value in items.items() if name not in dropped}
-    written = [job.add(name, value, values[name]) for name, value in remaining.items()]
+    remaining = {name: value for name, value in given.items.items() if name not in dropped}
+    written = [job.add(name, value, given.values[name]) for name, value in remaining.items()]
     header = [*texts.items(), *whole]
     files: dict[str, int]
-    with watching(how, job.nbytes, "saving") as watch:
-        where = "" if hasattr(path, "write") else local_path(path)
-        is_file = where.endswith(".safetensors") and not Path(where).is_dir()
-        if how["overwrite"] is None:
-            how["overwrite"] = is_file
+    where = "" if hasattr(path, "write") else local_path(path)
+    is_file = not where or (where.endswith(".safetensors") and not Path(where).is_dir())
+    if how["overwrite"] is None:
+        how["overwrite"] = is_file
+    file = None
+    if objects is not None:
+        target = Target(where, is_file=is_file, joins=False)
+        check_objects_path(objects, target, overwrite=bool(how["overwrite"]))
+        text = document(given.objects.json())
+        file = ObjectsFile(objects, text, target, overwrite=bool(how["overwrite"]), sync=bool(how["fsync"]))
+        others = [*others, *file.in_target]
+    with file or contextlib.nullcontext(), watching(how, job.nbytes, "saving") as watch:
         writing = write_options(how, watch.report)
         if hasattr(path, "write"):
             nbytes = _rustload.write_object(path, written, metadata=header, options=writing)
@@ -115,15 +131,17 @@ def save_with(
             files = {Path(where).name: nbytes}
         else:
             refuse_pickle_name(where)
-            file = f"{check_name(name)}.safetensors"
+            stem = f"{check_name(name)}.safetensors"
             size = shard_bytes(how["max_shard_size"]) or SHARD_BYTES
-            planned = [File(file, written, list(texts.items()), f"{file}.index.json", whole, size)]
+            planned = [File(stem, written, list(texts.items()), f"{stem}.index.json", whole, size)]
             listed, note = _rustload.write_folder(
                 where, planned, texts=list(others), copies=[], joins=False, options=writing
             )
             files = dict(listed)
             if note is not None:
                 warn_user(note)
+        if file is not None:
+            file.finish(files)
     return SaveReport(
         path=where,
         files=files,
@@ -132,7 +150,8 @@ def save_with(
         dropped=dropped,
         packed=packed_names(remaining),
         converted=job.converted,
-        skipped_objects=0,
+        skipped_objects=given.skipped[0],
+        skipped_at=given.skipped[1],
         reused=watch.reused,
         kept=tuple(job.kept),
         seconds=time.perf_counter() - start,

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rustload._checkpoint.nesting import nested
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open.surface import safe_open
@@ -18,8 +19,6 @@ from rustload.torch._locations import storages
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import IO
-
-    import torch
 
     from rustload import _rustload
     from rustload._rustload import Limits
@@ -49,7 +48,8 @@ def load(
 ) -> Any:
     """Loads a file of `torch.save` and returns what `torch.load(weights_only=True)` returns; nothing that it names is called.
 
-    A plain pickle of tensors, which torch rejects, loads too.
+    A plain pickle of tensors, which torch rejects, loads too. A safetensors file of `rustload.save(..., keep_nesting=True)` gives
+    the nested state that was saved; any other, a dict of its tensors.
 
     >>> import rustload.torch
     >>> state = rustload.torch.load("model.pt", map_location="cpu")
@@ -83,7 +83,7 @@ def load(
             `pickle.UnpicklingError`, and its message begins with `Weights only load failed.`
         ValueError: `weights_only=False`, or `mmap=True` without a path.
         RuntimeError: As in torch: the device does not exist, `mmap=True` for a legacy file, or a TorchScript archive.
-        FormatError: The file is not a checkpoint, or is damaged.
+        FormatError: The file is not a checkpoint, or is damaged; the record of a nested state too (code `Nesting`).
         LimitError: The file exceeds a limit, or it is a pipe or another object that is not a regular file, and larger than half
             of the available memory.
         OSError: The file cannot be read.
@@ -156,8 +156,8 @@ def _mmap_by_default() -> bool:
     return bool(config.load.mmap)
 
 
-def _safetensors(f: Any, map_location: MapLocation, limits: Limits | None) -> dict[str, torch.Tensor]:
-    """Loads a safetensors file as `safetensors.torch.load_file` does, which torch calls for such paths."""
+def _safetensors(f: Any, map_location: MapLocation, limits: Limits | None) -> Any:
+    """Loads a safetensors file as `safetensors.torch.load_file` does, which torch calls for such paths; restores a nesting."""
     if isinstance(map_location, dict) or callable(map_location):
         what = "dict" if isinstance(map_location, dict) else "callable"
         raise RuntimeError(
@@ -167,7 +167,7 @@ def _safetensors(f: Any, map_location: MapLocation, limits: Limits | None) -> di
     device = "cpu" if map_location is None else str(map_location)
     path = f if hasattr(f, "read_ranges") else os.fspath(f)
     with safe_open(path, framework="pt", device=device, limits=limits) as file:
-        return file.get_tensors()
+        return nested(file.get_tensors(), file.metadata() or {})
 
 
 def _load_pickled(
@@ -210,6 +210,8 @@ def _load_pickled(
         trees.append(core.rebuild(shard, Builder(made, strict=strict, encoding=encoding)))
     if start is not None:
         _files.seek_past(f, start, core)
+    if core.format == "safetensors":
+        return nested({name: value for tree in trees for name, value in tree.items()}, core.metadata)
     if len(trees) == 1:
         return trees[0]
     if all(isinstance(tree, dict) for tree in trees):

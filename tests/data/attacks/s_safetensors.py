@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attacks.a_files import holds
 from attacks.pickles import SIX, SYSTEM, pickle
-from attacks.registry import Opens, Refused, family
+from attacks.registry import Fails, Opens, Refused, family
 from attacks.streams import info, safetensors
 from attacks.zips import Zip
 
@@ -256,3 +256,32 @@ add("S23", "an offset that is not a canonical integer", {"exponent": written("0"
 add("S24", "an offset of 2^64", {
     "": written("0", "18446744073709551616"), "less_one": written("0", "18446744073709551615"),
 }, offsets)  # fmt: skip
+
+
+def nested(record: str) -> Callable[[], bytes]:
+    """A file with this record of containers and values in the metadata."""
+    return lambda: safetensors({"__metadata__": {"rustload.nesting": record}, "w": W}, SIX)
+
+
+def of(value: str) -> Callable[[], bytes]:
+    """A record that has a value beside the tensor."""
+    return nested(f'{{"$list":["w",{value}]}}')
+
+
+add("S25", "a record of containers that is nested deeply, or long", {
+    "lists": of('{"$list":[' * 200 + "]}" * 200), "arrays": of("[" * 100_000 + "]" * 100_000),
+    "open": nested('{"$list":[' * 1_000_000), "quotes": nested('"' + '\\"' * 4_000_000),
+    "long": lambda: safetensors({"__metadata__": {"rustload.nesting": " " * (32 << 20) + '"w"'}, "w": W}, SIX),
+}, Fails("Nesting", lambda ckpt: ckpt.objects, "its objects"))  # fmt: skip
+add("S26", "a record with a value that is not written so", {
+    "tag": of('{"$global":"os.system"}'), "class": of('{"__reduce__":["os.system",["id"]]}'), "two_tags": of('{"$list":[],"$dict":[]}'),
+    "no_tag": of("{}"), "twice": of('{"$list":[],"$list":[]}'), "array": of("[]"), "nan": of("NaN"), "infinite": of("1e999"),
+    "digits": of("1" * 5000), "hex_digits": of('{"$int":"1_0"}'), "small": of('{"$int":"0x1"}'), "finite": of('{"$float":"1.5"}'),
+    "bits": of('{"$float":"0x7ff8"}'), "base64": of('{"$bytes":"!"}'), "text": of('{"$str":["x"]}'), "key": of('{"$dict":[[["a"],1]]}'),
+    "list_key": of('{"$dict":[[{"$list":[]},1]]}'), "keys": of('{"$dict":[["a",1],["a",2]]}'), "equal_keys": of('{"$dict":[[1,1],[true,2]]}'),
+    "pair": of('{"$dict":[["a"]]}'), "parts": of('{"$complex":["1.0"]}'), "empty": nested(""), "cut": nested('{"$list":["w"'),
+    "more": nested('"w" "w"'),
+}, Fails("Nesting", lambda ckpt: ckpt.objects, "its objects"))  # fmt: skip
+add("S27", "a record that does not fit the tensors", {
+    "absent": of('"v"'), "hidden": nested('{"$list":[]}'), "metadata": of('"rustload.nesting"'),
+}, Fails("Nesting", lambda ckpt: ckpt.objects, "its objects"))  # fmt: skip
