@@ -131,6 +131,35 @@ fn a_join_is_filled_with_the_strides_of_each_part() {
 }
 
 #[test]
+fn a_join_of_joins_has_the_parts_of_all() {
+    let names = ["a", "b", "c", "d"];
+    let values = |at: usize| (0..4).map(|n| (10 * at + n) as f32).collect::<Vec<f32>>();
+    let tensors: Vec<(&str, &[u64], Vec<f32>)> =
+        names.iter().enumerate().map(|(at, name)| (*name, &[2, 2][..], values(at))).collect();
+    let ckpt = safetensors(&tensors);
+    let stack = |names: &[&str]| {
+        Joined::stack(names.iter().map(|name| ckpt.tensor(name).unwrap()).collect(), 0).unwrap()
+    };
+    let fused = Joined::concat(vec![stack(&names[..2]), stack(&names[2..])], 1).unwrap();
+    assert_eq!((fused.shape(), fused.parts().len()), (&[2, 4, 2][..], 4));
+    let read = |joined: &Joined| {
+        let mut out = vec![0; usize::try_from(joined.nbytes()).unwrap()];
+        joined.materialize_into(&Request::default(), &mut out).unwrap();
+        out
+    };
+    // Of the first pair a and c, of the second b and d.
+    let expected: Vec<f32> = [0, 2, 1, 3].into_iter().flat_map(values).collect();
+    assert_eq!(read(&fused), f32s(&expected));
+    let split = fused.reshape(&[2, 2, -1]).unwrap();
+    assert_eq!((split.shape(), read(&split)), (&[2, 2, 4][..], f32s(&expected)));
+    let one = split.index(&[TensorIndex::At(1), TensorIndex::At(0)]).unwrap();
+    assert_eq!((one.parts()[0].name(), one.parts().len()), ("b", 1));
+    assert_eq!(fused.permute(&[2, 0, 1]).unwrap().reshape(&[4, 4]).unwrap_err().code(), Code::Value);
+    let none = fused.index(&[TensorIndex::from(1..1)]).unwrap().reshape(&[4, 0]).unwrap();
+    assert_eq!((none.shape(), read(&none)), (&[4, 0][..], Vec::new()));
+}
+
+#[test]
 fn a_layout_outside_its_storage_is_an_internal_error() {
     let bytes = [7_u8; 4096];
     let payload = Payload { source: Source::memory(Arc::new(bytes)), big_endian: false };
