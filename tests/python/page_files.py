@@ -23,7 +23,7 @@ def write(folder: Path) -> None:
     state = torch.load(folder / "model.pt")
     torch.save(state, folder / "pytorch_model.bin")
     module = {f"module.{name}": value for name, value in state.items()}
-    torch.save({"epoch": 3, "state_dict": module}, folder / "last.ckpt")
+    torch.save({"epoch": 3, "hyper_parameters": {"lr": 3e-4}, "state_dict": module}, folder / "last.ckpt")
     torch.save(
         {"a.lora_A.weight": torch.ones(2, 8), "a.lora_B.weight": torch.ones(8, 2)}, folder / "adapter.bin"
     )

@@ -60,7 +60,7 @@ def test_the_completions_have_every_command_and_option(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["s"], ["stats", "scan", "schema"]),
+        (["s"], ["show", "stats", "scan", "schema"]),
         (["convert", "--keep"], ["--keep", "--keep-config"]),
         (["convert", "m.bin", "--ties", ""], ["auto", "copy", "drop", "error"]),
         (["schema", "d"], ["diff", "doctor"]),

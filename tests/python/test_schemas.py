@@ -174,6 +174,24 @@ def test_stats(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: 
     printed(capsys, "stats", *(files[0].parent / name for name in dtypes))
 
 
+def test_show(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    values = {
+        "a": torch.tensor([1.0, float("nan"), float("inf")]),
+        "b": torch.tensor([True]),
+        "n": {"lr": 0.1},
+    }
+    torch.save(values | {"c": torch.ones(2, 3, dtype=torch.complex64)}, tmp_path / "m.pt")
+    code, document = printed(capsys, "show", tmp_path / "m.pt", "a[1:]", "b", "c[0]", "n.lr", "absent")
+    assert code == 3
+    assert [one["values"] for one in document["tensors"]] == [[None, None], [True], [1.0, 0.0] * 3]
+    assert document["objects"] == [{"name": "n.lr", "text": "0.1"}]
+    assert [one["code"] for one in document["errors"]] == ["NotFound"]
+    dtypes = ["every_real_dtype.pt", "fp8_dtypes.pt", "complex_dtypes.pt", "bits_dtypes.pt"]
+    for name in dtypes:
+        assert printed(capsys, "show", files[0].parent / name, "*")[0] == 0
+    assert printed(capsys, "show", tmp_path / "absent.pt", "a")[0] == 3
+
+
 def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     infinite = torch.tensor([float("inf"), 1.0, float("nan")], dtype=torch.float64)
     a = {

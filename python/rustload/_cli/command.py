@@ -22,6 +22,7 @@ __all__ = ["main", "parser"]
 
 COMMANDS = {
     "info": "show what a checkpoint holds",
+    "show": "show numbers of tensors, and other values",
     "view": "write a page that shows a checkpoint",
     "diff": "compare two checkpoints of any formats",
     "stats": "show what the numbers of tensors are like",

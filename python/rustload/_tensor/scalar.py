@@ -10,7 +10,7 @@ from rustload._common.request import Request
 if TYPE_CHECKING:
     from rustload._common.request import Core
 
-__all__ = ["read_number"]
+__all__ = ["read_number", "wide_dtype"]
 
 # The dtype to read as, and its code in `struct`, by the beginning of the dtype's name.
 _WIDE = (
@@ -22,12 +22,17 @@ _WIDE = (
 )
 
 
+def wide_dtype(dtype: str) -> tuple[str, str]:
+    """The dtype of Python's numbers to which elements of a dtype are converted, and the code of `struct` for an element."""
+    return next(((wide, code) for start, wide, code in _WIDE if dtype.startswith(start)), ("int64", "q"))
+
+
 def read_number(core: Core, *, is_quantized: bool) -> bool | int | float | complex:
     """The only element of a tensor; of a quantized one, the float that it stands for."""
     if is_quantized:
         wide, code, request = "float32", "f", Request(dtype="float32", copy=True, dequantize=True)
     else:
-        wide, code = next((found for start, *found in _WIDE if core.dtype.startswith(start)), ("int64", "q"))
+        wide, code = wide_dtype(core.dtype)
         request = Request(dtype=wide, copy=True)
     read = struct.unpack(f"={code}", core.materialize(request).tobytes())
     return complex(*read) if wide == "complex128" else read[0]
