@@ -1,16 +1,18 @@
 //! Compares tensors with others element by element, in bounded memory.
 //!
 //! `stream::write_all` reads one of each pair as for a file, with a target that makes the same elements of the other one and compares
-//! the bytes. Numbers are only decoded where bytes differ.
+//! the bytes. Numbers are only decoded of tensors that differ: slices that were equal before the first difference are read once more,
+//! for their part of the norms.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use once_cell::race::OnceBox;
 
 use crate::builder::setters;
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
+use crate::kernel::statistics::Products;
 use crate::kernel::{Cast, Overflow, convert};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel};
@@ -73,9 +75,31 @@ pub struct Comparison {
     pub max_absolute: f64,
     /// The largest difference in proportion to the magnitude of the number in the second tensor, where that is not zero.
     pub max_relative: f64,
+    /// The norm of the difference in proportion to that of the first tensor: ‖a − b‖ / ‖a‖ over the pairs of elements that are both
+    /// finite, in float64. Infinite if only ‖a‖ is 0; `None` if nothing differs, no pair is finite, or the dtype is packed.
+    pub relative_l2: Option<f64>,
+    /// The root of the mean squared difference of these pairs.
+    pub rms: Option<f64>,
+    /// The cosine of the angle between both as vectors; the real part of it for complex numbers. `None` also if a norm is 0.
+    pub cosine: Option<f64>,
 }
 
 impl Comparison {
+    /// Adds the numbers that follow from sums over all elements.
+    fn measure(&mut self, sums: &Products, are_complex: bool) {
+        if sums.numbers == 0 {
+            return;
+        }
+        let elements = (sums.numbers >> u32::from(are_complex)) as f64;
+        let distance = sums.difference.sqrt();
+        let relative = if distance == 0.0 { 0.0 } else { distance / sums.one.sqrt() };
+        self.relative_l2 = Some(relative).filter(|number| !number.is_nan());
+        self.rms = Some((sums.difference / elements).sqrt());
+        let cosine = sums.product / (sums.one.sqrt() * sums.two.sqrt());
+        // Rounded sums may be a little more than 1.
+        self.cosine = Some(cosine.clamp(-1.0, 1.0)).filter(|number| number.is_finite());
+    }
+
     fn merge(&mut self, other: &Comparison) {
         let of_distant = (self.distant > 0, other.distant > 0);
         self.first = match of_distant {
@@ -114,7 +138,8 @@ fn compare_group(pairs: &[(Values, Values)], options: &CompareOptions) -> Result
         }
         let total = shape.iter().fold(1, |total: u64, &size| total.saturating_mul(size));
         let nbytes = total.saturating_mul(dtype.itemsize());
-        let found = Mutex::new(Comparison { total, ..Comparison::default() });
+        let found = Found { comparison: Comparison { total, ..Comparison::default() }, parts: Vec::new() };
+        let found = Mutex::new(found);
         compared.push(Pair { start: end, nbytes, dtype, two, data: OnceBox::new(), found });
         end = end.saturating_add(nbytes);
     }
@@ -130,8 +155,8 @@ fn compare_group(pairs: &[(Values, Values)], options: &CompareOptions) -> Result
             None => error,
         },
     )?;
-    let found = |pair: Pair<'_>| pair.found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(compared.into_iter().map(found).collect())
+    target.measure_equal(parallel::threads(end, options.threads))?;
+    Ok(compared.into_iter().map(Pair::finish).collect())
 }
 
 /// Two tensors, one of which is read by `write_all`.
@@ -143,10 +168,41 @@ struct Pair<'p> {
     two: &'p Values,
     /// The data of the second, once it is needed.
     data: OnceBox<ResultData>,
-    found: Mutex<Comparison>,
+    found: Mutex<Found>,
+}
+
+/// What was found of a pair.
+struct Found {
+    comparison: Comparison,
+    /// Its slices, in the order in which they were compared.
+    parts: Vec<Part>,
+}
+
+/// A slice of a pair.
+struct Part {
+    /// The number of its first element.
+    start: u64,
+    numel: u64,
+    /// The sums of its elements; `None` as long as the tensors do not differ.
+    sums: Option<Products>,
 }
 
 impl Pair<'_> {
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn finish(self) -> Comparison {
+        let Found { mut comparison, mut parts } =
+            self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // In this order, so that the sums do not depend on which thread was the first.
+        parts.sort_unstable_by_key(|part| part.start);
+        let mut sums = Products::default();
+        parts.iter().filter_map(|part| part.sums.as_ref()).for_each(|part| sums.add(part));
+        comparison.measure(&sums, self.dtype.kind() == Kind::Complex);
+        comparison
+    }
+
     /// Makes elements of the second tensor.
     fn fill(&self, start: u64, numel: u64, out: &mut [u8]) -> Result<()> {
         let data = self.data.get_or_try_init(|| self.two.clone().describe().map(Box::new));
@@ -185,20 +241,73 @@ impl Comparer<'_> {
         let mut buffer = HostBuffer::unfilled(to_u64(one.len()))?;
         let two = buffer.bytes_mut();
         pair.fill(start, to_u64(one.len()) / pair.dtype.itemsize(), two)?;
+        let numel = to_u64(one.len()) / pair.dtype.itemsize();
         if one == two {
-            return Ok(());
-        }
-        let mut found = Comparison::default();
-        let block = BLOCK_ELEMENTS * to_usize(pair.dtype.itemsize());
-        for (number, (one, two)) in one.chunks(block).zip(two.chunks(block)).enumerate() {
-            if one != two {
-                let start = start + to_u64(number * BLOCK_ELEMENTS);
-                found.merge(&compare_block(pair.dtype, start, one, two, self.options)?);
+            let mut found = pair.found();
+            if found.comparison.different == 0 {
+                found.parts.push(Part { start, numel, sums: None });
+                return Ok(());
             }
         }
-        pair.found.lock().unwrap_or_else(PoisonError::into_inner).merge(&found);
+        let (comparison, sums) = compare_slice(pair.dtype, start, one, two, self.options)?;
+        let mut found = pair.found();
+        found.comparison.merge(&comparison);
+        found.parts.push(Part { start, numel, sums: Some(sums) });
         Ok(())
     }
+
+    /// Sums the elements of the equal slices of pairs that differ.
+    fn measure_equal(&self, threads: usize) -> Result<()> {
+        let parts = self.pairs.iter().flat_map(|pair| {
+            let mut found = pair.found();
+            let differs = found.comparison.different > 0;
+            let equal = found.parts.extract_if(.., |part| differs && part.sums.is_none());
+            equal.map(|part| (pair, part)).collect::<Vec<_>>()
+        });
+        let parts: Vec<_> = parts.collect();
+        parallel::for_each(
+            threads,
+            parts.into_iter(),
+            || (),
+            |(), (pair, part)| {
+                self.options.cancel.check()?;
+                let mut buffer = HostBuffer::unfilled(part.numel * pair.dtype.itemsize())?;
+                let bytes = buffer.bytes_mut();
+                pair.fill(part.start, part.numel, bytes)?;
+                let (_, sums) = compare_slice(pair.dtype, part.start, bytes, bytes, self.options)?;
+                pair.found().parts.push(Part { sums: Some(sums), ..part });
+                Ok(())
+            },
+        )
+    }
+}
+
+/// Compares elements of one dtype, the first of which is number `start`; equal ones add to the sums, too.
+fn compare_slice(
+    dtype: DType,
+    start: u64,
+    one: &[u8],
+    two: &[u8],
+    options: &CompareOptions,
+) -> Result<(Comparison, Products)> {
+    let (mut found, mut sums) = (Comparison::default(), Products::default());
+    if dtype.kind() == Kind::Packed && one == two {
+        return Ok((found, sums));
+    }
+    let block = BLOCK_ELEMENTS * to_usize(dtype.itemsize());
+    for (number, (one, two)) in one.chunks(block).zip(two.chunks(block)).enumerate() {
+        if one == two {
+            let ones = numbers(dtype, one)?;
+            let ones = ones.as_chunks().0;
+            sums.add(&Products::of(ones, ones, dtype.kind() == Kind::Complex));
+        } else {
+            let start = start + to_u64(number * BLOCK_ELEMENTS);
+            let (comparison, of_block) = compare_block(dtype, start, one, two, options)?;
+            found.merge(&comparison);
+            sums.add(&of_block);
+        }
+    }
+    Ok((found, sums))
 }
 
 /// Compares a few elements of one dtype, the first of which is number `start`.
@@ -208,11 +317,16 @@ fn compare_block(
     one: &[u8],
     two: &[u8],
     options: &CompareOptions,
-) -> Result<Comparison> {
+) -> Result<(Comparison, Products)> {
     let mut found = Comparison::default();
     let (mut first, mut first_distant) = (None, None);
     let size = to_usize(dtype.itemsize());
+    let are_complex = dtype.kind() == Kind::Complex;
     let (ones, twos) = (numbers(dtype, one)?, numbers(dtype, two)?);
+    let (ones, twos) = (ones.as_chunks().0, twos.as_chunks().0);
+    let mut sums = Products::of(ones, twos, are_complex);
+    // Of integers of 64 bits, not all of which are a float64.
+    let mut squares = 0.0;
     for (number, (one_bytes, two_bytes)) in one.chunks(size).zip(two.chunks(size)).enumerate() {
         if one_bytes == two_bytes {
             continue;
@@ -220,13 +334,14 @@ fn compare_block(
         found.different += 1;
         let at = start + to_u64(number);
         first.get_or_insert(at);
-        let is_close = match (ones.get(number), twos.get(number)) {
-            // Not every such integer is a float64.
+        let is_close = match (element(ones, number, are_complex), element(twos, number, are_complex)) {
             _ if matches!(dtype, DType::I64 | DType::U64) => {
                 let (one, two) = (integer(dtype, one_bytes), integer(dtype, two_bytes));
-                found.add_distance((one - two).abs() as f64, two.abs() as f64, options)
+                let distance = (one - two).abs() as f64;
+                squares += distance * distance;
+                found.add_distance(distance, two.abs() as f64, options)
             }
-            (Some(&one), Some(&two)) => found.add(one, two, options),
+            (Some(one), Some(two)) => found.add(one, two, options),
             // Packed bits have no numbers.
             _ => false,
         };
@@ -236,7 +351,10 @@ fn compare_block(
         }
     }
     found.first = first_distant.or(first);
-    Ok(found)
+    if matches!(dtype, DType::I64 | DType::U64) {
+        sums.difference = squares;
+    }
+    Ok((found, sums))
 }
 
 impl Comparison {
@@ -250,10 +368,14 @@ impl Comparison {
         if one == two {
             return true; // zeros of different signs
         }
-        let difference = (one[0] - two[0]).hypot(one[1] - two[1]);
+        let magnitude = |number: [f64; 2]| match number {
+            [real, 0.0] => real.abs(),
+            [real, imaginary] => real.hypot(imaginary),
+        };
+        let difference = magnitude([one[0] - two[0], one[1] - two[1]]);
         // Equal infinities in one part only.
         let absolute = if difference.is_nan() { f64::INFINITY } else { difference };
-        self.add_distance(absolute, two[0].hypot(two[1]), options)
+        self.add_distance(absolute, magnitude(two), options)
     }
 
     /// Adds a difference that is not zero, and the magnitude of the second number. Returns whether the numbers are close.
@@ -273,16 +395,22 @@ fn integer(dtype: DType, bytes: &[u8]) -> i128 {
     if dtype == DType::U64 { u64::from_ne_bytes(bytes).into() } else { i64::from_ne_bytes(bytes).into() }
 }
 
-/// The elements as complex numbers; none of packed dtypes.
-fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<[f64; 2]>> {
-    if dtype.kind() == Kind::Packed {
-        return Ok(Vec::new());
-    }
-    let len = bytes.len() / to_usize(dtype.itemsize());
-    let mut out = vec![0; len * 16];
-    convert(Cast::new(dtype, DType::C128, Overflow::default())?, bytes, &mut out)?;
-    let number = |bytes: &[[u8; 8]; 2]| bytes.map(f64::from_ne_bytes);
-    Ok(out.as_chunks::<8>().0.as_chunks::<2>().0.iter().map(number).collect())
+/// The elements as float64, one after another; two for each complex one, none of packed dtypes.
+fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<u8>> {
+    let (to, size) = match dtype.kind() {
+        Kind::Packed => return Ok(Vec::new()),
+        Kind::Complex => (DType::C128, 16),
+        _ => (DType::F64, 8),
+    };
+    let mut out = vec![0; bytes.len() / to_usize(dtype.itemsize()) * size];
+    convert(Cast::new(dtype, to, Overflow::default())?, bytes, &mut out)?;
+    Ok(out)
+}
+
+/// An element of `numbers`, as a complex number.
+fn element(numbers: &[[u8; 8]], number: usize, are_complex: bool) -> Option<[f64; 2]> {
+    let part = |at: usize| numbers.get(at).map(|&bytes| f64::from_ne_bytes(bytes));
+    if are_complex { Some([part(2 * number)?, part(2 * number + 1)?]) } else { Some([part(number)?, 0.0]) }
 }
 
 #[cfg(test)]
@@ -331,6 +459,31 @@ mod tests {
         );
         assert_eq!((found.different, found.distant, found.nan), (3, 3, 1));
         assert_eq!(found.max_absolute, f64::INFINITY);
+    }
+
+    #[test]
+    fn norms_are_those_of_all_elements_and_do_not_depend_on_threads() {
+        // The first slices are equal, and read once more.
+        let one: Vec<f32> = (0..3_000_000).map(|n| (n % 7) as f32).collect();
+        let mut two = one.clone();
+        (two[2_500_000], two[2_999_999]) = (-5.0, f32::NAN);
+        let (mut squares, mut others, mut product, mut distance) = (0.0, 0.0, 0.0, 0.0);
+        for (&one, &two) in one.iter().zip(&two).filter(|(_, two)| two.is_finite()) {
+            let (one, two) = (f64::from(one), f64::from(two));
+            (squares, others) = (squares + one * one, others + two * two);
+            (product, distance) = (product + one * two, distance + (one - two) * (one - two));
+        }
+        for threads in 1..4 {
+            let found = compared(&one, &two, &CompareOptions::new().threads(threads));
+            // These sums of small integers are exact.
+            assert_eq!(found.relative_l2, Some(f64::sqrt(distance) / f64::sqrt(squares)));
+            assert_eq!(found.rms, Some(f64::sqrt(distance / 2_999_999.0)));
+            assert_eq!(found.cosine, Some(product / (f64::sqrt(squares) * f64::sqrt(others))));
+        }
+        let same = compared(&one, &one, &CompareOptions::new());
+        assert_eq!((same.relative_l2, same.rms, same.cosine), (None, None, None));
+        let zeros = compared(&[0.0, -0.0], &[1.0, 1.0], &CompareOptions::new());
+        assert_eq!((zeros.relative_l2, zeros.rms, zeros.cosine), (Some(f64::INFINITY), Some(1.0), None));
     }
 
     #[test]

@@ -640,7 +640,7 @@ def compare(
     atol: float,
     rtol: float,
     threads: int | None,
-) -> list[tuple[int, int, int, int | None, int, float, float]]:
+) -> list[tuple[int, int, int, int | None, int, float, float, float | None, float | None, float | None]]:
     """Compares pairs of tensors, as their requests convert them.
 
     Args:
@@ -651,7 +651,8 @@ def compare(
 
     Returns:
         For each pair: the elements; those whose bytes differ; those of them that are not close; the number of the first such one
-        in C order; those that are NaN in one tensor only; the largest absolute and relative differences.
+        in C order; those that are NaN in one tensor only; the largest absolute and relative differences; and relative L2, RMS and
+        cosine, as in `TensorDiff`.
 
     Raises:
         ValueError: The dtypes or shapes of a pair differ.

@@ -8,8 +8,9 @@ use super::write::ValuesArg;
 use crate::compare::{self, CompareOptions};
 use crate::parallel::Cancel;
 
-/// Total, different, distant, the first one's number, NaN in one only, and the largest absolute and relative differences.
-type Found = (u64, u64, u64, Option<u64>, u64, f64, f64);
+/// Total, different, distant, the first one's number, NaN in one only, the largest absolute and relative differences, and the relative
+/// L2, RMS and cosine.
+type Found = (u64, u64, u64, Option<u64>, u64, f64, f64, Option<f64>, Option<f64>, Option<f64>);
 
 /// Compares pairs of tensors, as their requests convert them.
 #[pyfunction]
@@ -29,8 +30,10 @@ pub(crate) fn compare_pairs(
     let options = CompareOptions::new().atol(atol).rtol(rtol).threads(threads).cancel(cancel.clone());
     let found = run::interruptible_if(py, true, &cancel, || compare::compare(&pairs, &options))?;
     let found = found.into_iter().map(|found| {
-        let compare::Comparison { total, different, distant, first, nan, max_absolute, max_relative } = found;
-        (total, different, distant, first, nan, max_absolute, max_relative)
+        let compare::Comparison { total, different, distant, first, nan, max_absolute, max_relative, .. } =
+            found;
+        let (relative_l2, rms, cosine) = (found.relative_l2, found.rms, found.cosine);
+        (total, different, distant, first, nan, max_absolute, max_relative, relative_l2, rms, cosine)
     });
     Ok(found.collect())
 }

@@ -124,6 +124,105 @@ def test_differences_are_those_of_numpy(dtype: torch.dtype, save: Callable[..., 
         distance = abs(x - y)
         assert found.max_absolute == pytest.approx(distance.max(), rel=1e-12)
         assert found.max_relative == pytest.approx((distance[y != 0] / abs(y[y != 0])).max(), rel=1e-12)
+        assert_measures(found, x, y)
+
+
+def assert_measures(found: rustload.TensorDiff, x: np.ndarray, y: np.ndarray) -> None:
+    """Compares relative L2, RMS and cosine with NumPy's, of the elements that are finite in both."""
+    both = np.isfinite(x) & np.isfinite(y)
+    x, y = x[both], y[both]
+    norms = np.linalg.norm(x), np.linalg.norm(y)
+    assert found.relative_l2 == pytest.approx(np.linalg.norm(x - y) / norms[0], rel=1e-12)
+    assert found.rms == pytest.approx(np.sqrt(np.mean(abs(x - y) ** 2)), rel=1e-12)
+    assert found.cosine == pytest.approx((np.vdot(x, y) / norms[0] / norms[1]).real, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64], ids=str)
+@pytest.mark.parametrize("at", [0, 3_000_000, -1])
+def test_one_difference_is_measured_against_all_elements(
+    at: int, dtype: torch.dtype, save: Callable[..., Path]
+) -> None:
+    torch.manual_seed(4)
+    a = random(dtype, 4_000_001)
+    b = a.clone()
+    b[at] = 77
+    paths = save({"x": a}, "a.bin"), save({"x": b}, "b.bin")
+    x, y = (one.to(torch.complex128 if dtype.is_complex else torch.float64).numpy() for one in (a, b))
+    reports = [rustload.diff(*paths, data=True, threads=threads) for threads in (1, 2, 3)]
+    for report in reports:
+        assert report.changed == reports[0].changed, "it does not depend on the threads"
+        assert_measures(report.changed[0], x, y)
+
+
+def test_measures_leave_out_what_is_not_finite(save: Callable[..., Path]) -> None:
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([nan, 1.0, inf, 3.0, -inf, 5.0] * 1000)
+    y = torch.tensor([1.0, nan, inf, 4.0, 2.0, -5.0] * 1000)
+    z = torch.complex(x, torch.arange(6000.0)), torch.complex(y, torch.ones(6000))
+    one = save({"real": x, "complex": z[0], "none": x[:1], "a": torch.zeros(3), "b": torch.ones(3)}, "a.bin")
+    two = save({"real": y, "complex": z[1], "none": y[:1], "a": torch.ones(3), "b": torch.zeros(3)}, "b.bin")
+    found = {diff.name: diff for diff in rustload.diff(one, two, data=True).changed}
+    assert_measures(found["real"], x.double().numpy(), y.double().numpy())
+    assert_measures(found["complex"], *(one.to(torch.complex128).numpy() for one in z))
+    assert (found["none"].relative_l2, found["none"].rms, found["none"].cosine) == (None, None, None)
+    assert (found["a"].relative_l2, found["a"].rms, found["a"].cosine) == (inf, 1.0, None)
+    assert (found["b"].relative_l2, found["b"].rms, found["b"].cosine) == (1.0, 1.0, None)
+
+
+def test_differences_of_large_integers_are_exact_before_they_are_squared(save: Callable[..., Path]) -> None:
+    one, two = (
+        save({"x": torch.tensor([2**62, 3])}, "a.bin"),
+        save({"x": torch.tensor([2**62 + 1, 3])}, "b.bin"),
+    )
+    (found,) = rustload.diff(one, two, data=True).changed
+    assert (found.rms, found.relative_l2) == (0.5**0.5, 2.0**-62)
+
+
+def test_the_largest_change_is_first(save: Callable[..., Path]) -> None:
+    torch.manual_seed(5)
+    changes = {"a": 0.01, "b": 3.0, "c": 0.5, "d": 1e-6, "e": 0.0}
+    tensors = {name: torch.randn(50) for name in changes}
+    one = save(tensors | {"shape": torch.zeros(2)}, "a.bin")
+    two = save(
+        {name: tensor * (1 + changes[name]) for name, tensor in tensors.items()} | {"shape": torch.zeros(3)},
+        "b.bin",
+    )
+    report = rustload.diff(one, two, data=True)
+    assert [diff.name for diff in report.changed] == ["shape", "b", "c", "a", "d"]
+    lines = str(report).splitlines()
+    shown = next(line for line in lines if line.startswith("  b "))
+    assert "rel L2 3," in shown
+    assert shown.endswith("cosine 1")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "state_dict.module."])
+def test_a_prefix_that_one_checkpoint_has_is_seen(prefix: str, save: Callable[..., Path]) -> None:
+    tensors = {f"layers.{at}.weight": torch.full((2,), float(at)) for at in range(4)} | {
+        "head": torch.ones(1)
+    }
+    one = save(tensors, "a.bin")
+    two = save(
+        {prefix + name: tensor for name, tensor in tensors.items()} | {prefix + "more": torch.ones(1)},
+        "b.bin",
+    )
+    report = rustload.diff(one, two, data=True)
+    assert (report.prefix_a, report.prefix_b, report.equal) == ("", prefix, 5)
+    assert (report.only_a, report.only_b) == ([], ["more"])
+    assert f"all names of {two} without '{prefix}'" in str(report)
+    assert f"without &#x27;{prefix}&#x27;" in report._repr_html_()
+    back = rustload.diff(two, one, data=True, select="layers.{0..2}.*")
+    assert (back.prefix_a, back.prefix_b, back.equal, back.same) == (prefix, "", 3, True)
+    assert json.loads(cli("diff", str(two), str(one), "--json").stdout)["report"]["prefix_a"] == prefix
+
+
+def test_names_that_both_have_keep_their_prefix(save: Callable[..., Path]) -> None:
+    zero = torch.zeros(1)
+    one = save({"model.a": zero, "a": zero}, "a.bin")
+    two = save({"model.a": zero, "model.model.a": zero}, "b.bin")
+    three = save({"model.x": zero, "model.y": zero}, "c.bin")
+    for pair in ((one, two), (two, one), (one, three), (save({"q": zero}, "q.bin"), three)):
+        report = rustload.diff(*pair)
+        assert (report.prefix_a, report.prefix_b) == ("", "")
 
 
 def test_large_integers_are_not_rounded(save: Callable[..., Path]) -> None:
@@ -153,8 +252,11 @@ def test_differences_from_zeros_have_no_relative_one(save: Callable[..., Path]) 
     one = save({"x": torch.tensor([0.0, 2.0]), "y": torch.tensor([0.0, 2.0])}, "a.bin")
     two = save({"x": torch.tensor([0.0, 0.0]), "y": torch.tensor([1.0, 2.0])}, "b.bin")
     text = str(rustload.diff(one, two, data=True))
-    assert "x  1 of 2 elements differ, first at [1], max abs 2\n" in text
-    assert "y  1 of 2 elements differ, first at [0], max abs 1, max rel 1\n" in text
+    assert "x  1 of 2 elements differ, first at [1], max abs 2, rel L2 1, rms 1.414\n" in text
+    assert (
+        "y  1 of 2 elements differ, first at [0], max abs 1, max rel 1, rel L2 0.5, rms 0.7071, cosine 0.894427\n"
+        in text
+    )
 
 
 def test_a_converted_file_is_the_same_after_a_cast(save: Callable[..., Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -31,6 +32,8 @@ __all__ = ["diff"]
 
 BATCH_BYTES = 1 << 30
 """The bytes of tensors that are compared between two reports of progress."""
+PREFIX_LEVELS_MAX = 16
+"""The most parts of a prefix that only one checkpoint has."""
 
 
 @takes(NamesOptions)
@@ -52,7 +55,8 @@ def diff(
 
     Compares names, dtypes and shapes, which reads metadata only; with `data`, every element too, in some MiB per thread.
     Nothing that the files name is imported or run. Values that are not tensors are not compared. `key`, `strip` and `rename` are
-    for the names of `a`.
+    for the names of `a`. If all names of one checkpoint have a prefix that the names of the other lack, such as `model.` or
+    `state_dict.module.`, they are compared without it, and the report has it.
 
     Args:
         a: A checkpoint: what `rustload.open` takes, a `Checkpoint`, or a selection of its tensors.
@@ -65,7 +69,8 @@ def diff(
             other, of others to a dtype that has the numbers of both. Compares elements, as `data` does.
         dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers; paths
             are opened with it (`rustload.open`).
-        select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`.
+        select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`; without a
+            prefix that only one of both has.
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
         threads: The number of threads; None for one per core.
         **options: The names of the tensors of `a` (`NamesOptions`).
@@ -95,6 +100,8 @@ def diff(
     label_a, of_a = _tensors(a, dequantize=dequantize)
     label_b, of_b = _tensors(b, dequantize=dequantize)
     of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
+    prefixes = _prefix(of_a, of_b), _prefix(of_b, of_a)
+    of_a, of_b = _without(prefixes[0], of_a), _without(prefixes[1], of_b)
     for tensors, more, label in ((of_a, of_b, label_a), (of_b, of_a, label_b)):
         for name, kept in _aliases(tensors, label, notes).items():
             if name in more:
@@ -108,6 +115,8 @@ def diff(
     report = DiffReport(
         a=label_a,
         b=label_b,
+        prefix_a=prefixes[0],
+        prefix_b=prefixes[1],
         data=bool(data or cast),
         only_a=[name for name in of_a if name not in of_b],
         only_b=[name for name in of_b if name not in of_a],
@@ -128,6 +137,9 @@ def diff(
             report.close.append(one)
         elif one.dtypes[0] != one.dtypes[1] or one.shapes[0] != one.shapes[1] or one.distant:
             report.changed.append(one)
+    # The largest change first; those that were not compared are different shapes or dtypes.
+    for changed in (report.changed, report.close):
+        changed.sort(key=_change, reverse=True)
     equal = len(both) - len(report.changed) - len(report.close)
     return report._replace(equal=equal, seconds=time.perf_counter() - start)
 
@@ -155,6 +167,42 @@ def _tensors(given: Any, *, dequantize: bool) -> tuple[str, _Tensors]:
     )
     checkpoint = open_checkpoint(given, dequantize=dequantize)
     return label, _Tensors(checkpoint, checkpoint.metadata)
+
+
+def _prefix(tensors: _Tensors, others: _Tensors) -> str:
+    """The prefix, with its last dot, that all names have, and without which at least half of the other names are among them."""
+    if not (tensors and others) or any(name in tensors for name in others):
+        return ""
+    # What the first and the last one begin with, all names in between do.
+    ends = (name.split(".", PREFIX_LEVELS_MAX)[:-1] for name in (min(tensors), max(tensors)))
+    parts = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))]
+    prefixes = (".".join(parts[:count]) + "." for count in range(1, len(parts) + 1))
+    fits = {prefix: sum(prefix + name in tensors for name in others) for prefix in prefixes}
+    best = max(fits, key=lambda prefix: fits[prefix], default="")
+    return best if best and 2 * fits[best] >= len(others) else ""
+
+
+def _without(prefix: str, tensors: _Tensors) -> _Tensors:
+    """The tensors under their names without a prefix that all have, and the texts of the header."""
+    if not prefix:
+        return tensors
+
+    def short(name: str) -> str:
+        return name.removeprefix(prefix)
+
+    return _Tensors(
+        {short(name): tensor for name, tensor in tensors.items()},
+        {short(name): short(text) for name, text in tensors.texts.items()},
+    )
+
+
+def _change(one: TensorDiff) -> float:
+    """By which tensors are sorted: those without elements that were compared, then by how much they differ."""
+    if one.compared_as is None:
+        return math.inf
+    if one.relative_l2 is None:
+        return one.max_relative if one.distant else 0.0
+    return one.relative_l2
 
 
 def _aliases(tensors: _Tensors, label: str, notes: list[str]) -> dict[str, str]:
@@ -231,7 +279,7 @@ def _compare(
                 threads=request.threads,
             )
             for (number, dtype, nbytes), result in zip(batch, results, strict=True):
-                total, different, distant, first_at, nan, absolute, relative = result
+                total, different, distant, first_at, nan, absolute, relative, *norms = result
                 one = found[number]
                 found[number] = one._replace(
                     compared_as=dtype,
@@ -242,6 +290,9 @@ def _compare(
                     nan=nan,
                     max_absolute=absolute,
                     max_relative=relative,
+                    relative_l2=norms[0],
+                    rms=norms[1],
+                    cosine=norms[2],
                 )
                 report(nbytes, one.name)
 

@@ -39,6 +39,12 @@ class TensorDiff(NamedTuple):
         max_absolute: The largest absolute difference of two numbers.
         max_relative: The largest difference in proportion to the magnitude of the number in the second checkpoint, where that
             is not zero.
+        relative_l2: The norm of the difference in proportion to that of the first tensor, ‖a - b‖ / ‖a‖, in float64. Elements
+            that are NaN or infinite in one of the tensors are left out of this and the next two. Infinite if only ‖a‖ is 0.
+            None if no element was compared, none differs or none is finite, and for packed dtypes.
+        rms: The root of the mean squared difference.
+        cosine: The cosine of the angle between both as vectors: 1 if they differ in scale only. Of complex numbers, its real
+            part. None also if a norm is 0.
     """
 
     name: str
@@ -52,6 +58,9 @@ class TensorDiff(NamedTuple):
     nan: int = 0
     max_absolute: Finite = 0.0
     max_relative: Finite = 0.0
+    relative_l2: float | None = None
+    rms: float | None = None
+    cosine: float | None = None
 
 
 class DiffReport(NamedTuple):
@@ -60,10 +69,13 @@ class DiffReport(NamedTuple):
     Attributes:
         a: The first one's path, or what `repr` says of it.
         b: The second one's.
+        prefix_a: What was removed from all names of the first, because the second lacks it: `"model."`; or empty.
+        prefix_b: What was removed from all names of the second.
         data: Whether elements were compared.
         only_a: Names that only the first has.
         only_b: Names that only the second has.
-        changed: Tensors that differ: in dtype or shape, or in elements that are not close.
+        changed: Tensors that differ: in dtype or shape, or in elements that are not close. The largest change is first: those
+            whose elements were not compared, then by `relative_l2`.
         close: Tensors whose bytes differ and whose elements are all close; with `cast=True`, also those of two dtypes that are
             equal after a cast.
         equal: The number of tensors that do not differ, as far as they were compared.
@@ -73,6 +85,8 @@ class DiffReport(NamedTuple):
 
     a: str
     b: str
+    prefix_a: str
+    prefix_b: str
     data: bool
     only_a: list[str]
     only_b: list[str]
@@ -110,7 +124,8 @@ class DiffReport(NamedTuple):
             **{title: _folded((one.name, _what(one)) for one in found) for title, found in tensors.items()},
             "notes": [(note,) for note in self.notes],
         }
-        summary = f"{self.a}  {self.b}: " + " ".join(text for _, text in _verdict(self))
+        texts = [*_prefixes(self), " ".join(text for _, text in _verdict(self))]
+        summary = f"{self.a}  {self.b}: {'; '.join(texts)}"
         counts = {title: len(getattr(self, title)) for title in lists}
         return report_html("DiffReport", summary, summary, lists, fields="report.{}", counts=counts)
 
@@ -119,6 +134,8 @@ def show(page: Page, report: DiffReport) -> None:
     """Adds a report to a page."""
     a, b = page.safe(report.a), page.safe(report.b)
     page.title(f"{a}  {b}")
+    for text in _prefixes(report):
+        page.text([("", page.safe(text))])
     for title, names in ((f"only in {a}", report.only_a), (f"only in {b}", report.only_b)):
         _list(page, title, "31", ((name, "") for name in names), len(names))
     _list(page, "different", "31", ((one.name, _what(one)) for one in report.changed), len(report.changed))
@@ -130,6 +147,12 @@ def show(page: Page, report: DiffReport) -> None:
     if not report.same or report.close or report.notes:
         page.line()
     page.text(_verdict(report))
+
+
+def _prefixes(report: DiffReport) -> list[str]:
+    """What was removed from the names."""
+    both = ((report.a, report.prefix_a), (report.b, report.prefix_b))
+    return [f"all names of {path} without {prefix!r}" for path, prefix in both if prefix]
 
 
 def _verdict(report: DiffReport) -> list[tuple[str, str]]:
@@ -180,6 +203,13 @@ def _what(one: TensorDiff) -> str:
         one.max_relative or not one.max_absolute
     ):  # otherwise no number in the second checkpoint is one to compare with
         parts.append(f"max rel {one.max_relative:.4g}")
+    if one.relative_l2 is not None:
+        parts.append(f"rel L2 {one.relative_l2:.4g}")
+    if one.rms is not None:
+        parts.append(f"rms {one.rms:.4g}")
+    if one.cosine is not None:
+        # Most are near 1.
+        parts.append(f"cosine {one.cosine:.6g}")
     if one.nan:
         parts.append(f"{one.nan:,} NaN in one only")
     return ", ".join(parts)

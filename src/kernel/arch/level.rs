@@ -148,6 +148,11 @@ impl Level {
     ) -> Extent {
         dispatch!(self, I => statistics::extent::<I, N>(numbers, pivot, load))
     }
+
+    /// Sums over the float64 of two blocks of equal length: squares of the first and of the second, products, squared differences.
+    pub(in crate::kernel) fn products(self, ones: &[[u8; 8]], twos: &[[u8; 8]]) -> [f64; 4] {
+        dispatch!(self, I => statistics::products::<I>(ones, twos))
+    }
 }
 
 impl fmt::Display for Level {

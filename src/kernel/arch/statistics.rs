@@ -1,4 +1,4 @@
-//! A loop over the numbers of a block for statistics.
+//! Loops over the numbers of a block for statistics, and over those of two.
 //!
 //! Sums are kept in the same lanes at every level, so all levels give the same results, bit for bit.
 
@@ -52,6 +52,37 @@ pub(super) fn extent<I: Instructions, const N: usize>(
             found.squares += distance * distance;
             found.min = found.min.min(number);
             found.max = found.max.max(number);
+        }
+    });
+    found
+}
+
+/// Sums over the float64 of two blocks of equal length: squares of the first and of the second, products, squared differences.
+#[inline(always)]
+pub(super) fn products<I: Instructions>(ones: &[[u8; 8]], twos: &[[u8; 8]]) -> [f64; 4] {
+    let mut found = [0.0; 4];
+    I::run(|| {
+        const LANES: usize = 8;
+        let (mut one_sums, mut two_sums) = ([0.0; LANES], [0.0; LANES]);
+        let (mut products, mut differences) = ([0.0; LANES], [0.0; LANES]);
+        let ((ones, one_rest), (twos, two_rest)) = (ones.as_chunks::<LANES>(), twos.as_chunks::<LANES>());
+        for (ones, twos) in ones.iter().zip(twos) {
+            for lane in 0..LANES {
+                let (one, two) = (f64::from_ne_bytes(ones[lane]), f64::from_ne_bytes(twos[lane]));
+                let difference = one - two;
+                one_sums[lane] += one * one;
+                two_sums[lane] += two * two;
+                products[lane] += one * two;
+                differences[lane] += difference * difference;
+            }
+        }
+        found = [one_sums, two_sums, products, differences].map(|sums| sums.iter().sum());
+        for (&one, &two) in one_rest.iter().zip(two_rest) {
+            let (one, two) = (f64::from_ne_bytes(one), f64::from_ne_bytes(two));
+            found[0] += one * one;
+            found[1] += two * two;
+            found[2] += one * two;
+            found[3] += (one - two) * (one - two);
         }
     });
     found

@@ -7,8 +7,10 @@ mod histogram;
 mod moments;
 mod numbers;
 mod patterns;
+mod products;
 
 pub use histogram::Histogram;
+pub use products::Products;
 
 use histogram::Bins;
 use numbers::Numbers;

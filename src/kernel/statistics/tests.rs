@@ -71,9 +71,11 @@ fn every_level_finds_the_same() {
         .filter(|&number| f32::from_ne_bytes(number).is_finite())
         .collect();
     let load = |number| f64::from(f32::from_ne_bytes(number));
+    let doubles: Vec<[u8; 8]> = numbers.iter().map(|&number| load(number).to_ne_bytes()).collect();
     let of = |level: Level| {
         let extent = level.extent(&numbers, 1.5, load);
-        [extent.min, extent.max, extent.distances, extent.squares].map(f64::to_bits)
+        let sums = level.products(&doubles[1..], &doubles[..doubles.len() - 1]);
+        ([extent.min, extent.max, extent.distances, extent.squares].map(f64::to_bits), sums.map(f64::to_bits))
     };
     let levels = Level::available();
     assert!(levels.iter().all(|&level| of(level) == of(levels[0])));
