@@ -72,7 +72,7 @@ pub struct WriteOptions {
     /// what is missing. It does if nothing has changed that decides the bytes; otherwise it starts anew. Arrays in memory, and
     /// sources without [an identity](crate::ReadRanges::identity), are written again.
     pub resume: bool,
-    /// Bytes of buffers, at most; less where a quarter of what the process's cgroup and RLIMIT_DATA leave is less. At least 1 MiB per
+    /// Bytes of buffers, at most; less where a quarter of what the process may still take is less. At least 1 MiB per
     /// thread.
     pub memory: u64,
     /// Threads to use; `None` for one per core.
