@@ -9,6 +9,7 @@ import re
 import struct
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from support import child, sparse
 import rustload
 import rustload.torch
 from rustload._common import progress
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HOSTILE = {
     "script": "</script><img src=x onerror=alert(1)>",
@@ -67,11 +71,12 @@ def check(found: str) -> Page:
     """Well-formed, within 50 kB, with no tag or attribute but rustload's own."""
     assert len(found.encode()) <= 50_000
     page = Page(found)
-    allowed = {"div", "style", "pre", "b", "span", "details", "summary", "p", "table", "tr", "td", "i"}
+    allowed = {"div", "style", "pre", "b", "span", "details", "summary", "p", "table", "tr", "td", "th", "i"}
     assert {tag for tag, _ in page.tags} <= allowed
     assert {name for _, attributes in page.tags for name in attributes} <= {"class", "style", "open"}
     styles = {attributes["style"] for _, attributes in page.tags if "style" in attributes}
-    assert all(style == "display:none" or re.fullmatch(r"width:[\d.]+%", style) for style in styles)
+    own = r"display:none|width:[\d.]+%|text-align:(left|right)|table-layout:auto"
+    assert all(re.fullmatch(own, style) for style in styles)
     assert page.tags[0] == ("div", {"class": "rustload-repr"})
     style = found.partition("<style>")[2].partition("</style>")[0]
     # Every rule is of rustload's class, so that the page around it keeps its looks.
@@ -105,8 +110,8 @@ def test_a_checkpoint_is_a_folded_tree_without_data(ckpt):
         "12 × 2 tensors",
     ):
         assert word in page.text, word
-    # The section is open, the groups in it are not.
-    assert [attributes for tag, attributes in page.tags if tag == "details"] == [{"open": None}, {}]
+    # The section is open, and so are the groups at its first level.
+    assert [attributes for tag, attributes in page.tags if tag == "details"] == [{"open": None}] * 2
     assert "tensors" in page.text
     assert "not all is shown" not in page.text
     assert "26 tensors" in page.text
@@ -332,3 +337,24 @@ def _nothing():
     import contextlib
 
     return contextlib.nullcontext()
+
+
+def test_statistics_are_a_short_table(tmp_path: Path) -> None:
+    torch.save({f"layer.{number}": torch.ones(2) for number in range(40)}, tmp_path / "many.pt")
+    found = rustload.open(tmp_path / "many.pt").stats()
+    assert repr(found) == "<Statistics of 40 tensors>"
+    page = found._repr_html_()
+    check(page)
+    first, _, folded = page.partition("<details>")
+    assert first.count("<tr>") == 13
+    assert folded.count("<tr>") == 29
+    assert '<td style="text-align:left">layer.0</td><td style="text-align:right">1</td>' in first
+    assert "layer.39" in folded
+
+
+def test_tables_hold_their_alignment_in_the_styles_of_notebooks(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    page = rustload.open(tmp_path / "a.pt")._repr_html_()
+    assert '<table style="table-layout:auto">' in page
+    assert "<td>" not in page
+    assert '<td style="text-align:right">8 B</td>' in page

@@ -303,12 +303,13 @@ class TensorMapping(Mapping[str, LazyTensor]):
             **options: How statistics are made (`StatsOptions`).
 
         Returns:
-            The statistics by name, in the order of `names` or of the checkpoint.
+            The statistics by name, in the order of `names` or of the checkpoint; a notebook shows them as a table.
 
         Raises:
             RustloadError: As for `LazyTensor.stats`; the message or a note names the tensor.
         """
         from rustload._common.statistics import statistics_of
+        from rustload._html.statistics import StatisticsByName
 
         how = filled(TensorMapping.stats, options)
         chosen, tensors = self._chosen(names)
@@ -316,7 +317,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
         # Names of one and the same tensor have one statistic.
         different = {core.id: core for core in cores}
         by_id = dict(zip(different, statistics_of(list(different.values()), how), strict=True))
-        return {name: by_id[core.id] for name, core in zip(chosen, cores, strict=True)}
+        return StatisticsByName({name: by_id[core.id] for name, core in zip(chosen, cores, strict=True)})
 
     def fingerprint(self, *, data: bool = False, threads: int | None = None) -> str:
         """A digest of names, dtypes and shapes, and of the elements if asked for: equal for equal tensors in any format.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rustload.errors import _clipped, _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 __all__ = ["PAGE_BYTES_MAX", "Budget", "details", "frame", "table", "text"]
 
@@ -49,8 +49,8 @@ body.vscode-dark .rustload-repr{--rl-accent:#56c4e0;--rl-good:#57c269;--rl-warn:
 .rustload-repr .k{min-width:14em}
 .rustload-repr p{margin:2px 0}
 .rustload-repr table{border-collapse:collapse;margin:2px 0}
-.rustload-repr td,.rustload-repr th{text-align:left;vertical-align:top;padding:0 1.2em 0 0;border:0;background:none;
-overflow-wrap:anywhere;unicode-bidi:isolate}
+.rustload-repr td,.rustload-repr th{vertical-align:top;padding:0 1.2em 0 0;border:0;background:none;
+overflow-wrap:break-word;unicode-bidi:isolate}
 .rustload-repr .x{display:inline-block;width:10em;height:.6em;background:rgba(128,128,128,.25)}
 .rustload-repr .x>i{display:block;height:100%;background:var(--rl-accent)}
 .rustload-repr .good{color:var(--rl-good);font-weight:600}
@@ -101,12 +101,34 @@ def details(summary: str, inside: str, *, is_open: bool = False) -> str:
     return f"<details{' open' if is_open else ''}><summary>{summary}</summary>{inside}</details>"
 
 
-def table(rows: Iterable[Sequence[str]], budget: Budget) -> tuple[str, bool]:
-    """A table of cells in HTML, and whether all rows were within the budget."""
-    shown: list[str] = []
+def table(
+    rows: Iterable[Sequence[str]], budget: Budget, *, numbers: Collection[int] = (), head: Sequence[str] = ()
+) -> tuple[str, bool]:
+    """A table, and whether all rows were within the budget.
+
+    Alignment and layout are in each element: notebooks' own rules for tables would win over a style sheet.
+
+    Args:
+        rows: The rows, as cells in HTML.
+        budget: What the rows take their bytes from.
+        numbers: The columns of numbers, which are aligned to the right.
+        head: The titles of the columns, as HTML.
+    """
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        sides = ("right" if column in numbers else "left" for column in range(len(cells)))
+        inside = (
+            f'<{tag} style="text-align:{side}">{cell}</{tag}>'
+            for side, cell in zip(sides, cells, strict=True)
+        )
+        return f"<tr>{''.join(inside)}</tr>"
+
+    shown = [line(head, "th")] if head else []
+    complete = True
     for row in rows:
-        line = "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>"
-        if not budget.take(line):
-            return f"<table>{''.join(shown)}</table>", False
-        shown.append(line)
-    return f"<table>{''.join(shown)}</table>", True
+        part = line(row, "td")
+        complete = budget.take(part)
+        if not complete:
+            break
+        shown.append(part)
+    return f'<table style="table-layout:auto">{"".join(shown)}</table>', complete

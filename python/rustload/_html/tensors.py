@@ -104,11 +104,13 @@ def _dtypes(sizes: dict[str, list[int]], budget: Budget) -> str:
         for dtype, (number, nbytes) in largest[:DTYPES_MAX]
     ]
     more = len(largest) - DTYPES_MAX
-    return table(rows, budget)[0] + (f'<p class="m">and {count(more, "dtype")} more</p>' if more > 0 else "")
+    return table(rows, budget, numbers=(2,))[0] + (
+        f'<p class="m">and {count(more, "dtype")} more</p>' if more > 0 else ""
+    )
 
 
 def _tree(root: tree.Node, budget: Budget, all_of_it: str) -> str:
-    """The tree as nested `<details>`, cut where the budget ends. They are closed, except for one that is alone at the top."""
+    """The tree as nested `<details>`, cut where the budget ends. Its first level is open, and the second of one that is alone."""
     depth, has_more = _levels(root)
     out: list[str] = []
     # The parts that are still open: after each node, those at its level and below are closed.
@@ -117,7 +119,7 @@ def _tree(root: tree.Node, budget: Budget, all_of_it: str) -> str:
     for node, lasts in tree.walk(root, depth):
         level = len(lasts) - 1
         is_group = bool(node.children) and level + 1 < depth
-        is_open = level == 0 and len(root.children) == 1
+        is_open = level == 0 or (level == 1 and len(root.children) == 1)
         line = "</details>" * max(opened - level, 0) + _row(node, is_group=is_group, is_open=is_open)
         if not budget.take(line):
             is_cut = True
