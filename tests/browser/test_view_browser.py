@@ -318,6 +318,20 @@ def test_statistics_are_shown(browser, tmp_path):
     keep(browser, "stats")
 
 
+def test_findings_are_above_the_map(browser, tmp_path):
+    class Runs:
+        def __reduce__(self):
+            return os.system, ("true",)
+
+    torch.save({"w": torch.ones(9), "x": Runs()}, tmp_path / "runs.pt")
+    opened(browser, rustload.view(tmp_path / "runs.pt", tmp_path / "runs.html"))
+    assert "would execute" in text_of(browser, ".cards.alarm")
+    bottom = browser.js("document.querySelector('.cards.alarm').getBoundingClientRect().bottom")
+    assert bottom <= browser.js("document.querySelector('canvas').getBoundingClientRect().top")
+    assert browser.js("document.querySelectorAll('.cards .finding').length") >= 1
+    keep(browser, "findings")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_dark(browser, model, scheme):
     browser.scheme(scheme)

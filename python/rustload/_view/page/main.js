@@ -26,7 +26,8 @@ function main() {
   const main = el("main", {}, tensorCount ? [mapCard, tableCard] : el("section", { class: "card" }, el("p", {}, "no tensors")));
   const footer = el("footer", { class: "dim" }, `rustload ${data.rustload}. This page is one file and makes no requests. `,
     el("kbd", {}, "/"), " search, ", el("kbd", {}, "↑↓←→"), " move, ", el("kbd", {}, "Enter"), " show in the map, ", el("kbd", {}, "Esc"), " back");
-  app.append(header(), dtypeBar(), el("div", { class: "columns" }, main, tensorCount ? panel : null), cards((item) => choose(item, "link")), footer);
+  app.append(header(), dtypeBar(), ...(isAlarming() ? [el("div", { class: "cards alarm" }, scanCard())] : []),
+    el("div", { class: "columns" }, main, tensorCount ? panel : null), cards((item) => choose(item, "link")), footer);
   document.documentElement.classList.add("ready");
   app.hidden = false;
   if (!tensorCount) return;

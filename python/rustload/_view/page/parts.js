@@ -115,6 +115,11 @@ function filesCard() {
   return made;
 }
 
+// Whether the scan is shown above the map.
+function isAlarming() {
+  return data.scan !== null && data.scan.verdict !== "inert";
+}
+
 function scanCard() {
   if (!data.scan) return null;
   const { scan } = data;
@@ -134,7 +139,7 @@ function scanCard() {
   }
   const remarks = { inert: "Unpickling these files would create data and nothing else.", unknown: "Not everything is known to be only data.",
     "would execute": "Unpickling these files would run code. rustload ran nothing." };
-  return el("section", { class: `card ${scan.files.some((file) => file.findings.count) ? "wide" : ""}` },
+  return el("section", { class: `card ${isAlarming() || scan.files.some((file) => file.findings.count) ? "wide" : ""}` },
     el("h2", {}, "Scan ", el("b", { class: VERDICTS[scan.verdict] }, scan.verdict)),
     el("p", { class: "dim remark" }, scan.error || remarks[scan.verdict]), el("div", { class: "scroll" }, el("table", {}, table)));
 }
@@ -146,7 +151,7 @@ function cards(select) {
   const texts = (list) => list.items.map((text) => [el("span", { class: "text" }, text)]);
   return el("div", { class: "cards" },
     card("To look at", data.stats && data.stats.sampled ? "in samples of the tensors" : "", faulty.length, faulty),
-    filesCard(), scanCard(),
+    filesCard(), isAlarming() ? null : scanCard(),
     card("Tied", "names that share a storage", data.tied.length, ties, 8),
     card("Values", "beside the tensors", data.values.count, data.values.items.map(([name, type, text]) =>
       [el("span", { class: "text" }, name), el("span", { class: "dim" }, type), el("span", { class: "text" }, text)]), 12),
