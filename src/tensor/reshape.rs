@@ -84,7 +84,7 @@ fn resolve(sizes: &[i64], old: &[u64]) -> Result<Dims> {
     }
     let known = numel(&shape);
     if let Some(dim) = unknown {
-        let rest = known.filter(|&known| known > 0 && whole % known == 0).map(|known| whole / known);
+        let rest = known.filter(|&known| known > 0 && whole.is_multiple_of(known)).map(|known| whole / known);
         shape[dim] = rest.ok_or_else(|| fail("no size in place of -1 gives the number of elements"))?;
     } else if known != Some(whole) {
         return Err(fail(&format!("the number of elements is {whole}")));
@@ -174,10 +174,13 @@ fn box_of(shape: &[u64], range: Range<u64>) -> Option<(Dims, Dims)> {
     for (&whole, &stride) in shape.iter().zip(&strides) {
         let size = (count / stride).max(1);
         let at = start / stride;
-        if at + size > whole || (count > stride && (count % stride != 0 || start % stride != 0)) {
+        if at + size > whole
+            || (count > stride && !(count.is_multiple_of(stride) && start.is_multiple_of(stride)))
+        {
             return None;
         }
-        (begin.push(at), sizes.push(size));
+        begin.push(at);
+        sizes.push(size);
         (start, count) = (start % stride, count.min(stride));
     }
     Some((begin, sizes))
