@@ -1,6 +1,8 @@
-//! NumPy's dtypes and arrays: what the schemas do not say. A dtype is one of numbers or of strings of a fixed length, and the size and the
-//! flags in its state are those of its name: NumPy trusts them, and a flag tells it that the elements are pointers
-//! (numpy/_core/src/multiarray/descriptor.c: `arraydescr_setstate`).
+//! NumPy's dtypes and arrays: what the schemas do not say. A dtype is one of numbers, of strings of a fixed length, or of records of these,
+//! and the size, the fields and the flags in its state agree with its name: NumPy trusts them, reads a field wherever its offset
+//! says, and a flag tells it that the elements are pointers (numpy/_core/src/multiarray/descriptor.c: `arraydescr_setstate`).
+
+use std::collections::HashSet;
 
 use super::proof::Proof;
 use crate::dtype::DType;
@@ -11,23 +13,38 @@ use crate::pickle::{Call, CallId, Handle, Value};
 const UNICODE_CHARACTER_BYTES: i64 = 4;
 /// `NPY_NEEDS_INIT`, the flag of strings.
 const NEEDS_INIT: i64 = 8;
+/// What a dtype of records may have besides: `NPY_NEEDS_PYAPI` and `NPY_ALIGNED_STRUCT`.
+const RECORD_FLAGS: i64 = NEEDS_INIT | 16 | 128;
 /// The longest name of such a dtype.
 const NAME_MAX_BYTES: usize = 8;
+/// The most fields of a record.
+const FIELDS_MAX: usize = 1024;
 
-/// The elements of a dtype.
+/// The elements of a dtype, with the bytes of one.
+#[derive(Clone, Copy)]
 pub(super) enum Elements {
-    Numbers,
-    /// Strings of this many bytes.
+    Numbers(i64),
+    /// Of a fixed length.
     Strings(i64),
+    /// With fields, which are in the state.
+    Records(i64),
+}
+
+impl Elements {
+    fn itemsize(self) -> i64 {
+        match self {
+            Elements::Numbers(size) | Elements::Strings(size) | Elements::Records(size) => size,
+        }
+    }
 }
 
 /// Whether a call whose arguments have the form of its row makes a dtype, an array or a scalar of such elements.
 pub(super) fn is_proven(proof: &Proof<'_>, id: CallId, call: &Call<'_>, row: &Row) -> bool {
     let Value::Tuple(args) = proof.values.get(call.args) else { return false };
     match (row.kind, row.how, args) {
-        // The size of strings is in the state.
+        // The size of strings and the fields of records are in the state.
         ("numpy_dtype", _, &[name, ..]) => match elements(proof, name) {
-            Some(Elements::Strings(_)) => proof.values.call(id).states.len() == 1,
+            Some(Elements::Strings(_) | Elements::Records(_)) => proof.values.call(id).states.len() == 1,
             found => found.is_some(),
         },
         ("ndarray", "reconstruct", &[_, shape, _]) => match proof.values.get(shape) {
@@ -44,42 +61,121 @@ pub(super) fn is_dtype_state(proof: &Proof<'_>, call: &Call<'_>, state: Handle) 
     else {
         return false;
     };
-    let &[version, order, _, _, _, size, alignment, ref rest @ ..] = state else { return false };
+    let &[version, order, _, names, fields, size, alignment, ref rest @ ..] = state else { return false };
     let int = |handle| match proof.values.get(handle) {
         Value::Int(value) => Some(value),
         _ => None,
     };
     let is_copy =
         args.get(2).is_some_and(|&copy| matches!(proof.values.get(copy), Value::Bool(true) | Value::Int(1)));
-    let is_order = match proof.values.get(order) {
-        Value::Str(order) => matches!(order.as_bytes(), b"<" | b">" | b"|" | b"="),
-        _ => false,
+    let order = match proof.values.get(order) {
+        Value::Str(order) => order.as_bytes(),
+        _ => b"",
     };
     let flags = rest.first().map_or(Some(0), |&flags| int(flags));
+    let has_no_fields = [names, fields].iter().all(|&part| proof.values.get(part) == Value::None);
     let agrees = match args.first().and_then(|&name| elements(proof, name)) {
-        Some(Elements::Numbers) => int(size) == Some(-1) && int(alignment) == Some(-1) && flags == Some(0),
+        Some(Elements::Numbers(_)) => {
+            int(size) == Some(-1) && int(alignment) == Some(-1) && flags == Some(0) && has_no_fields
+        }
         Some(Elements::Strings(len)) => {
             int(size) == Some(len)
                 && matches!(int(alignment), Some(1 | 4))
                 && matches!(flags, Some(0 | NEEDS_INIT))
+                && has_no_fields
+        }
+        Some(Elements::Records(len)) => {
+            int(size) == Some(len)
+                && matches!(int(alignment), Some(1 | 2 | 4 | 8 | 16))
+                && flags.is_some_and(|flags| flags & !RECORD_FLAGS == 0)
+                && order == b"|"
+                && are_fields(proof, names, fields, len)
         }
         None => false,
     };
-    agrees && is_copy && is_order && matches!(int(version), Some(0..=4))
+    agrees && is_copy && matches!(order, b"<" | b">" | b"|" | b"=") && matches!(int(version), Some(0..=4))
+}
+
+/// Whether these are the fields of a record of `len` bytes: each name has one, without a title, and each has bytes of the record that no
+/// other has. A record inside a record is smaller, which excludes circles, and has no records: NumPy walks them recursively.
+fn are_fields(proof: &Proof<'_>, names: Handle, fields: Handle, len: i64) -> bool {
+    let (Value::Tuple(names), Value::Dict(fields)) = (proof.values.get(names), proof.values.get(fields))
+    else {
+        return false;
+    };
+    if names.is_empty() || names.len() > FIELDS_MAX || names.len() != fields.len() {
+        return false;
+    }
+    let text = |handle| match proof.values.get(handle) {
+        Value::Str(text) => Some(text.as_bytes()),
+        _ => None,
+    };
+    let mut left: HashSet<Option<&[u8]>> = names.iter().map(|&name| text(name)).collect();
+    let mut ranges = Vec::new();
+    for &(name, field) in fields {
+        let range = field_range(proof, field, len);
+        // A name that is twice in the tuple leaves a field without one.
+        let (Some(range), true) = (range, left.remove(&text(name))) else { return false };
+        ranges.push(range);
+    }
+    ranges.sort_unstable();
+    ranges.is_sorted_by(|one, next| one.1 <= next.0)
+}
+
+/// The first byte of a field, and the one behind it, inside a record of `len` bytes.
+fn field_range(proof: &Proof<'_>, field: Handle, len: i64) -> Option<(i64, i64)> {
+    let Value::Tuple(&[dtype, offset]) = proof.values.get(field) else { return None };
+    let Value::Int(offset) = proof.values.get(offset) else { return None };
+    let Value::Call(id) = proof.values.get(dtype) else { return None };
+    let found = elements_of(proof, id)?;
+    if matches!(found, Elements::Records(size) if size >= len || has_records(proof, id)) {
+        return None;
+    }
+    let end = offset.checked_add(found.itemsize())?;
+    (found.itemsize() > 0 && offset >= 0 && end <= len).then_some((offset, end))
+}
+
+/// Whether a field of a dtype is a record.
+fn has_records(proof: &Proof<'_>, dtype: CallId) -> bool {
+    let is_record = |&(_, field): &(Handle, Handle)| match proof.values.get(field) {
+        Value::Tuple(&[dtype, ..]) => match proof.values.get(dtype) {
+            Value::Call(id) => matches!(elements_of(proof, id), Some(Elements::Records(_))),
+            _ => false,
+        },
+        _ => false,
+    };
+    let fields =
+        proof.values.call(dtype).states.iter().filter_map(|state| match proof.values.get(state.value) {
+            Value::Tuple(state) => state.get(4),
+            _ => None,
+        });
+    fields.into_iter().any(|&fields| match proof.values.get(fields) {
+        Value::Dict(fields) => fields.len() > FIELDS_MAX || fields.iter().any(is_record),
+        _ => false,
+    })
+}
+
+/// What the elements of the dtype are that a call makes.
+fn elements_of(proof: &Proof<'_>, id: CallId) -> Option<Elements> {
+    match proof.values.get(proof.values.call(id).args) {
+        Value::Tuple(&[name, ..]) if proof.kind(id) == Some("numpy_dtype") => elements(proof, name),
+        _ => None,
+    }
 }
 
 /// What the elements of a dtype with this name are.
 pub(super) fn elements(proof: &Proof<'_>, name: Handle) -> Option<Elements> {
     let Value::Str(name) = proof.values.get(name) else { return None };
     let name = name.as_str().filter(|name| name.len() <= NAME_MAX_BYTES)?;
-    if DType::from_numpy_code(name).is_some() {
-        return Some(Elements::Numbers);
+    if let Some(dtype) = DType::from_numpy_code(name) {
+        return i64::try_from(dtype.itemsize()).ok().map(Elements::Numbers);
     }
     let (letter, len) = name.split_at_checked(1)?;
     let len = len.parse::<u32>().map(i64::from).ok()?;
     match letter {
         "U" => len.checked_mul(UNICODE_CHARACTER_BYTES).map(Elements::Strings),
         "S" => Some(Elements::Strings(len)),
+        "V" => Some(Elements::Records(len)),
         _ => None,
     }
 }

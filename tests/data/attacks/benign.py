@@ -116,6 +116,14 @@ def lightning(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def records() -> list[Any]:
+    """Arrays of records, packed, aligned, and with a record inside, as decision trees of scikit-learn have."""
+    packed = [("left", "<i8"), ("threshold", "<f8"), ("name", "U2"), ("code", "S3")]
+    aligned = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+    spread = np.dtype({"names": ["b", "a"], "formats": ["f4", "i2"], "offsets": [8, 0], "itemsize": 16})
+    return [np.zeros(2, one) for one in (packed, aligned, spread, [("x", aligned), ("y", "u1")])]
+
+
 def objects() -> dict[str, Any]:
     """Values other than tensors in checkpoints."""
     return {
@@ -123,7 +131,7 @@ def objects() -> dict[str, Any]:
         "simple_namespace": types.SimpleNamespace(a=1), "path": pathlib.PurePosixPath("a/b"), "datetime": datetime.datetime(2024, 1, 2),
         "timedelta": datetime.timedelta(hours=1), "enum": [Stage.WARM, Stage.MAIN], "config": Config(lr=1, sub=Config(a=[1])),
         "numpy_scalars": {"loss": np.float32(0.5), "step": np.int64(3), "flag": np.bool_(True)}, "numpy_array": np.arange(6.0),
-        "numpy_fortran": np.asfortranarray(np.ones((2, 3))), "numpy_names": np.array(["a", "b"]), "numpy_rng": np.random.RandomState(0).get_state(),
+        "numpy_fortran": np.asfortranarray(np.ones((2, 3))), "numpy_names": np.array(["a", "b"]), "numpy_records": records(), "numpy_rng": np.random.RandomState(0).get_state(),
         "numpy_dtype": np.dtype("float32"), "torch_rng": torch.get_rng_state(), "ordered": collections.OrderedDict(a=1),
         "default_dict": collections.defaultdict(list, a=[1]), "counter": collections.Counter("aab"), "deque": collections.deque([1, 2], 5),
         "sets": [{1, 2}, frozenset({3})], "bytes": [b"xyz", bytearray(b"abc")], "complex": 1 + 2j, "slice": slice(1, 2), "range": range(3),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attacks.c_calls import beside
 from attacks.pickles import (
     BUILD,
@@ -267,6 +269,74 @@ hidden(
             + many(integer(3), text("<"), NONE, NONE, NONE, integer(800), integer(4), integer(8))
             + BUILD
         ),
+    },
+    "",
+)
+
+
+def record_dtype(
+    fields: dict[str, bytes],
+    *,
+    names: list[str] | None = None,
+    size: int = 16,
+    flags: int = 16,
+    **changes: Any,
+) -> bytes:
+    """A dtype of records as NumPy pickles it, with other parts on request."""
+    code, alignment = changes.get("code", f"V{size}"), changes.get("alignment", 1)
+    listed_names = many(*map(text, list(fields) if names is None else names))
+    columns = changes.get("columns", named(fields))
+    state = (
+        integer(3),
+        text("|"),
+        NONE,
+        listed_names,
+        columns,
+        integer(size),
+        integer(alignment),
+        integer(flags),
+    )
+    made_of = call("numpy.dtype", text(code), boolean(False), boolean(True))
+    return made_of + changes.get("memo", b"") + many(*state) + BUILD
+
+
+def at(offset: int, dtype: bytes = numpy_dtype("f8"), *more: bytes) -> bytes:
+    """A field."""
+    return many(dtype, integer(offset), *more)
+
+
+PAIR = {"a": at(0), "b": at(8)}
+INSIDE = record_dtype({"a": at(0)}, size=8)
+hidden(
+    "X208",
+    "a dtype of records with fields that are outside, overlap, are objects or contain themselves",
+    {
+        "outside": beside(record_dtype({"a": at(0), "b": at(9)})),
+        "far": beside(record_dtype({"a": at(0), "b": at(1 << 40)})),
+        "negative": beside(record_dtype({"a": at(-8), "b": at(8)})),
+        "overlap": beside(record_dtype({"a": at(0), "b": at(7)})),
+        "same": beside(record_dtype({"a": at(0), "b": at(0)})),
+        "objects": beside(record_dtype({"a": at(0, numpy_dtype("O8", order="|"))}, size=8, flags=27)),
+        "pointers": beside(record_dtype(PAIR, flags=16 | 1)),
+        "pickles": beside(record_dtype(PAIR, flags=16 | 2)),
+        "getitem": beside(record_dtype(PAIR, flags=16 | 32)),
+        "size": beside(record_dtype(PAIR, size=17, code="V16")),
+        "alignment": beside(record_dtype(PAIR, alignment=0)),
+        "title": beside(record_dtype({"a": at(0), "b": at(8, numpy_dtype("f8"), text("b"))})),
+        "nameless": beside(record_dtype(PAIR, names=["a"])),
+        "twice": beside(record_dtype(PAIR, names=["a", "a"])),
+        "another": beside(record_dtype(PAIR, names=["a", "c"])),
+        "no_fields": beside(record_dtype({})),
+        "list": beside(record_dtype(PAIR, columns=listed(at(0), at(8)))),
+        "ordered": beside(record_dtype(PAIR, columns=ordered((text("a"), at(0)), (text("b"), at(8))))),
+        "of_numbers": beside(record_dtype({"a": at(0)}, size=-1, alignment=-1, flags=0, code="f8")),
+        "of_strings": beside(record_dtype({"a": at(0)}, size=8, flags=8, code="S8")),
+        "itself": beside(record_dtype({"a": at(0, get(9))}, size=8, memo=put(9))),
+        "equal": beside(record_dtype({"a": at(0, INSIDE)}, size=8)),
+        "deep": beside(record_dtype({"a": at(0, record_dtype({"a": at(0, INSIDE)}, size=9))})),
+        "bare": beside(call("numpy.dtype", text("V16"), boolean(False), boolean(True))),
+        "void": beside(numpy_dtype("V16", order="|")),
+        "many": beside(record_dtype({f"f{n}": at(n, numpy_dtype("i1")) for n in range(1025)}, size=1025)),
     },
     "",
 )
