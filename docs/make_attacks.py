@@ -51,6 +51,7 @@ LETTERS = {
     "Q": "Quantized checkpoints",
     "E": "Exported programs",
     "D": "Distributed checkpoints",
+    "W": "DeepSpeed ZeRO",
     "N": "NumPy arrays",
     "X": "Differences between readers",
     "Y": "The boundary to Python",

@@ -189,6 +189,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
         "tied": saved(objects()["tied"]),
     }
     found["open"]["deflated.zip"] = found["zip"]["deflated"]
+    found["partitions"] = partitions()
     ones = struct.pack("<4f", 1, 2, 3, 4)
     found["safetensors"] = {
         "two": safetensors({"a": ("F32", [2, 2], ones), "b": ("I64", [1], bytes(8))}, {"format": "pt"}),
@@ -400,6 +401,22 @@ def quantized() -> dict[str, bytes]:
     """A small checkpoint of each kind of quantized weight that needs no configuration."""
     cases = {name: CASES[name]() for name in QUANTIZED}
     return {name.replace(" ", "_"): save(case.tensors, case.metadata) for name, case in cases.items()}
+
+
+def partitions() -> dict[str, bytes]:
+    """Partitions of DeepSpeed: of each kind, two ranks and two parameters of 2 and 5 elements."""
+    found = {
+        "unstated": (0, (4, 3), (0, 0), (2, 0, 5, 0)),
+        "stated": (1, (4, 3), (0, 1), (2, 0, 5, 0)),
+        "stored": (5, (4, 4), (0, 1), (2, 0, 5, 0)),
+        "aligned": (1, (6, 3), (0, 3), (2, 2, 5, 0)),
+        "sharded": (2, (4, 4), (0, 0), (2, 0, 5, 0)),
+        "huge": (2, (0xFFFF, 4), (0, 0), (2, 0, 5, 0)),
+    }
+    return {
+        name: bytes([kind, 2, 2]) + struct.pack("<8H", *lens, *paddings, *parameters)
+        for name, (kind, lens, paddings, parameters) in found.items()
+    }
 
 
 def tars() -> dict[str, bytes]:

@@ -11,6 +11,7 @@ use rustload::internals::container::payload_config::PayloadConfig;
 use rustload::internals::container::safetensors::Header;
 use rustload::internals::container::tar;
 use rustload::internals::container::zip::{Archive, Trailing};
+use rustload::internals::index::{Padding, Run, flat_partitions, sharded_partitions};
 use rustload::internals::pickle::{self, Disasm, Handle, Value, Values};
 use rustload::scan::{self, Verdict};
 use rustload::{
@@ -43,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "graph", run: graph, mutate: mutate::graph },
     Target { name: "yaml", run: yaml, mutate: mutate::yaml },
     Target { name: "distributed", run: distributed, mutate: mutate::distributed },
+    Target { name: "partitions", run: partitions, mutate: mutate::bytes },
     Target { name: "open", run: open, mutate: mutate::any },
     Target { name: "scan", run: scan, mutate: mutate::any },
 ];
@@ -125,6 +127,66 @@ fn zip(data: &[u8]) {
     regions.retain(|(start, end)| start < end);
     regions.sort_unstable();
     assert!(regions.is_sorted_by(|one, two| one.1 <= two.0), "two members overlap");
+}
+
+/// The partitions of DeepSpeed's ranks: what is accepted is every element of every parameter once, where a reader that concatenates the
+/// ranks finds it.
+///
+/// An input is the kind, the number of ranks and that of parameters, then numbers of two bytes, or of eight after two of 255: the elements
+/// of each rank, the paddings of ranks, and for each parameter its elements and the padding that follows.
+fn partitions(data: &[u8]) {
+    let [kind, ranks, count, rest @ ..] = data else { return };
+    let mut rest = rest;
+    let mut next = || {
+        let short = rest.split_first_chunk().map(|(two, tail)| (u64::from(u16::from_le_bytes(*two)), tail));
+        let (number, tail) = match short {
+            Some((0xffff, tail)) => {
+                tail.split_first_chunk().map(|(eight, tail)| (u64::from_le_bytes(*eight), tail))?
+            }
+            found => found?,
+        };
+        rest = tail;
+        Some(number)
+    };
+    let mut numbers = |count: usize| -> Vec<u64> { (0..count).map(|_| next().unwrap_or(0)).collect() };
+    let (ranks, count) = (usize::from(ranks % 17), usize::from(count % 17));
+    let (lens, paddings) = (numbers(ranks), numbers(ranks));
+    let parameters: Vec<(u64, u64)> =
+        numbers(2 * count).as_chunks().0.iter().map(|&[numel, after]| (numel, after)).collect();
+    let numels: Vec<u64> = parameters.iter().map(|&(numel, _)| numel).collect();
+    let padding = Padding { by_rank: (kind % 2 == 1).then_some(&paddings[..]), is_stored: kind % 8 >= 4 };
+    let is_sharded = kind % 4 >= 2;
+    let found: Vec<Vec<Run>> = match is_sharded {
+        true => sharded_partitions(&numels, &lens).unwrap_or_default(),
+        false => flat_partitions(&parameters, &lens, padding).map(|(runs, _)| runs).unwrap_or_default(),
+    };
+    if found.is_empty() {
+        return;
+    }
+    assert_eq!(found.len(), count);
+    let mut used = Vec::new();
+    let mut offset = 0_u64;
+    for (runs, (numel, after)) in found.iter().zip(parameters) {
+        let mut at = offset;
+        for run in runs {
+            let end = run.start + run.len;
+            assert!(run.len > 0 && end <= lens[run.rank], "a run reaches outside its rank");
+            used.push((run.rank, run.start, end));
+            if !is_sharded {
+                assert_eq!(lens[..run.rank].iter().sum::<u64>() + run.start, at, "an element is elsewhere");
+            }
+            at += run.len;
+        }
+        assert_eq!(at - offset, numel, "the runs are not the parameter");
+        assert!(runs.is_sorted_by(|one, two| one.rank < two.rank));
+        offset += if is_sharded { 0 } else { numel + after };
+        if is_sharded {
+            let all_but_last = &runs[..runs.len().saturating_sub(1)];
+            assert!(all_but_last.iter().all(|run| run.len == numel.div_ceil(lens.len() as u64)));
+        }
+    }
+    used.sort_unstable();
+    assert!(used.is_sorted_by(|one, two| one.0 < two.0 || one.2 <= two.1), "two parameters share elements");
 }
 
 /// The legacy stream: adds the magic number where the input does not start with it.

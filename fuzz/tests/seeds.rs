@@ -111,6 +111,11 @@ fn tar_invariants_hold() {
 }
 
 #[test]
+fn partitions_invariants_hold() {
+    check_invariants("partitions");
+}
+
+#[test]
 fn open_invariants_hold() {
     check_invariants("open");
 }

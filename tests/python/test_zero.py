@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,6 @@ from zero_folders import Run, model_name, optimizer_name, write, write_universal
 
 import rustload
 import rustload.torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORLDS = (1, 2, 3, 8, 12)
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -204,3 +202,45 @@ def test_weights_beside_the_folder_are_the_checkpoint(tmp_path: Path) -> None:
     root = write(tmp_path, run(3, 2))
     rustload.save({"w": torch.ones(2)}, root / "model.safetensors")
     assert list(rustload.open(root)) == ["w"]
+
+
+def read_bytes() -> int:
+    """Bytes that this process has read with system calls."""
+    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith("rchar:")).split()[1])
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_is_read(tmp_path: Path, stage: int) -> None:
+    """A slice reads itself, and a conversion the weights once and no moments."""
+    whole = tensors({"w": (4096, 1024), "b": (1001,)})
+    made = Run([whole], stage, 5, moments=[dict.fromkeys(MOMENTS, whole)])
+    root = write(tmp_path / "run", made)
+    with rustload.open(root, framework="torch") as ckpt:
+        before = read_bytes()
+        rows = ckpt["w"][1000:2000].materialize(copy=True)
+        assert read_bytes() - before <= 1.05 * rows.nbytes
+        assert torch.equal(rows, whole["w"][1000:2000])
+        before = read_bytes()
+        columns = ckpt["w"][:, :512].materialize(copy=True)
+        assert read_bytes() - before <= 2.1 * columns.nbytes
+    before = read_bytes()
+    leave: dict[str, str | None] = {"optimizer": None} | ({} if stage == 3 else {"module": None})
+    rustload.convert(root, tmp_path / "out.safetensors", rename=leave)
+    assert read_bytes() - before <= 1.05 * sum(tensor.nbytes for tensor in whole.values())
+    same(rustload.open(tmp_path / "out.safetensors"), whole)
+
+
+def test_a_folder_in_a_store(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    made = run(3, 3)
+    root = write(tmp_path, made)
+    memory = fsspec.filesystem("memory")
+    for path in root.rglob("*.*"):
+        memory.pipe(f"/zero/{path.relative_to(root)}", path.read_bytes())
+    memory.pipe("/zero/latest", b"global_step7")
+    same(rustload.open("memory://zero/global_step7"), expected(made))
+    with pytest.raises(rustload.FormatError, match="global_step7") as caught:
+        rustload.open("memory://zero")
+    assert caught.value.code == "UnknownFormat"
+    assert "global_step7" in str(caught.value.__notes__)

@@ -27,6 +27,11 @@ pub(super) fn has_chunks(names: &BTreeSet<String>) -> bool {
     names.iter().any(|name| is_chunks(Path::new(name)))
 }
 
+/// Whether a directory with these names is a distributed checkpoint.
+pub(super) fn is_checkpoint(names: &BTreeSet<String>) -> bool {
+    names.contains(METADATA) || has_chunks(names)
+}
+
 /// The metadata of a directory with these names. Fails with `DcpRankLocal` where each rank has its own, and with `DcpUnfinished` where
 /// there is none.
 pub(super) fn pick(names: &BTreeSet<String>, hidden: &BTreeSet<String>, directory: &Path) -> Result<String> {

@@ -158,3 +158,19 @@ fn a_checkpoint_of_orbax_is_named_and_does_not_hide_weights() {
         assert_eq!(picked(&[name, "model.safetensors"]).unwrap(), ["model.safetensors"]);
     }
 }
+
+#[test]
+fn the_ranks_of_deepspeed_are_in_the_order_of_their_numbers() {
+    let names: Vec<String> =
+        (0..12).rev().map(|rank| format!("bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")).collect();
+    let mut files: Vec<&str> = names.iter().map(String::as_str).collect();
+    files.extend(["mp_rank_00_model_states.pt", "zero_to_fp32.py"]);
+    let found = picked(&files).unwrap();
+    let expected: Vec<&String> = names.iter().rev().collect();
+    assert_eq!(found[0], "mp_rank_00_model_states.pt");
+    assert_eq!(found[1..].iter().collect::<Vec<_>>(), expected);
+    files.retain(|name| !name.contains("_rank_3_"));
+    assert_eq!(picked(&files).unwrap_err().code(), Code::ShardMissing);
+    // A folder without the states of an optimizer is one of files of torch.
+    assert_eq!(picked(&["mp_rank_00_model_states.pt"]).unwrap(), ["mp_rank_00_model_states.pt"]);
+}

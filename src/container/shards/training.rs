@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::directory::{self, MISSING_NAMES_MAX, decimal};
-use super::{Shards, missing, zero};
+use super::{Shards, distributed, missing, zero};
 use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
@@ -44,7 +44,7 @@ fn resolve_one(folder: &Folder, names: BTreeSet<String>, limits: &Limits) -> Res
         found => found,
     };
     // Trainers save weights of their own beside the folder of DeepSpeed.
-    if found.is_none() && !directory::has_weights(&names) {
+    if found.is_none() && !directory::has_weights(&names) && !distributed::is_checkpoint(&names) {
         found = zero::resolve(folder, &names)?;
     }
     found.map_or_else(|| directory::resolve(folder, names, limits), Ok)

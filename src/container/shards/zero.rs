@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::directory::{MISSING_NAMES_MAX, decimal};
 use super::{Shards, missing};
-use crate::bytes::{Folder, is_plain_name};
+use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt};
 
 /// The files that name the folder of the last save: of ranks, and of a universal checkpoint.
@@ -109,9 +109,6 @@ pub(super) fn resolve(folder: &Folder, names: &BTreeSet<String>) -> Result<Optio
     let bytes = source.read_vec(0, source.len()).in_file(&folder.path().join(latest))?;
     let text = String::from_utf8_lossy(&bytes);
     let name = text.trim();
-    if !is_plain_name(name) {
-        return Err(refuse(format!("this names {name:?}, which is not a folder beside it")));
-    }
     if matches!(folder, Folder::Store(_)) {
         let error = refuse(format!("this names the folder {name:?}, and folders in a store are not listed"));
         return Err(error.note(format!("Open {}.", folder.path().join(name).display())));
@@ -144,11 +141,7 @@ pub(super) fn of_files<File>(files: Vec<(&str, File)>, directory: &Path) -> Resu
     let (mut refused, mut twice) = (None, None);
     for (name, file) in files {
         match parse(name) {
-            Some(Named::Part(part)) => {
-                if parts.insert(part, (name, file)).is_some() {
-                    twice = Some(name);
-                }
-            }
+            Some(Named::Part(part)) => twice = parts.insert(part, (name, file)).map(|_| name).or(twice),
             Some(Named::Refused(what)) => refused = refused.or(Some((name, what))),
             None => {}
         }
@@ -156,9 +149,7 @@ pub(super) fn of_files<File>(files: Vec<(&str, File)>, directory: &Path) -> Resu
     let is_optimizer = |file: &ZeroFile| matches!(file.part, ZeroPart::Optimizer(_));
     let is_partitioned =
         parts.keys().any(|file| is_optimizer(file) || matches!(file.part, ZeroPart::Model(Some(_))));
-    if let Some((name, what)) = refused
-        && (is_partitioned || what.contains("experts") || !parts.is_empty())
-    {
+    if let Some((name, what)) = refused {
         let text = format!("the folder has files {what}, which are not joined");
         let error = Error::new(Code::ZeroUnsupported, text).in_file(&directory.join(name));
         return Err(error.note("Open the files one by one, or convert the folder with ds_to_universal.py."));

@@ -134,6 +134,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "S": 30,
         "N": 23,
         "Q": 8,
+        "W": 10,
         "Y": 9,
     }
 

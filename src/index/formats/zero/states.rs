@@ -14,6 +14,12 @@ use crate::limits::Limits;
 use crate::num::to_u64;
 use crate::pickle::Handle;
 
+/// The most dimensions of a parameter. A run of elements is up to twice as many boxes.
+const RANK_MAX: u64 = 16;
+
+/// The most tensors that a group has as states: several times as many as those of any optimizer. Each has the name of every parameter.
+const STATES_MAX: usize = 16;
+
 /// Names and shapes, in the order of the elements.
 pub(super) type Shapes<'a> = Vec<(&'a str, Dims)>;
 
@@ -286,6 +292,11 @@ impl<'a> Reader<'a> {
             for (key, value) in self.pairs(dict)? {
                 if let (Object::Tensor(tensor), Ok(key)) = (self.tree.get(value)?, self.text(key)) {
                     own.push((key, tensor));
+                    if own.len() > STATES_MAX {
+                        return Err(wrong(format!(
+                            "a group has more than {STATES_MAX} states of the optimizer"
+                        )));
+                    }
                 }
             }
         }
@@ -308,7 +319,7 @@ impl<'a> Reader<'a> {
 
     fn shape(&mut self, value: Handle) -> Result<Dims> {
         let sizes: Dims = self.numbers(value)?.into_iter().collect();
-        Limits::check("rank", self.limits.rank, to_u64(sizes.len()))?;
+        Limits::check("rank", self.limits.rank.min(RANK_MAX), to_u64(sizes.len()))?;
         match numel(&sizes) {
             Some(_) => Ok(sizes),
             None => Err(wrong(format!("the elements of a shape {:?} do not fit 64 bits", &sizes[..]))),
@@ -405,6 +416,10 @@ impl<'a> Reader<'a> {
 
     fn count(&mut self, count: u64) -> Result<()> {
         self.listed = self.listed.saturating_add(count);
+        // A value that is listed once has a byte at least.
+        if self.listed > self.tree.pickle_bytes() {
+            return Err(wrong("the file has the same values in very many places"));
+        }
         Limits::check("tensors", self.limits.tensors, self.listed)
     }
 }

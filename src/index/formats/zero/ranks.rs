@@ -1,0 +1,346 @@
+//! The files of the ranks of data parallelism: what they have in partitions, and what each has whole.
+
+use std::collections::HashMap;
+
+use super::joining::{Joining, Place, conflict};
+use super::partitions::{Padding, Run, Wrong, flat, sharded};
+use super::states::{Model, Optimizer, Shapes};
+use crate::container::shards::ZeroPart;
+use crate::error::{Code, Error, Result, ResultExt};
+use crate::layout::numel;
+use crate::num::to_u64;
+
+/// The files of a rank of tensor parallelism: each with its number among all, in the order of the ranks of data parallelism.
+#[derive(Default)]
+pub(super) struct Ranks<'a> {
+    pub(super) models: Vec<(usize, Model<'a>)>,
+    pub(super) optimizers: Vec<(usize, Optimizer<'a>)>,
+}
+
+impl<'a> Joining<'a> {
+    /// Joins the files of a rank of tensor parallelism.
+    pub(super) fn rank(&mut self, ranks: &Ranks<'a>) -> Result<()> {
+        let Ranks { models, optimizers } = ranks;
+        let (Some((model_number, model)), Some((number, optimizer))) = (models.first(), optimizers.first())
+        else {
+            return Err(Error::new(
+                Code::ZeroState,
+                "there are no files of the model, or none of the optimizer",
+            ));
+        };
+        for (other_number, other) in models {
+            if other.stated != model.stated {
+                let text = "the file states other parameters or another step than that of rank 0";
+                return self.at(*other_number, Err(conflict(text)));
+            }
+        }
+        for (other_number, other) in optimizers {
+            let is_equal = (other.stage, &other.counts, &other.after, &other.groups, other.flats.len())
+                == (
+                    optimizer.stage,
+                    &optimizer.counts,
+                    &optimizer.after,
+                    &optimizer.groups,
+                    optimizer.flats.len(),
+                )
+                && other.version == optimizer.version;
+            if !is_equal {
+                let text = "the file states another stage, partition count or version than that of rank 0";
+                return self.at(*other_number, Err(conflict(text)));
+            }
+        }
+        self.at(*number, check_world(optimizer, optimizers.len()))?;
+        let is_sharded = optimizer.stage == Some(3);
+        let is_named_sharded = self
+            .inputs
+            .get(*model_number)
+            .is_some_and(|input| matches!(input.file.part, ZeroPart::Model(Some(_))));
+        if is_sharded != is_named_sharded {
+            let text = "the optimizer is of stage 3 and the model is not, or the other way round";
+            return self.at(*number, Err(conflict(text)));
+        }
+        let groups = model.stated.groups.as_ref().or(optimizer.groups.as_ref());
+        let missing =
+            || Error::new(Code::ZeroState, "the file has no param_shapes, and that of the optimizer neither");
+        let groups = self.at(*model_number, groups.ok_or_else(missing))?;
+        if groups.len() != optimizer.flats.len() {
+            let text = format!(
+                "the model has {} group(s) of parameters, the optimizer {}",
+                groups.len(),
+                optimizer.flats.len()
+            );
+            // One dict over all groups was a defect of DeepSpeed up to 0.5.3.
+            let code = if groups.len() == 1 { Code::ZeroUnsupported } else { Code::ZeroConflict };
+            return self.at(*number, Err(Error::new(code, text)));
+        }
+        self.model(*model_number, model, is_sharded)?;
+        let mut moments = Vec::new();
+        for (group, shapes) in groups.iter().enumerate() {
+            moments.push(self.group(group, shapes, optimizers, is_sharded)?);
+        }
+        self.frozen(models, is_sharded)?;
+        self.shared(*model_number, model)?;
+        for ((group, shapes), (runs, sizes)) in groups.iter().enumerate().zip(&moments) {
+            self.states(group, shapes, optimizers, runs, sizes)?;
+        }
+        let stage =
+            optimizer.stage.map_or("BF16_Optimizer".to_owned(), |stage| format!("ZeRO stage {stage}"));
+        let weights = if is_sharded { "" } else { "; module. has the weights that the model computes with" };
+        let world = optimizers.len();
+        let note = format!(
+            "this is a checkpoint of DeepSpeed ({stage}, {world} rank(s)): a parameter is the master weight of the optimizer, a buffer is as \
+             it is in the file{weights}; optimizer. has the states of the optimizer"
+        );
+        if !self.out.notes.contains(&note) {
+            self.out.notes.push(note);
+        }
+        Ok(())
+    }
+
+    /// Adds the buffers, and the weights of the model where it has them whole.
+    pub(super) fn model(&mut self, number: usize, model: &Model<'a>, is_sharded: bool) -> Result<()> {
+        for (name, stored, is_buffer) in &model.module {
+            if *is_buffer {
+                self.add((*name).to_owned(), Place::Kept(number, stored.clone()), number)?;
+            } else if !is_sharded {
+                self.add(format!("module.{name}"), Place::Kept(number, stored.clone()), number)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the parameters of a group. Returns the runs of each, and the elements of each rank with its padding.
+    fn group(
+        &mut self,
+        group: usize,
+        shapes: &Shapes<'a>,
+        optimizers: &[(usize, Optimizer<'a>)],
+        is_sharded: bool,
+    ) -> Result<(Vec<Vec<Run>>, Vec<u64>)> {
+        self.options.cancel.check()?;
+        let mut flats = Vec::new();
+        for (number, optimizer) in optimizers {
+            let flat = optimizer.flats.get(group).copied().unwrap_or(u32::MAX);
+            let len = self.flat_len(*number, flat);
+            let len = len
+                .ok_or_else(|| Error::new(Code::ZeroState, "a partition is not a flat tensor with elements"));
+            flats.push((*number, flat, self.at(*number, len)?));
+        }
+        let lens: Vec<u64> = flats.iter().map(|&(_, _, len)| len).collect();
+        let numels: Vec<u64> = shapes.iter().map(|(_, shape)| numel(shape).unwrap_or(u64::MAX)).collect();
+        let found = match is_sharded {
+            true => sharded(&numels, &lens).map(|runs| (runs, lens.clone())),
+            false => {
+                let parameters = self.with_paddings(group, &numels, optimizers)?;
+                let stated = |(_, optimizer): &(usize, Optimizer<'_>)| {
+                    optimizer
+                        .paddings
+                        .as_ref()
+                        .map(|paddings| paddings.get(group).copied().unwrap_or(u64::MAX))
+                };
+                let by_rank: Option<Vec<u64>> = optimizers.iter().map(stated).collect();
+                let is_stored = optimizers.iter().all(|(_, optimizer)| optimizer.stage.is_none());
+                let padding = Padding { by_rank: by_rank.as_deref(), is_stored };
+                flat(&parameters, &lens, padding).map(|(runs, size)| (runs, vec![size; lens.len()]))
+            }
+        };
+        let (runs, sizes) = match found {
+            Ok(found) => found,
+            Err(Wrong { rank, text }) => {
+                let number = optimizers.get(rank).map_or(0, |(number, _)| *number);
+                let error = Error::new(Code::ZeroPartition, format!("group {group}: {text}"));
+                return self.at(number, Err(error));
+            }
+        };
+        if !is_sharded {
+            self.check_mappings(group, shapes, &runs, optimizers)?;
+        }
+        for ((name, shape), runs) in shapes.iter().zip(&runs) {
+            let whole = self.whole(shape, runs, &flats).in_member(name)?;
+            let number = flats.first().map_or(0, |&(number, _, _)| number);
+            self.add((*name).to_owned(), Place::Whole(whole), number)?;
+        }
+        Ok((runs, sizes))
+    }
+
+    /// The parameters of a group, each with the padding that follows.
+    fn with_paddings(
+        &self,
+        group: usize,
+        numels: &[u64],
+        optimizers: &[(usize, Optimizer<'a>)],
+    ) -> Result<Vec<(u64, u64)>> {
+        let Some((number, optimizer)) = optimizers.first() else { return Ok(Vec::new()) };
+        let Some(after) = &optimizer.after else {
+            return Ok(numels.iter().map(|&numel| (numel, 0)).collect());
+        };
+        match after.get(group) {
+            Some(after) if after.len() == numels.len() => {
+                Ok(numels.iter().copied().zip(after.iter().copied()).collect())
+            }
+            _ => {
+                let text = "param_alignment_paddings are not as many as the parameters of a group";
+                self.at(*number, Err(Error::new(Code::ZeroState, text)))
+            }
+        }
+    }
+
+    /// Fails where a rank states other ranges of its elements for the parameters than the shapes do.
+    fn check_mappings(
+        &self,
+        group: usize,
+        shapes: &Shapes<'a>,
+        runs: &[Vec<Run>],
+        optimizers: &[(usize, Optimizer<'a>)],
+    ) -> Result<()> {
+        let mut own: Vec<HashMap<&str, (u64, u64)>> = optimizers.iter().map(|_| HashMap::new()).collect();
+        for ((name, _), runs) in shapes.iter().zip(runs) {
+            for run in runs {
+                if let Some(own) = own.get_mut(run.rank) {
+                    own.insert(name, (run.start, run.len));
+                }
+            }
+        }
+        for ((number, optimizer), own) in optimizers.iter().zip(&own) {
+            let Some(mappings) = &optimizer.mappings else { continue };
+            let Some(stated) = mappings.get(group) else {
+                let text = "param_slice_mappings are not as many as the groups";
+                return self.at(*number, Err(Error::new(Code::ZeroState, text)));
+            };
+            let differs = |name: &&str| own.get(*name) != stated.get(*name);
+            if let Some(name) = own.keys().chain(stated.keys()).copied().filter(differs).min() {
+                let text =
+                    "param_slice_mappings of a rank state another range than the shapes of all parameters do";
+                return self.at(*number, Err(conflict(text).in_member(name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the states of the optimizer for the parameters of a group.
+    fn states(
+        &mut self,
+        group: usize,
+        shapes: &Shapes<'a>,
+        optimizers: &[(usize, Optimizer<'a>)],
+        runs: &[Vec<Run>],
+        sizes: &[u64],
+    ) -> Result<()> {
+        let Some(keys) = optimizers.first().and_then(|(_, optimizer)| optimizer.states.get(group)) else {
+            return Ok(());
+        };
+        for &(key, _) in keys {
+            self.options.cancel.check()?;
+            let mut flats = Vec::new();
+            let mut is_flat = true;
+            for ((number, optimizer), &size) in optimizers.iter().zip(sizes) {
+                let mut states = optimizer.states.get(group).into_iter().flatten();
+                let Some(&(_, tensor)) = states.find(|(own, _)| *own == key) else {
+                    let text = format!("the optimizer has no state {key:?}, which that of rank 0 has");
+                    return self.at(*number, Err(conflict(text)));
+                };
+                let len = self.flat_len(*number, tensor);
+                let flat = optimizer.flats.get(group).and_then(|&flat| self.flat_len(*number, flat));
+                is_flat &= len.is_some() && (len == flat || len == Some(size));
+                flats.push((*number, tensor, len.unwrap_or(0)));
+            }
+            if !is_flat {
+                let is_scalar =
+                    flats.first().is_some_and(|&(number, tensor, _)| self.is_single(number, tensor));
+                let note = format!(
+                    "the optimizer's state {key:?} is not one number for each element, and has no name"
+                );
+                if !is_scalar && !self.out.notes.contains(&note) {
+                    self.out.notes.push(note);
+                }
+                continue;
+            }
+            for ((name, shape), runs) in shapes.iter().zip(runs) {
+                let whole = self.whole(shape, runs, &flats).in_member(name)?;
+                let number = flats.first().map_or(0, |&(number, _, _)| number);
+                self.add(format!("optimizer.state.{name}.{key}"), Place::Whole(whole), number)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the parameters that are not trained.
+    pub(super) fn frozen(&mut self, models: &[(usize, Model<'a>)], is_sharded: bool) -> Result<()> {
+        let Some((first, model)) = models.first() else { return Ok(()) };
+        for (name, shape) in &model.stated.frozen {
+            let wrong = |text: String| Err(Error::new(Code::ZeroPartition, text).in_member(name));
+            let mut flats = Vec::new();
+            for (number, other) in models {
+                let Some(stored) = other.fragments.get(name) else {
+                    return self.at(
+                        *number,
+                        wrong("the file lacks a parameter that it states as frozen".to_owned()),
+                    );
+                };
+                flats.push((
+                    *number,
+                    stored.tensor,
+                    self.flat_len(*number, stored.tensor).unwrap_or(u64::MAX),
+                ));
+            }
+            if !is_sharded {
+                let stored = model.fragments.get(name).cloned();
+                let own = stored.as_ref().and_then(|stored| self.tensor_shape(*first, stored.tensor));
+                let (Some(stored), true) = (stored, own == Some(shape)) else {
+                    let text =
+                        format!("a frozen parameter has not the shape {:?} that is stated", &shape[..]);
+                    return self.at(*first, wrong(text));
+                };
+                self.add((*name).to_owned(), Place::Kept(*first, stored), *first)?;
+                continue;
+            }
+            let lens: Vec<u64> = flats.iter().map(|&(_, _, len)| len).collect();
+            let place = match sharded(&[numel(shape).unwrap_or(u64::MAX)], &lens) {
+                Ok(runs) => {
+                    self.whole(shape, runs.first().map_or(&[], |runs| &runs[..]), &flats).in_member(name)?
+                }
+                Err(Wrong { rank, text }) => {
+                    return self.at(models.get(rank).map_or(*first, |(number, _)| *number), wrong(text));
+                }
+            };
+            self.add((*name).to_owned(), Place::Whole(place), *first)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the names that are tied to others.
+    fn shared(&mut self, number: usize, model: &Model<'a>) -> Result<()> {
+        for (name, target) in &model.shared {
+            let Some(place) = self.places.get(&*format!("{}{target}", self.prefix)).cloned() else {
+                let note =
+                    format!("{name:?} has no tensor: it is tied to {target:?}, which the files do not have");
+                self.out.notes.push(note);
+                continue;
+            };
+            self.add((*name).to_owned(), place, number)?;
+        }
+        Ok(())
+    }
+}
+
+/// Fails unless the files are those of all ranks that the optimizer's parameters are divided between.
+fn check_world(optimizer: &Optimizer<'_>, files: usize) -> Result<()> {
+    let world = to_u64(files);
+    let &count = optimizer.counts.iter().max().unwrap_or(&world);
+    if optimizer.counts.iter().any(|&other| other != count) {
+        let text =
+            "groups of parameters are divided between different numbers of ranks, as those of experts are";
+        return Err(Error::new(Code::ZeroUnsupported, text));
+    }
+    match count.cmp(&world) {
+        std::cmp::Ordering::Equal => Ok(()),
+        std::cmp::Ordering::Greater => {
+            let text =
+                format!("the optimizer is divided between {count} ranks, and {world} have a file here");
+            Err(Error::new(Code::ShardMissing, text))
+        }
+        std::cmp::Ordering::Less => Err(conflict(format!(
+            "the optimizer is divided between {count} rank(s), and {world} have a file here"
+        ))),
+    }
+}
