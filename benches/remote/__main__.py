@@ -7,21 +7,19 @@ the machine. The server is a process of its own on the loopback interface.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import functools
 import json
 import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benches.remote.server import UNLIMITED, requests_of, serve, serving
+from benches.remote.server import requests_of, serve, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +71,6 @@ def main() -> int:
         cases: tuple[Callable[[], list[Row]], ...] = (
             lambda: counted(folder, 2_000 if options.quick else 20_000),
             lambda: whole_loads(folder, (32 if options.quick else 512) * MIB, rounds),
-            lambda: unlimited(folder, (16 if options.quick else 256) * MIB, rounds),
             lambda: sleeping((16 if options.quick else 512) * MIB, rounds),
         )
         for case in cases:
@@ -103,7 +100,7 @@ def counted(folder: Path, many: int) -> list[Row]:
     import rustload
 
     rows = []
-    with serving(folder, UNLIMITED, 0.0) as url:
+    with serving(folder, 1e12, 0.0) as url:
         for count in (300, many):
             path = folder / f"{count}.bin"
             torch.save({f"layers.{number}.weight": torch.zeros(64, 32) for number in range(count)}, path)
@@ -180,76 +177,6 @@ def whole_loads(folder: Path, nbytes: int, rounds: int) -> list[Row]:
             what = f"{nbytes // MIB} MiB at 200 MB/s, 20 ms a request: {way}"
             rows.append(Row(what, share, "of the rate", "" if met is None else ">= 0.9", met))
     return rows
-
-
-def unlimited(folder: Path, nbytes: int, rounds: int) -> list[Row]:
-    """Whole loads from a server without a limit on its rate, beside plain downloads; interleaved."""
-    import rustload
-
-    path = folder / "model.safetensors"
-    write_model(path, nbytes)
-    rows = []
-    for delay in (0.0, 0.005, 0.02):
-        with serving(folder, UNLIMITED, delay) as host:
-            url = f"{host}/{path.name}"
-            peers: dict[str, Callable[[], int]] = {
-                "urllib": functools.partial(download_urllib, url),
-                "aiohttp": functools.partial(download_aiohttp, url),
-                "fsspec": functools.partial(download_fsspec, url),
-                "obstore": functools.partial(download_obstore, host, path.name),
-            }
-            times: dict[str, list[float]] = {way: [] for way in ("rustload", *peers)}
-            for _ in range(rounds):
-                for way in times:
-                    start = time.perf_counter()
-                    if way == "rustload":
-                        rustload.open(url, remote=("http",)).materialize(framework="numpy")
-                    else:
-                        assert peers[way]() == path.stat().st_size
-                    times[way].append(time.perf_counter() - start)
-        medians = {way: statistics.median(all_of_it) for way, all_of_it in times.items()}
-        own = medians.pop("rustload")
-        what = f"{nbytes // MIB} MiB, {delay * 1000:.0f} ms a request"
-        rows += [Row(f"{what}: {way}", seconds, "s", "", None) for way, seconds in medians.items()]
-        best_peer = min(medians.values()) / own
-        rows.append(Row(f"{what}: rustload", own, "s", "", None))
-        rows.append(
-            Row(f"{what}: rustload beside the best of them", best_peer, "times", *judged(best_peer, 0.9))
-        )
-    return rows
-
-
-def download_urllib(url: str) -> int:
-    """The size of a file, which urllib reads whole."""
-    with urllib.request.urlopen(url) as answer:
-        return len(answer.read())
-
-
-def download_aiohttp(url: str) -> int:
-    """The size of a file, which aiohttp reads whole."""
-    import aiohttp
-
-    async def download() -> int:
-        async with aiohttp.ClientSession() as session, session.get(url) as answer:
-            return len(await answer.read())
-
-    return asyncio.run(download())
-
-
-def download_fsspec(url: str) -> int:
-    """The size of a file, which fsspec reads whole."""
-    import fsspec
-
-    return len(fsspec.filesystem("http", skip_instance_cache=True).cat_file(url))
-
-
-def download_obstore(host: str, name: str) -> int:
-    """The size of a file, which obstore reads whole."""
-    import obstore
-    from obstore.store import HTTPStore
-
-    store = HTTPStore.from_url(host, client_options={"allow_http": True})
-    return len(obstore.get(store, name).bytes())
 
 
 def read_blocks(given: Any) -> int:
@@ -331,7 +258,7 @@ def one_after_another(source: Sleeping, reads: list[tuple[int, int]]) -> None:
 
 def judged(times: float, bound: float | None) -> tuple[str, bool | None]:
     """The bound as text, and whether it is met."""
-    return ("", None) if bound is None else (f">= {bound:g}", times >= bound)
+    return ("", None) if bound is None else (f">= {bound:.0f}", times >= bound)
 
 
 if __name__ == "__main__":

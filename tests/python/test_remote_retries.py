@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import email.utils
-import os
 import signal
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +69,7 @@ def test_a_failure_that_stays_is_an_error_after_some_requests(server: Server, fa
     tensor = rustload.open(server.url, remote=HTTP)["w"][PART]
     server.requests.clear()
     server.fault = lambda _: fault
-    with pytest.raises(OSError, match=r"status|Client|Server|Protocol") as caught:
+    with pytest.raises(OSError, match=r"status|Client|Server") as caught:
         tensor.materialize()
     assert caught.value.code == "Io"  # type: ignore[attr-defined]
     # aiohttp sends a request once more by itself where a kept connection turns out to be closed.
@@ -113,54 +111,16 @@ def test_a_pause_that_is_none_does_not_matter(text: str) -> None:
     assert web._retry_after(text) in (0.0, float("inf"))
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [("aiohttp", "ServerDisconnectedError"), ("urllib3.exceptions", "ProtocolError")]
-)
-def test_pauses_grow_and_differ(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    import aiohttp
+
     monkeypatch.setattr(web, "RETRY_SECONDS", (0.5, 1.0, 2.0, 4.0))
-    error = getattr(pytest.importorskip(module), name)()
-    found = []
-    for _ in range(50):
-        pauses = web._Pauses(is_first=False)
-        found.append([pauses.after(error) for _ in range(5)])
-    for one, expected in zip(zip(*found, strict=True), web.RETRY_SECONDS, strict=False):
+    error = aiohttp.ServerDisconnectedError()
+    pauses = [[web._seconds_before_retry(error, n, is_first=False) for _ in range(50)] for n in range(5)]
+    for one, expected in zip(pauses, web.RETRY_SECONDS, strict=False):
         assert all(expected / 2 <= pause <= expected * 1.5 for pause in one if pause is not None)
         assert len(set(one)) > 10
-    assert {one[4] for one in found} == {None}
-
-
-@pytest.mark.parametrize(
-    ("url", "options"), [("", {}), ("", {"headers": {"X-Token": "1"}}), ("user:word@", {})]
-)
-def test_a_fork_and_many_threads_have_connections_of_their_own(
-    server: Server, url: str, options: dict[str, Any]
-) -> None:
-    host = server.url.removeprefix("http://")
-    tensor = rustload.open(f"http://{url}{host}", remote=HTTP, storage_options=options)["w"]
-    parts = [tensor[at : at + 1000] for at in range(0, SIZE, 300_000)]
-    expected = [torch.arange(at, at + 1000, dtype=torch.float32) for at in range(0, SIZE, 300_000)]
-    with ThreadPoolExecutor(8) as pool:
-        assert all(map(torch.equal, pool.map(lambda part: part.materialize(), parts), expected))
-    if not url:  # fsspec's loop does not survive a fork
-        read, write = os.pipe()
-        child_id = os.fork()
-        if child_id == 0:
-            os.write(write, b"1" if torch.equal(parts[3].materialize(), expected[3]) else b"0")
-            os._exit(0)
-        os.waitpid(child_id, 0)
-        assert os.read(read, 1) == b"1"
-    assert torch.equal(parts[4].materialize(), expected[4])
-
-
-def test_connections_are_used_again(server: Server) -> None:
-    accepted: list[Any] = []
-    process = server.server.process_request
-    server.server.process_request = lambda *given: (accepted.append(given), process(*given))  # type: ignore[func-returns-value, method-assign]
-    tensor = rustload.open(server.url, remote=HTTP)["w"]
-    for at in range(20):
-        tensor[PART.start + at * 10_000 : PART.start + at * 10_000 + 10].materialize()
-    assert len(server.requests) > 10
-    assert len(accepted) <= 3
+    assert set(pauses[4]) == {None}
 
 
 def test_an_object_that_lost_its_version_is_taken_for_another(server: Server) -> None:

@@ -8,10 +8,9 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from rustload._common.waiting import in_parallel, interruptible
-from rustload._remote.direct import AT_ONCE, Direct, direct
+from rustload._common.waiting import interruptible
 from rustload._remote.ranges import ObjectRanges, changed, failed, wrong_length
-from rustload._remote.web import answered, repeated, repeated_here
+from rustload._remote.web import answered, repeated
 from rustload.errors import RustloadWarning, _error
 
 if TYPE_CHECKING:
@@ -159,12 +158,7 @@ class HfRanges(FsspecRanges):
 class HttpRanges(FsspecRanges):
     """A file of a web server. Every answer is checked: its status, range, length and version."""
 
-    __slots__ = ("_direct",)
-
-    def __init__(self, fs: Any, path: str, name: str, info: dict[str, Any] | None = None) -> None:
-        """As for other files."""
-        super().__init__(fs, path, name, info)
-        self._direct = direct(fs, path, name)
+    __slots__ = ()
 
     def _info(self) -> dict[str, Any]:
         from fsspec.asyn import sync
@@ -199,8 +193,6 @@ class HttpRanges(FsspecRanges):
         return answered(self._fs, method, self._path, self.name, headers)
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[Any]:
-        if self._direct is not None:
-            return in_parallel(partial(self._get_here, self._direct), ranges, AT_ONCE)
         import asyncio
 
         from fsspec.asyn import sync
@@ -211,40 +203,29 @@ class HttpRanges(FsspecRanges):
 
         return list(sync(self._fs.loop, fetch_all))
 
-    def _get_here(self, direct: Direct, part: tuple[int, int]) -> Any:
-        return repeated_here(lambda: direct.get(*part, partial(self._check_answer, *part)))
-
     async def _get(self, start: int, length: int) -> bytearray:
-        async with self._answered("GET", {"Range": f"bytes={start}-{start + length - 1}"}) as answer:
+        end = start + length - 1
+        async with self._answered("GET", {"Range": f"bytes={start}-{end}"}) as answer:
             answer.raise_for_status()
-            self._check_answer(start, length, answer.status, answer.headers)
+            self._check_version(answer.headers)
+            found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if answer.status != 206 or found is None:
+                is_page = answer.headers.get("Content-Type", "").startswith("text/html")
+                raise _error(
+                    "RemoteRange",
+                    f"{self.name}: the server answered a request for a range with status {answer.status}",
+                    "it is a page: end the URL of a folder with a slash" if is_page else None,
+                )
+            if found[3] not in ("*", str(self.size)):
+                raise changed(self.name)
+            if (int(found[1]), int(found[2])) != (start, end):
+                raise wrong_length(self.name, start, length, int(found[2]) + 1 - int(found[1]))
             parts = bytearray()
             async for part in answer.content.iter_chunked(1 << 18):
                 parts += part
                 if len(parts) > length:
                     break
             return parts
-
-    def _check_answer(self, start: int, length: int, status: int, headers: Mapping[str, str]) -> None:
-        """Checks that an answer is about this range of the object that was opened.
-
-        Raises:
-            FormatError: It is about another object.
-            OSError: It is about another range.
-        """
-        self._check_version(headers)
-        found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
-        if status != 206 or found is None:
-            is_page = headers.get("Content-Type", "").startswith("text/html")
-            raise _error(
-                "RemoteRange",
-                f"{self.name}: the server answered a request for a range with status {status}",
-                "it is a page: end the URL of a folder with a slash" if is_page else None,
-            )
-        if found[3] not in ("*", str(self.size)):
-            raise changed(self.name)
-        if (int(found[1]), int(found[2])) != (start, start + length - 1):
-            raise wrong_length(self.name, start, length, int(found[2]) + 1 - int(found[1]))
 
     def _check_version(self, headers: Mapping[str, str]) -> None:
         """Checks that an answer is about the object that was opened.

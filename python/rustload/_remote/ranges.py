@@ -50,11 +50,11 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "check the clock and the certificates of this machine, and what its proxy does",
     ),
     (
-        ("Connector", "ConnectError", "ConnectionRefused", "EndpointConnection", "NewConnection"),
+        ("Connector", "ConnectError", "ConnectionRefused", "EndpointConnection"),
         "the store cannot be reached",
         "check the name of its host, the network and the proxy",
     ),
-    (("Connection", "Payload", "Disconnected", "Protocol"), "the connection to the store broke", "try again"),
+    (("Connection", "Payload", "Disconnected"), "the connection to the store broke", "try again"),
     (("",), "the store failed", _AGAIN),
 )
 """What exceptions mean, by words of the names of their classes, which libraries share."""

@@ -18,16 +18,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-__all__ = [
-    "REDIRECTS_MAX",
-    "REDIRECT_STATUSES",
-    "answered",
-    "origin",
-    "redirected",
-    "repeated",
-    "repeated_here",
-    "timeout_seconds",
-]
+__all__ = ["answered", "repeated"]
 
 Result = TypeVar("Result")
 
@@ -77,7 +68,7 @@ async def answered(
     async with AsyncExitStack() as stack:
         elsewhere: Any = None
         for _ in range(REDIRECTS_MAX + 1):
-            if origin(target) == origin(first):
+            if _origin(target) == _origin(first):
                 options = _own_options(fs, headers)
                 if target is not first:
                     options.pop("params", None)
@@ -93,7 +84,7 @@ async def answered(
             if answer.status not in REDIRECT_STATUSES or location is None:
                 yield answer
                 return
-            target = redirected(first, answer.url, location, name)
+            target = _redirected(first, answer.url, location, name)
     raise _error("Io", f"{name}: the server redirects more than {REDIRECTS_MAX} times")
 
 
@@ -105,17 +96,12 @@ def _own_options(fs: Any, headers: Mapping[str, str]) -> dict[str, Any]:
     if "timeout" not in options and "timeout" not in fs.client_kwargs:
         from aiohttp import ClientTimeout
 
-        seconds = timeout_seconds()
+        seconds = _timeout_seconds()
         options["timeout"] = ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
     return options
 
 
-def timeout_seconds() -> float:
-    """The seconds without a byte after which a request has failed.
-
-    Raises:
-        ValueError: The environment variable is no such number.
-    """
+def _timeout_seconds() -> float:
     text = os.environ.get(TIMEOUT) or str(TIMEOUT_SECONDS)
     try:
         seconds = float(text)
@@ -139,12 +125,11 @@ def _session_without_secrets(session: Any) -> Any:
     return ClientSession(**kept, connector_owner=kept.get("connector") is None)
 
 
-def origin(url: Any) -> tuple[str, str | None, int | None]:
-    """The scheme, host and port of a URL, which share secrets."""
+def _origin(url: Any) -> tuple[str, str | None, int | None]:
     return url.scheme, url.host, url.port
 
 
-def redirected(first: Any, source: Any, location: str, name: str) -> Any:
+def _redirected(first: Any, source: Any, location: str, name: str) -> Any:
     """The URL to which a server redirects; on the host of the first URL, it has the credentials of that.
 
     Raises:
@@ -159,7 +144,7 @@ def redirected(first: Any, source: Any, location: str, name: str) -> Any:
         text = f"{name}: the server redirects to a URL whose scheme, 'http', has no encryption"
         note = "open that URL with remote=('http',) if you trust the network"
         raise _error("RemoteScheme", text, note)
-    if origin(target) == origin(first) and first.user and not target.user:
+    if _origin(target) == _origin(first) and first.user and not target.user:
         target = target.with_user(first.user).with_password(first.password)
     return target
 
@@ -171,60 +156,39 @@ async def repeated(request: Callable[[], Awaitable[Result]], *, is_first: bool =
         request: Sends the request.
         is_first: Whether the server has not answered before: then a host that cannot be reached is an error at once.
     """
-    pauses = _Pauses(is_first=is_first)
+    from aiohttp import ServerTimeoutError
+
+    number = 0
     while True:
         try:
             return await request()
         except Exception as error:
-            seconds = pauses.after(error)
+            if isinstance(error, ServerTimeoutError):
+                number = max(number, len(RETRY_SECONDS) - 1)  # it took long already: once more
+            seconds = _seconds_before_retry(error, number, is_first=is_first)
             if seconds is None:
                 raise
         await asyncio.sleep(seconds)
+        number += 1
 
 
-def repeated_here(request: Callable[[], Result]) -> Result:
-    """As `repeated`, for a request that this thread waits for."""
-    pauses = _Pauses(is_first=False)
-    while True:
-        try:
-            return request()
-        except Exception as error:
-            seconds = pauses.after(error)
-            if seconds is None:
-                raise
-        time.sleep(seconds)
+def _seconds_before_retry(error: Exception, number: int, *, is_first: bool) -> float | None:
+    """How long to wait before a request is sent again for which this error came; None if it is not sent again."""
+    import aiohttp
 
-
-class _Pauses:
-    """The pauses before one request is sent again."""
-
-    def __init__(self, *, is_first: bool) -> None:
-        self._is_first = is_first
-        self._number = 0
-
-    def after(self, error: Exception) -> float | None:
-        """How long to wait before the request is sent again for which this error came; None if it is not sent again.
-
-        Errors of aiohttp and urllib3 are told by the names of their classes.
-        """
-        kinds = {one.__name__ for one in type(error).__mro__}
-        if kinds & {"ServerTimeoutError", "ReadTimeoutError", "ConnectTimeoutError"}:
-            self._number = max(self._number, len(RETRY_SECONDS) - 1)  # it took long already: once more
-        if self._number >= len(RETRY_SECONDS):
-            return None
-        seconds = RETRY_SECONDS[self._number] * random.uniform(0.5, 1.5)  # no secret
-        self._number += 1
-        status, headers = getattr(error, "status", None), getattr(error, "headers", None)
-        if isinstance(status, int):
-            wanted = _retry_after(headers.get("Retry-After", "") if headers else "")
-            is_retried = status in RETRIED_STATUSES and wanted <= RETRY_AFTER_SECONDS_MAX
-            return max(seconds, wanted) if is_retried else None
-        is_unreachable = bool(kinds & {"ClientConnectorError", "NewConnectionError"})
-        if kinds & {"ClientSSLError", "SSLError"} or (self._is_first and is_unreachable):
-            return None
-        cut = {"ClientConnectionError", "ClientPayloadError", "ProtocolError", "NewConnectionError"}
-        timeouts = {"ReadTimeoutError", "ConnectTimeoutError"}
-        return seconds if kinds & (cut | timeouts) else None
+    if number >= len(RETRY_SECONDS):
+        return None
+    seconds = RETRY_SECONDS[number] * random.uniform(0.5, 1.5)  # no secret
+    if isinstance(error, aiohttp.ClientResponseError):
+        wanted = _retry_after(error.headers.get("Retry-After", "") if error.headers else "")
+        is_retried = error.status in RETRIED_STATUSES and wanted <= RETRY_AFTER_SECONDS_MAX
+        return max(seconds, wanted) if is_retried else None
+    if isinstance(error, aiohttp.ClientConnectorError) and (
+        is_first or isinstance(error, aiohttp.ClientSSLError)
+    ):
+        return None
+    is_cut = isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError))
+    return seconds if is_cut else None
 
 
 def _retry_after(text: str) -> float:
