@@ -4,7 +4,7 @@
 
 A case is a checkpoint, a source of it (an object with `read_ranges`, a file system of fsspec, a web server on the loopback
 interface), an operation, and requests that fail: one of them, some at random, or each once. After a failure the faults end, and
-the same checkpoint must give the right elements. Needs fsspec and aiohttp.
+the same checkpoint must give the right elements. Needs fsspec and urllib3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Objects and folders in stores, which `open`, `scan`, `safe_open`, `convert`, `diff` and `rustload.torch` take.
 
-rustload has no network code: fsspec, or obstore, sends the requests.
+urllib3, fsspec or obstore sends the requests.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ __all__ = ["fsspec", "obstore"]
 
 
 def fsspec(url: str, **storage_options: Any) -> Ranges | ObjectFolder:
-    """The object or the folder at a URL, read through a file system of fsspec; any scheme that fsspec knows is allowed.
+    """The object or the folder at a URL, with any scheme: `http` and `https` by urllib3, others by a file system of fsspec.
 
     Args:
         url: Its URL. Messages show it without user information, query and fragment.
-        **storage_options: What fsspec makes the file system with. No message shows them.
+        **storage_options: What fsspec makes the file system with; for web servers, `headers` and a few more.
+            No message shows them.
 
     Raises:
         OSError: It does not exist, cannot be read, or has no known size.
         UnsupportedError: A package is not installed.
-        ValueError: It is not a URL.
+        ValueError: It is not a URL, or an option for a web server is not known.
     """
     from rustload._remote.resolve import remote_source
     from rustload._remote.urls import is_url

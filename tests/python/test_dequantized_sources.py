@@ -66,7 +66,7 @@ def opened(source: Any) -> rustload.Checkpoint:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_source_has_the_same_weights(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
+    pytest.importorskip("urllib3")
     case = CASES[name]()
     write(case, tmp_path)
     data = (tmp_path / "model.safetensors").read_bytes()
@@ -83,7 +83,7 @@ def test_every_source_has_the_same_weights(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ranges", "file", "server"])
 def test_rows_of_int4_read_their_codes_and_scales(kind: str) -> None:
-    pytest.importorskip("aiohttp")
+    pytest.importorskip("urllib3")
     rows, columns = 2048, 7168
     draw = Draw("int4")
     codes = draw.bytes((rows, columns // 2)).view(torch.int32)
@@ -106,7 +106,7 @@ def test_rows_of_int4_read_their_codes_and_scales(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ranges", "file", "server"])
 def test_an_expert_of_gpt_oss_reads_its_blocks_and_scales(kind: str) -> None:
-    pytest.importorskip("aiohttp")
+    pytest.importorskip("urllib3")
     experts, rows, groups = 4, 5760, 90
     draw = Draw("gpt-oss")
     blocks = draw.bytes((rows * groups, 16)).repeat(experts, 1).reshape(experts, rows, groups, 16)

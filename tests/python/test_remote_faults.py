@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "fuzz" / "remote_faults.py"
 @pytest.fixture(scope="module")
 def faults() -> Any:
     pytest.importorskip("fsspec")
-    pytest.importorskip("aiohttp")
+    pytest.importorskip("urllib3")
     spec = importlib.util.spec_from_file_location("remote_faults", SOURCE)
     assert spec is not None
     assert spec.loader is not None
@@ -55,12 +55,12 @@ def test_wrong_elements_are_found(faults: Any) -> None:
 
 def test_a_server_that_hangs_under_way_is_an_error_after_the_timeout_of_the_store() -> None:
     pytest.importorskip("fsspec")
-    aiohttp = pytest.importorskip("aiohttp")
+    pytest.importorskip("urllib3")
     stream = io.BytesIO()
     torch.save({"w": torch.ones(200_000)}, stream)
     server = Server(stream.getvalue())
     try:
-        options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}}
+        options = {"client_kwargs": {"timeout": 0.3}}
         checkpoint = rustload.open(server.url, remote=("http",), storage_options=options)
         server.fault = lambda _: "hangs"
         start = time.perf_counter()

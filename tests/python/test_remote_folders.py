@@ -83,7 +83,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def server(sharded: Path, distributed: Path) -> Iterator[Server]:
-    pytest.importorskip("aiohttp")
+    pytest.importorskip("urllib3")
     made = Server(files_of(sharded) | files_of(distributed))
     yield made
     made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import shutil
@@ -10,7 +11,6 @@ import ssl
 import subprocess
 import threading
 import time
-import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytest.importorskip("fsspec")
-aiohttp = pytest.importorskip("aiohttp")
+pytest.importorskip("urllib3")
 
 UNVERIFIED = {"ssl": False}  # the certificate is signed by nobody
 
@@ -84,6 +84,7 @@ def redirects(tmp_path: Path) -> Iterator[Callable[[str], str]]:
         made.server_close()
 
 
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
 def test_an_encrypted_url_is_not_redirected_to_one_without_encryption(
     server: Server, redirects: Callable[[str], str]
 ) -> None:
@@ -97,9 +98,7 @@ def test_an_encrypted_url_is_not_redirected_to_one_without_encryption(
 
 
 SECRET = "s3cr3t"
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    BASIC = aiohttp.BasicAuth(SECRET, SECRET)
+BASIC = (SECRET, SECRET)
 
 SECRETS: dict[str, tuple[str, dict[str, Any]]] = {
     "headers": ("", {"headers": {"X-Token": SECRET}}),
@@ -112,7 +111,7 @@ SECRETS: dict[str, tuple[str, dict[str, Any]]] = {
     "credentials of the session": ("", {"client_kwargs": {"auth": BASIC}}),
     "credentials of the URL": (f"{SECRET}:{SECRET}@", {}),
 }
-SHOWN = (SECRET, BASIC.encode())
+SHOWN = (SECRET, base64.b64encode(f"{SECRET}:{SECRET}".encode()).decode())
 
 
 @pytest.fixture
@@ -128,7 +127,6 @@ def has_secret(server: Server) -> list[bool]:
     return [any(secret in text for secret in SHOWN) for text in texts]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", SECRETS)
 @pytest.mark.parametrize("hosts", ["127.0.0.1", "localhost"])
 def test_secrets_stay_with_their_host(server: Server, other: Server, kind: str, hosts: str) -> None:
@@ -165,7 +163,7 @@ def test_secrets_stay_with_their_host(server: Server, other: Server, kind: str, 
 def test_the_timeout_of_the_user_holds_after_a_redirect(server: Server, other: Server) -> None:
     server.redirects = {"/model.bin": other.url}
     other.fault = lambda _: "silent"
-    options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}}
+    options = {"client_kwargs": {"timeout": 0.3}}
     start = time.monotonic()
     with pytest.raises(OSError, match="did not answer in time"):
         rustload.open(server.url, remote=("http",), storage_options=options)
@@ -191,10 +189,10 @@ def test_a_server_that_does_not_answer_is_no_missing_file(redirects: Callable[[s
         bound.bind(("127.0.0.1", 0))
         host = f"https://127.0.0.1:{bound.getsockname()[1]}"
         for name in ("model.bin", "model.safetensors.index.json"):
-            with pytest.raises(OSError, match="ClientConnectorError") as caught:
+            with pytest.raises(OSError, match="NewConnectionError") as caught:
                 rustload.open(f"{host}/{name}")
             assert type(caught.value) is OSError
-    with pytest.raises(OSError, match="ClientConnectorCertificateError") as caught:
+    with pytest.raises(OSError, match="SSLError") as caught:
         rustload.open(redirects("https://127.0.0.1"))
     assert type(caught.value) is OSError
 
@@ -205,7 +203,7 @@ def test_shards_of_a_server_that_stops_are_not_called_missing(server: Server) ->
     text = json.dumps({"weight_map": {name: name for name in shards}})
     server.files = {index: text.encode(), **dict.fromkeys(shards, b"content")}
     server.fault = lambda number: None if server.requests[number].path.endswith(index) else "closed"
-    with pytest.raises(OSError, match="ServerDisconnectedError"):
+    with pytest.raises(OSError, match="ProtocolError"):
         rustload.open(f"{server.host}/{index}", remote=("http",))
     server.files = {index: text.encode()}
     with pytest.raises(rustload.FormatError) as caught:

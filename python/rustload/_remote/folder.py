@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
+from rustload._common.waiting import in_parallel
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -81,6 +82,22 @@ class ObjectFolder(ABC):
         Raises:
             OSError: It does not exist, or cannot be read.
         """
+
+    def _look_up(self, names: Sequence[str]) -> list[int | None]:
+        """The sizes, for which each file is asked."""
+        if len(names) > LOOKUPS_MAX:
+            text = (
+                f"{self.name}: {len(names)} files would be looked up one by one, which is over {LOOKUPS_MAX}"
+            )
+            raise _error("Value", text)
+
+        def size(name: str) -> int | None:
+            try:
+                return int(self.open(name).size)
+            except FileNotFoundError:
+                return None
+
+        return in_parallel(size, names)
 
     def choose(self, names: Sequence[str]) -> Self:
         """The same folder, with what is known of it, of which these files are named."""

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urljoin
 
-from rustload._common.waiting import in_parallel
-from rustload._remote.folder import (
-    LOOKUPS_MAX,
-    ObjectFolder,
-    check_plain,
-    joined,
-    names_others,
-    trimmed,
-)
-from rustload._remote.fsspec_ranges import FsspecRanges, is_http, is_hub, open_file
+from rustload._remote.folder import ObjectFolder, check_plain, joined, names_others, trimmed
+from rustload._remote.fsspec_ranges import FsspecRanges, is_hub, open_file
 from rustload._remote.hub import pinned
 from rustload._remote.ranges import attempt, failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
-from rustload._remote.web import answered, repeated
-from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,13 +64,6 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
     if is_hub(fs):
         path = attempt(name, lambda: pinned(fs, path, {} if commits is None else commits))
         name = f"hf://{path}"
-    if is_http(fs):
-        # A web server has no folders: what ends with a slash is taken for one.
-        base, last = _split(path)
-        if not last:
-            return HttpFolder(fs, base, trimmed(name))
-        server = HttpFolder(fs, base, trimmed(name.rpartition("/")[0]))
-        return server.choose((last,)) if names_others(last) else _in_folder(open_file(fs, path, name), server)
     path = path.rstrip("/")
     is_repository = is_hub(fs) and path.count("/") == 1 + path.startswith(
         ("datasets/", "spaces/", "kernels/")
@@ -99,30 +81,6 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
 def _in_folder(file: FsspecRanges, folder: ObjectFolder) -> FsspecRanges:
     file.home = folder
     return file
-
-
-def _split(url: str) -> tuple[str, str]:
-    """The URL of a web server's folder, without slash, query and fragment, and the name of the file in it."""
-    scheme, _, rest = url.partition("://")
-    for separator in "?#":
-        rest = rest.partition(separator)[0]
-    base, slash, last = rest.rpartition("/")
-    return (f"{scheme}://{base}", unquote(last)) if slash else (f"{scheme}://{rest}", "")
-
-
-def _links(page: str) -> list[str]:
-    """What the links of a page lead to."""
-    from html.parser import HTMLParser
-
-    found: list[str] = []
-
-    def start(tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found.extend(value for key, value in attrs if (tag, key) == ("a", "href") and value)
-
-    parser = HTMLParser()
-    parser.handle_starttag = start  # type: ignore[method-assign]
-    parser.feed(page)
-    return found
 
 
 class FsspecFolder(ObjectFolder):
@@ -177,21 +135,6 @@ class FsspecFolder(ObjectFolder):
             return self._look_up(names)
         return [None if info.get("type") == "directory" else info["size"] for info in found]
 
-    def _look_up(self, names: Sequence[str]) -> list[int | None]:
-        if len(names) > LOOKUPS_MAX:
-            text = (
-                f"{self.name}: {len(names)} files would be looked up one by one, which is over {LOOKUPS_MAX}"
-            )
-            raise _error("Value", text)
-
-        def size(name: str) -> int | None:
-            try:
-                return int(self.open(name).size)
-            except FileNotFoundError:
-                return None
-
-        return in_parallel(size, names)
-
     def open(self, name: str, /) -> Any:
         """A file of it. Those that were listed are not asked for again."""
         opened = self._opened.get(name)
@@ -201,8 +144,9 @@ class FsspecFolder(ObjectFolder):
         return opened
 
     def _info(self, name: str) -> dict[str, Any] | None:
-        """What the listing says of a file; None if there is none."""
-        return None if self._entries is None else self._entries.get(check_plain(name))
+        """What the listing says of a file; None if there is none, or it has no sizes."""
+        info = None if self._entries is None else self._entries.get(check_plain(name))
+        return None if info is None or info.get("size") is None else info
 
     def _file(self, name: str) -> str:
         return f"{self._path}/{check_plain(name)}"
@@ -210,39 +154,3 @@ class FsspecFolder(ObjectFolder):
     def subfolder(self, name: str) -> ObjectFolder:
         """A folder in it."""
         return type(self)(self._fs, f"{self._path}/{check_plain(name)}", joined(self.name, name))
-
-
-class HttpFolder(FsspecFolder):
-    """A folder of a web server: files whose URLs have the same beginning. Its listing is a page with links to them."""
-
-    __slots__ = ()
-
-    def _list(self) -> list[dict[str, Any]]:
-        from fsspec.asyn import sync
-
-        base = f"{self._path}/"
-        page = sync(self._fs.loop, repeated, self._page, is_first=True)
-        # Behind a proxy, a server may not know that it is reached by https.
-        base_rest = base.partition("://")[2]
-        rests = [urljoin(base, link).partition("://")[2] for link in _links(page)]
-        names = [rest.removeprefix(base_rest) for rest in rests if rest.startswith(base_rest)]
-        plain = [name for name in names if name and not any(char in name for char in "/?#")]
-        return [{"name": unquote(name), "type": "file"} for name in plain if "/" not in unquote(name)]
-
-    async def _page(self) -> str:
-        """The page with links to its files; empty for what is not a page."""
-        async with answered(self._fs, "GET", f"{self._path}/", self.name, {}) as answer:
-            answer.raise_for_status()
-            is_page = answer.headers.get("Content-Type", "text/html").partition(";")[0] == "text/html"
-            return str(await answer.text(errors="replace")) if is_page else ""
-
-    def sizes(self, names: Sequence[str], /) -> list[int | None]:
-        """The sizes. Each file is asked for, as listings have none."""
-        return self._look_up(names)
-
-    def _info(self, name: str) -> None:
-        """None: listings have no sizes."""
-
-    def _file(self, name: str) -> str:
-        # Nothing in a name is a separator, a query or an escape of one.
-        return f"{self._path}/{quote(check_plain(name), safe='')}"

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+import warnings
 from abc import ABC, abstractmethod
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.waiting import interruptible
 from rustload._remote.urls import name_of
-from rustload.errors import RustloadError, _error
+from rustload.errors import RustloadError, RustloadWarning, _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from rustload._remote.folder import ObjectFolder
 
-__all__ = ["ObjectRanges", "attempt", "changed", "failed", "wrong_length"]
+__all__ = [
+    "ObjectRanges",
+    "attempt",
+    "changed",
+    "failed",
+    "identity_of",
+    "warn_of_no_version",
+    "wrong_length",
+]
 
 
 _CODES = ("Io", "RemoteRange", "RemoteScheme", "RemoteSize", "Value")
@@ -40,24 +51,28 @@ _STATUSES: tuple[tuple[Collection[int], str, str], ...] = (
 
 _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
-        ("Timeout",),
-        "the store did not answer in time",
-        "try again, or set RUSTLOAD_REMOTE_TIMEOUT to more seconds",
-    ),
-    (
         ("Certificate", "SSL"),
         "no secure connection to the store could be made",
         "check the clock and the certificates of this machine, and what its proxy does",
     ),
     (
-        ("Connector", "ConnectError", "ConnectionRefused", "EndpointConnection"),
+        ("Connector", "ConnectError", "ConnectionRefused", "EndpointConnection", "NewConnection"),
         "the store cannot be reached",
         "check the name of its host, the network and the proxy",
     ),
-    (("Connection", "Payload", "Disconnected"), "the connection to the store broke", "try again"),
+    (
+        ("Timeout",),
+        "the store did not answer in time",
+        "try again, or set RUSTLOAD_REMOTE_TIMEOUT to more seconds",
+    ),
+    (("Connection", "Payload", "Disconnected", "Protocol"), "the connection to the store broke", "try again"),
     (("",), "the store failed", _AGAIN),
 )
 """What exceptions mean, by words of the names of their classes, which libraries share."""
+
+
+_warned: set[str] = set()
+"""The servers that were warned of."""
 
 
 class ObjectRanges(ABC):
@@ -120,6 +135,26 @@ def attempt(name: str, call: Callable[[], Any]) -> Any:
     except Exception as cause:  # noqa: BLE001  # stores raise anything
         error = failed(name, cause)
     raise error
+
+
+def identity_of(name: str, size: int, version: tuple[str, str] | None, path: str) -> str | None:
+    """What an object is, of this name, size, version and whole path; None without a version.
+
+    The name lacks the query, which may choose the object, and is kept on the disk by `resume=True`, so it has no secrets.
+    """
+    if version is None:
+        return None
+    public = re.sub(r"://[^/?#]*@", "://", path)  # without user information
+    return f"{name} {size} {'='.join(version)} {sha256(public.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def warn_of_no_version(name: str) -> None:
+    """Warns, once for each server, of objects that cannot be told from what replaces them."""
+    server = "/".join(name.split("/")[:3])
+    if server not in _warned:
+        _warned.add(server)
+        text = f"{server} states no version (such as an ETag): an object replaced by one of its size is not noticed"
+        warnings.warn(RustloadWarning(text), stacklevel=2)
 
 
 def changed(name: str) -> BaseException:

@@ -13,6 +13,7 @@ from rustload._remote.urls import (
     check_scheme,
     is_url,
     name_of,
+    unavailable,
 )
 from rustload.errors import _error
 
@@ -75,6 +76,12 @@ def _at_url(
         scheme = url.partition("://")[0].lower()
     if scheme == "hf" and is_offline():
         return cached(url)
+    if scheme in ("http", "https"):
+        try:
+            from rustload._remote.web_folder import from_web
+        except ImportError:
+            raise unavailable(scheme) from None
+        return from_web(url, options)
     from rustload._remote.fsspec_folder import from_url
 
     return from_url(url, scheme, options, commits)

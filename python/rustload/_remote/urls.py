@@ -30,8 +30,8 @@ PACKAGES = {
     "gcs": "gcsfs",
     "gs": "gcsfs",
     "hf": "huggingface_hub",
-    "http": "fsspec[http]",
-    "https": "fsspec[http]",
+    "http": "urllib3>=2",
+    "https": "urllib3>=2",
     "memory": "fsspec",
     "s3": "s3fs",
 }
@@ -117,7 +117,7 @@ def name_of(url: str) -> str:
 def unavailable(scheme: str) -> BaseException:
     """The error for a scheme whose package is not installed."""
     package = PACKAGES.get(scheme)
-    note = f"pip install {package!r}" if package and "[" in package else f"pip install {package or 'fsspec'}"
+    note = f"pip install {package!r}" if package and ">" in package else f"pip install {package or 'fsspec'}"
     what = f"{scheme}:// needs {package}" if package else f"fsspec has no file system for {scheme}://"
     return _error("RemoteUnavailable", f"{what}, which is not installed" if package else what, note)
 
