@@ -7,19 +7,21 @@ the machine. The server is a process of its own on the loopback interface.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import functools
 import json
 import statistics
 import sys
 import tempfile
 import time
+import urllib.request
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benches.remote.server import requests_of, serve, serving
+from benches.remote.server import UNLIMITED, requests_of, serve, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +73,7 @@ def main() -> int:
         cases: tuple[Callable[[], list[Row]], ...] = (
             lambda: counted(folder, 2_000 if options.quick else 20_000),
             lambda: whole_loads(folder, (32 if options.quick else 512) * MIB, rounds),
+            lambda: sequential(folder, (32 if options.quick else 256) * MIB, rounds),
             lambda: sleeping((16 if options.quick else 512) * MIB, rounds),
         )
         for case in cases:
@@ -100,7 +103,7 @@ def counted(folder: Path, many: int) -> list[Row]:
     import rustload
 
     rows = []
-    with serving(folder, 1e12, 0.0) as url:
+    with serving(folder, UNLIMITED, 0.0) as url:
         for count in (300, many):
             path = folder / f"{count}.bin"
             torch.save({f"layers.{number}.weight": torch.zeros(64, 32) for number in range(count)}, path)
@@ -176,6 +179,55 @@ def whole_loads(folder: Path, nbytes: int, rounds: int) -> list[Row]:
             met = share >= 0.9 if way == "rustload, 8 requests at once" else None
             what = f"{nbytes // MIB} MiB at 200 MB/s, 20 ms a request: {way}"
             rows.append(Row(what, share, "of the rate", "" if met is None else ">= 0.9", met))
+    return rows
+
+
+def sequential(folder: Path, nbytes: int, rounds: int) -> list[Row]:
+    """Whole loads over a link without a rate, in turn with downloads by other clients."""
+    import aiohttp
+    import fsspec
+    import obstore
+    from obstore.store import HTTPStore
+
+    import rustload
+
+    write_model(folder / "model.safetensors", nbytes)
+    rows = []
+    for delay in (0.0, 0.005, 0.02):
+        with serving(folder, UNLIMITED, delay) as host:
+            url = f"{host}/model.safetensors"
+
+            def by_urllib(url: str = url) -> int:
+                with urllib.request.urlopen(url) as answer:
+                    return len(answer.read())
+
+            async def by_aiohttp(url: str = url) -> int:
+                async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                    return len(await answer.read())
+
+            def by_obstore(host: str = host) -> int:
+                store = HTTPStore.from_url(host, client_options={"allow_http": True})
+                return len(obstore.get(store, "model.safetensors").bytes())
+
+            def load(url: str = url) -> dict[str, Any]:
+                return rustload.open(url, remote=("http",)).materialize(framework="numpy")
+
+            ways: dict[str, Callable[[], Any]] = {
+                "rustload": load,
+                "urllib": by_urllib,
+                "aiohttp": functools.partial(lambda call: asyncio.run(call()), by_aiohttp),
+                "fsspec": functools.partial(fsspec.filesystem("http").cat_file, url),
+                "obstore": by_obstore,
+            }
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(rounds):
+                for way, call in ways.items():
+                    times[way].append(best(1, call))
+        found = {way: statistics.median(those) for way, those in times.items()}
+        what = f"{nbytes // MIB} MiB, {delay * 1000:.0f} ms a request"
+        rows += [Row(f"{what}: {way}", seconds, "s", "", None) for way, seconds in found.items()]
+        share = min(seconds for way, seconds in found.items() if way != "rustload") / found["rustload"]
+        rows.append(Row(f"{what}: rustload", share, "of the fastest other's speed", ">= 0.9", share >= 0.9))
     return rows
 
 

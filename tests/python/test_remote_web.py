@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from web_server import Server
 
 import rustload
 import rustload.remote
-from rustload._remote import web
 
 pytest.importorskip("urllib3")
 
@@ -152,8 +150,3 @@ def test_a_file_system_of_fsspec_still_reads_from_web_servers(server: Counting) 
     server.data = server.data[:-4]
     with pytest.raises((OSError, rustload.FormatError)):
         tensor.materialize()
-
-
-def test_no_connection_is_made_before_a_request() -> None:
-    assert web.Web({})._params == {}
-    assert not [one for one in threading.enumerate() if "urllib3" in one.name]
