@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -150,3 +151,17 @@ def test_a_file_system_of_fsspec_still_reads_from_web_servers(server: Counting) 
     server.data = server.data[:-4]
     with pytest.raises((OSError, rustload.FormatError)):
         tensor.materialize()
+
+
+def test_an_index_in_a_file_system_of_fsspec_needs_no_listing() -> None:
+    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    index = json.dumps({"weight_map": {"w": "a.safetensors"}}).encode()
+    server = Server(
+        {"m/model.safetensors.index.json": index, "m/a.safetensors": save({"w": torch.arange(9.0)})}
+    )
+    try:
+        ckpt = rustload.open(fsspec.open(f"{server.host}/m/model.safetensors.index.json"))
+        assert torch.equal(ckpt["w"].materialize(), torch.arange(9.0))
+    finally:
+        server.close()

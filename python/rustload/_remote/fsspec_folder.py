@@ -128,11 +128,12 @@ class FsspecFolder(ObjectFolder):
         """The sizes, from a listing of the folder; if it cannot be listed, each file is asked for."""
         try:
             listed = self._listed()
-        except PermissionError:
+        except (FileNotFoundError, PermissionError):  # web servers have no folders
+            return self._look_up(names)
+        files = [info for info in listed.values() if info.get("type") != "directory"]
+        if not files or any(not isinstance(info.get("size"), int) for info in files):
             return self._look_up(names)
         found = [listed.get(name, {"type": "directory"}) for name in names]
-        if any(not isinstance(info.get("size"), int) for info in found if info.get("type") != "directory"):
-            return self._look_up(names)
         return [None if info.get("type") == "directory" else info["size"] for info in found]
 
     def open(self, name: str, /) -> Any:
