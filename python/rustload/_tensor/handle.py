@@ -11,7 +11,7 @@ from rustload._common.request import Request, Transpose, checked_cast
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata
-from rustload._tensor.operators import Operators
+from rustload._tensor.operators import Operators, index_note
 from rustload.errors import _clipped, _error
 
 if TYPE_CHECKING:
@@ -49,19 +49,6 @@ class Quantization(NamedTuple):
 
 
 new_handle = _rustload.Handle.__new__
-
-
-def _index_note(key: Any) -> str | None:
-    """What to do in place of an index that is not supported; None for indices of other kinds."""
-    parts = key if isinstance(key, tuple) else (key,)
-    if any(isinstance(part, slice) and isinstance(part.step, int) and part.step < 0 for part in parts):
-        return "slice with a positive step, and reverse the result: t.materialize().flip(0) in torch, .numpy()[::-1] in NumPy"
-    if any(hasattr(part, "__len__") or hasattr(part, "dtype") or isinstance(part, bool) for part in parts):
-        return (
-            "read first: t.materialize()[mask]; or join rows lazily: rustload.stack([t[row] for row in rows]), "
-            "rustload.concat([t[start:stop] for start, stop in ranges])"
-        )
-    return None
 
 
 class LazyTensor(Operators, Metadata):
@@ -149,9 +136,7 @@ class LazyTensor(Operators, Metadata):
         ndim = self.ndim
         if ndim < 2:
             raise _error(
-                "Value",
-                f".mT needs two dimensions, and the shape is {list(self.shape)}",
-                ".T reverses all",
+                "Value", f".mT needs two dimensions, and the shape is {list(self.shape)}", ".T reverses all"
             )
         return self.permute(*range(ndim - 2), ndim - 1, ndim - 2)
 
@@ -200,7 +185,7 @@ class LazyTensor(Operators, Metadata):
         try:
             return self._wrap(self._core.index(key), self._context)
         except (TypeError, ValueError) as error:
-            note = _index_note(key)
+            note = index_note(key)
             if note:
                 error.add_note(note)
             raise
@@ -508,13 +493,7 @@ class LazyTensor(Operators, Metadata):
 def restored(context: HandleContext, *state: Any) -> LazyTensor:
     """The handle that was pickled; called by unpickling.
 
-    Args:
-        context: That of the checkpoint.
-        *state: What `_rustload.Tensor.state` gave.
-
-    Raises:
-        FormatError: The checkpoint has other tensors.
-        ValueError: The slice is not one of the tensor.
+    `state` is what `_rustload.Tensor.state` gave. Fails if the checkpoint of `context` has other tensors.
     """
     from rustload._tensor.pickling import opened_core
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Operators"]
+__all__ = ["Operators", "index_note"]
 
 _NOTE = (
     "a lazy tensor holds no elements: compute with the result of .materialize(), .torch() or .numpy(), which may be of a slice; "
@@ -103,3 +103,16 @@ if not TYPE_CHECKING:  # type checkers must still report the operators
         setattr(Operators, f"__{_name}__", _binary(_text, f"__{_answer}__"))
     for _name, _text in _UNARY.items():
         setattr(Operators, f"__{_name}__", _unary(_text))
+
+
+def index_note(key: Any) -> str | None:
+    """What to do in place of an index that is not supported; None for indices of other kinds."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(part, slice) and isinstance(part.step, int) and part.step < 0 for part in parts):
+        return "slice with a positive step, and reverse the result: t.materialize().flip(0) in torch, .numpy()[::-1] in NumPy"
+    if any(hasattr(part, "__len__") or hasattr(part, "dtype") or isinstance(part, bool) for part in parts):
+        return (
+            "read first: t.materialize()[mask]; or join rows lazily: rustload.stack([t[row] for row in rows]), "
+            "rustload.concat([t[start:stop] for start, stop in ranges])"
+        )
+    return None
