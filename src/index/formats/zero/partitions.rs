@@ -77,6 +77,7 @@ pub fn flat(
         return wrong(last, text);
     }
     let mut begin = 0_u64;
+    let (mut all_cut, mut all_cut_last) = (true, true);
     for (rank, &len) in lens.iter().enumerate() {
         let own = used.saturating_sub(begin).min(size);
         let stated = padding.by_rank.and_then(|paddings| paddings.get(rank).copied());
@@ -90,7 +91,9 @@ pub fn flat(
         let is_cut = len == own && stated.is_none_or(|stated| stated == size.saturating_sub(own));
         let is_cut_last = len == after_last && stated.is_none_or(|stated| stated == of_last);
         let is_whole = len == size && stated.is_none_or(|stated| stated == of_last);
-        let is_right = if padding.is_stored { is_whole } else { is_cut || is_cut_last };
+        // All ranks are of one form.
+        (all_cut, all_cut_last) = (all_cut && is_cut, all_cut_last && is_cut_last);
+        let is_right = if padding.is_stored { is_whole } else { all_cut || all_cut_last };
         if !is_right || len < own {
             let stated = stated.map_or(String::new(), |stated| format!(" and states {stated} of padding"));
             let text = format!(
