@@ -32,6 +32,7 @@ from rustload.errors import (
 )
 
 if _TYPE_CHECKING:
+    from rustload._common.manifest import Fault, Manifest
     from rustload._common.statistics import ExponentCount, Histogram, Statistics
     from rustload._cuda.info import cuda_info
     from rustload._diff.diff import diff
@@ -58,6 +59,7 @@ __all__ = [
     "DiffReport",
     "DisallowedError",
     "ExponentCount",
+    "Fault",
     "FileReport",
     "Finding",
     "FormatError",
@@ -68,6 +70,7 @@ __all__ = [
     "LazyTensor",
     "LimitError",
     "Limits",
+    "Manifest",
     "Memory",
     "ModelMismatchError",
     "NotEnoughMemoryError",
@@ -122,6 +125,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
 
     # Public names that few programs use are imported at the first access (PEP 562).
     _LAZY_MODULES = {
+        "_common.manifest": ("Fault", "Manifest"),
         "_common.statistics": ("ExponentCount", "Histogram", "Statistics"),
         "_checkpoint.nesting": ("unflatten",),
         "_cuda.info": ("cuda_info",),

@@ -26,6 +26,7 @@ __all__ = [
     "Handle",
     "Joined",
     "Limits",
+    "Manifest",
     "Mappings",
     "OpenOptions",
     "PreparedText",
@@ -504,8 +505,27 @@ class OpenOptions:
             ValueError: An option has none of its values, which the message lists.
         """
 
-def open(source: _Source, options: OpenOptions) -> Checkpoint:  # noqa: A001 - the package's name for it
+@final
+class Manifest:
+    """The SHA-256 digests of files: of a whole file, or of pieces of one size."""
+
+    def __new__(cls, files: Sequence[tuple[str, tuple[int, int] | None, bytes]]) -> Self:
+        """The manifest of these files.
+
+        Args:
+            files: For each its name, its size and that of its pieces, and the digests of the pieces one after another; None and
+                one digest where only that of the whole is known.
+
+        Raises:
+            FormatError: A name is there twice, or the number of digests does not fit the size.
+        """
+
+def open(  # noqa: A001 - the package's name for it
+    source: _Source, options: OpenOptions, manifest: Manifest | None = None
+) -> Checkpoint:
     """Opens a checkpoint. Reads metadata only, unless the options say `verify`. It keeps bytes and objects, and copies none.
+
+    With a manifest, all bytes are compared with it before they are used, and files that it does not list are refused.
 
     Raises:
         OSError: A file cannot be read.

@@ -12,6 +12,7 @@ mod file_system;
 mod folder;
 mod handle;
 mod io_choice;
+mod manifest;
 mod mapping;
 mod mappings;
 mod os;
@@ -25,6 +26,7 @@ mod remote;
 mod request_meter;
 mod scratch;
 mod source;
+mod verified;
 
 pub use access::Access;
 pub use chunk::{Bytes, Chunk};
@@ -35,6 +37,7 @@ pub use file::{FileStamp, LocalFile};
 pub use file_system::{FileSystem, FileSystemKind};
 pub use folder::{Folder, is_plain_name};
 pub use io_choice::{DIRECT_ALIGNMENT, Io, IoChoice};
+pub use manifest::{Digest, ListedFile, Manifest, UNIT_MAX_BYTES};
 pub use mapping::Mapping;
 pub use mappings::Mappings;
 #[cfg(feature = "cuda")]
@@ -47,3 +50,4 @@ pub use region::Region;
 pub use request_meter::Requests;
 pub use scratch::{AlignedMemory, AllocateAligned, Scratch};
 pub use source::Source;
+pub use verified::VerifiedFolder;

@@ -110,6 +110,13 @@ codes! {
     TarUnsupported: Unsupported, "The file is a tar archive that is neither a checkpoint of torch 0.1 nor one of NeMo.",
         "Unpack it, and open what it contains.";
 
+    ManifestMismatch: Format, "The file is not the one that the manifest lists.",
+        "The file is damaged or was changed: fetch it again, and do not use it as it is.";
+    ManifestMissing: Format, "The manifest does not list a file that would be read.",
+        "The file is not part of what was verified: do not use it before you know why it is there.";
+    ManifestInvalid: Format, "The manifest is not one of the known forms, or contradicts itself.",
+        "Fetch the manifest again, from where you trust it.";
+
     ShardMissing: Format, "Files that the index or the shard numbers imply are missing.",
         "Download the missing files into the same directory.";
     ShardDuplicate: Format, "A tensor name is in two shards and no index says which to use.",

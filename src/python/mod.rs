@@ -16,6 +16,7 @@ mod folder_stage;
 mod handle;
 mod joined;
 mod limits;
+mod manifest;
 mod memory;
 mod objects;
 mod open;
@@ -64,6 +65,8 @@ mod _rustload {
     use super::joined::{Joined, concat, restored_join, stack};
     #[pymodule_export]
     use super::limits::Limits;
+    #[pymodule_export]
+    use super::manifest::Manifest;
     #[pymodule_export]
     use super::memory::{memory, trim};
     #[pymodule_export]

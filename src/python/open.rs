@@ -10,6 +10,7 @@ use super::arguments::{Flag, IoArg, LimitsArg, TrailingArg, UnknownArg};
 use super::checkpoint::Checkpoint;
 use super::file_object::FileObject;
 use super::folder::FolderObject;
+use super::manifest::Manifest;
 use super::run;
 use crate::bytes::{Io, Source as Bytes};
 use crate::checkpoint::Checkpoint as Core;
@@ -76,9 +77,20 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Folder {
 
 /// Opens a checkpoint by reading its metadata.
 #[pyfunction]
-pub(crate) fn open(py: Python<'_>, source: Source<'_>, options: &OpenOptions) -> PyResult<Checkpoint> {
+#[pyo3(signature = (source, options, manifest=None))]
+pub(crate) fn open(
+    py: Python<'_>,
+    source: Source<'_>,
+    options: &OpenOptions,
+    manifest: Option<&Manifest>,
+) -> PyResult<Checkpoint> {
     let cancel = Cancel::new();
     let options = options.0.clone().cancel(cancel.clone());
+    if let Some(manifest) = manifest {
+        let (folder, names) = manifest.folder(source, options.io)?;
+        let core = run::interruptible_if(py, true, &cancel, || Core::from_folder(folder, &names, options));
+        return core.map(Checkpoint);
+    }
     let core = match source {
         Source::Content(data) => {
             let long = options.verify || is_long(data.len() as u64);

@@ -58,6 +58,14 @@ def changed(folder: Path) -> None:
     lazy.materialize(copy=True)
 
 
+def unlike_its_manifest(folder: Path) -> None:
+    manifest = rustload.Manifest.of(good(folder))
+    content = bytearray((folder / "model.pt").read_bytes())
+    content[100] ^= 1
+    (folder / "model.pt").write_bytes(content)
+    rustload.open(folder / "model.pt", manifest=manifest)
+
+
 def index_of(folder: Path, weight_map: Any) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     rustload.open(folder)
@@ -179,6 +187,9 @@ def opaque_value(folder: Path) -> None:
 
 TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "FileChanged": changed,
+    "ManifestMismatch": unlike_its_manifest,
+    "ManifestMissing": lambda folder: rustload.open(good(folder), manifest=b"%064x  other.pt\n" % 0),
+    "ManifestInvalid": lambda _: rustload.Manifest(b"0123  ../model.pt\n"),
     "ShardMissing": lambda folder: index_of(folder, {"a": "one.safetensors", "b": "two.safetensors"}),
     "ShardDuplicate": two_of_a_name,
     "IndexFormat": lambda folder: index_of(folder, ["w"]),

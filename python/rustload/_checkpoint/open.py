@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from io import BytesIO
 
+    from rustload._common.manifest import ManifestLike
     from rustload._frameworks.adapters import Framework
     from rustload._rustload import Limits
 
@@ -48,6 +49,7 @@ def open(
     framework: Framework | None = None,
     verify: bool = False,
     dequantize: bool = False,
+    manifest: ManifestLike | None = None,
     storage_options: Mapping[str, Any] | None = None,
     remote: Collection[str] = DEFAULT_SCHEMES,
     **options: Unpack[OpenOptions],
@@ -70,6 +72,8 @@ def open(
         dequantize: Whether quantized weights are the numbers that they mean: each is one tensor with the name and shape of the
             weight, decoded as it is read, and its codes and scales are not listed. False: all tensors as they are stored. For
             tensors of torch's own quantized dtypes, see `materialize(dequantize=True)`.
+        manifest: A `rustload.Manifest`, or what it reads: the SHA-256 digests of the files. All bytes are compared with it before
+            anything gets them, and files that it does not list are refused. Tensors are read, never viewed.
         storage_options: What fsspec makes the file system of a URL with, credentials for example. No message shows them.
         remote: The schemes of URLs that are allowed; `()` for none. The default is all that are encrypted, and `memory`.
         **options: How the file is read (`OpenOptions`).
@@ -78,7 +82,7 @@ def open(
         The checkpoint, a mapping from names to lazy tensors.
 
     Raises:
-        FormatError: The file is not a checkpoint, or is damaged.
+        FormatError: The file is not a checkpoint, is damaged, or is not what the manifest lists.
         UnsupportedError: The format of the file is not supported yet, or the package for the URL is missing.
         DisallowedError: The pickle names an unknown class or function, and `unknown="error"`.
         LimitError: The file exceeds a limit; or a pipe's content, half of the available memory.
@@ -88,6 +92,11 @@ def open(
     """
     chosen = None if framework is None else adapters.framework_name(framework)
     how = _rustload.OpenOptions(verify=verify, dequantize=dequantize, **filled(open, options))
+    listed = None
+    if manifest is not None:
+        from rustload._common.manifest import core_of
+
+        listed = core_of(manifest)
     source: Any = remote_source(path, storage_options=storage_options, remote=remote)
     if isinstance(source, ObjectRanges):
         source = ObjectList([source])
@@ -100,13 +109,13 @@ def open(
             source = (source, 0, file_name(source))
     if content is not None:
         with note_path_as_bytes(content):
-            core = _rustload.open(content, how)
+            core = _rustload.open(content, how, listed)
     elif isinstance(source, (ObjectFolder, tuple)):
-        core = _rustload.open(source, how)
+        core = _rustload.open(source, how, listed)
     else:
         paths = [hub_snapshot(one) for one in path_list(source)]
         with note_checkpoints_below(paths):
-            core = _rustload.open(paths, how)
+            core = _rustload.open(paths, how, listed)
     return Checkpoint._wrap(core, chosen)
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "REPEATED",
     "add_color",
     "add_json",
+    "add_manifest",
     "add_paths",
     "dtype",
     "file",
@@ -47,6 +48,15 @@ def add_json(parser: argparse._ActionsContainer) -> None:
         "--json",
         action="store_true",
         help="print everything as one JSON document (see rustload schema)",
+    )
+
+
+def add_manifest(parser: argparse.ArgumentParser) -> None:
+    """Adds `--manifest`."""
+    parser.add_argument(
+        "--manifest",
+        metavar="FILE",
+        help="read only bytes with the digests in FILE (see rustload manifest), and no file that it does not list",
     )
 
 

@@ -28,6 +28,8 @@ COMMANDS = {
     "stats": "show what the numbers of tensors are like",
     "convert": "write a checkpoint as safetensors",
     "scan": "say what files would do when they are unpickled",
+    "manifest": "write the digests of files",
+    "verify": "compare files with their digests",
     "doctor": "say how a checkpoint would be read here, and why",
     "schema": "print the JSON schema of a command's --json",
     "completion": "print the completions of bash, zsh or fish",

@@ -8,7 +8,7 @@ import warnings
 from typing import Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, add_json, dtype, pair, rename
+from rustload._cli.arguments import REPEATED, add_json, add_manifest, dtype, pair, rename
 from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
@@ -114,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep-config", action="store_true", help="copy config.json as it is after --dtype and --dequantize")
     add("--objects", metavar="FILE", help="write the non-tensor values as JSON")
     add("--overwrite", action="store_true", help="replace what exists; other files in a folder are kept")
+    add_manifest(parser)
     add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
     add_json(parser)
 
@@ -143,10 +144,12 @@ def run(args: argparse.Namespace) -> int:
         "keep_config": args.keep_config,
         "objects": args.objects,
         "overwrite": args.overwrite,
+        "manifest": args.manifest,
     }
     document: Document = {}
     code = 0
-    _warn_of_code(args.src)
+    if args.manifest is None:
+        _warn_of_code(args.src)
     with report_warnings(args.options):
         try:
             report = rustload.convert(args.src, args.dst or args.output, **options)

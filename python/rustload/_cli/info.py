@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, TypedDict
 
 import rustload
-from rustload._cli.arguments import EPILOG, add_color, add_json, add_paths, dtype, number
+from rustload._cli.arguments import EPILOG, add_color, add_json, add_manifest, add_paths, dtype, number
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print a CycloneDX bill of materials with the models",
     )
     add("--hashes", action="store_true", help="with --cyclonedx: read the files, and give their SHA-256")
+    add_manifest(parser)
     add_color(parser)
 
 
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         args.refuse("--hashes needs --cyclonedx")
     if args.cyclonedx and args.pattern is not None:
         args.refuse("--cyclonedx takes no --filter: a bill of materials has everything")
+    if args.cyclonedx and args.manifest is not None:
+        args.refuse("--cyclonedx takes no --manifest: it reads the files itself")
     if args.cyclonedx:
         from rustload._cli import cyclonedx
 
@@ -92,14 +95,15 @@ def run(args: argparse.Namespace) -> int:
         # The URL as it was given may have secrets.
         path = name_of(given) if is_url(given) else given
         try:
-            with rustload.open(given) as checkpoint:
+            with rustload.open(given, manifest=args.manifest) as checkpoint:
                 with report_warnings(args.options, path):
                     chosen = None if view.pattern is None else checkpoint.select(view.pattern)
                 described = describe(checkpoint, path, chosen, view.pattern)
                 if args.dtype is not None:
                     counted = checkpoint if chosen is None else chosen
                     described["memory"] = needed(counted.values(), args.dtype)
-                if seen := scanned(checkpoint):
+                # A scan reads the files by their paths, without the manifest.
+                if args.manifest is None and (seen := scanned(checkpoint)):
                     described["scan"] = seen
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, add_color, add_json, number
+from rustload._cli.arguments import REPEATED, add_color, add_json, add_manifest, number
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.columns import columns_of
@@ -110,6 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="exit with 1 if a tensor has this: nan, inf, zero (nothing else), or several with commas",
     )
+    add_manifest(parser)
     add_json(parser)
     add_color(parser)
 
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         path = name_of(given) if is_url(given) else given
         document: dict[str, Any] = {"path": path}
         try:
-            with rustload.open(given, dequantize=args.dequantize) as checkpoint:
+            with rustload.open(given, dequantize=args.dequantize, manifest=args.manifest) as checkpoint:
                 with report_warnings(args.options, path):
                     chosen = checkpoint.select(args.pattern) if args.pattern else checkpoint
                 found = chosen.stats(sample=args.sample, bins=args.bins, dequantize=args.dequantize)

@@ -31,10 +31,12 @@ from rustload._save.sources import find_checkpoints
 from rustload._save.target import Target, check_objects_path
 from rustload._save.ties import TieRule, says_tied
 from rustload._save.watch import watching
-from rustload.errors import _check_one_of
+from rustload.errors import _check_one_of, _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from rustload._common.manifest import ManifestLike
 
 __all__ = ["convert"]
 
@@ -50,6 +52,7 @@ def convert(
     copy_others: bool = False,
     keep_config: bool = False,
     objects: str | os.PathLike[str] | None = None,
+    manifest: ManifestLike | None = None,
     **options: Unpack[ConvertOptions],
 ) -> SaveReport:
     """Converts a checkpoint to safetensors: a file to a file, a folder to a folder. Nothing that it names is imported or run.
@@ -72,6 +75,7 @@ def convert(
             it does not describe the quantization any more, and files that describe nothing else are left out.
         keep_config: Copies them unchanged.
         objects: A file for the values that are not tensors, as JSON.
+        manifest: As for `rustload.open`, for the checkpoint; not with `copy_others`.
         **options: What is converted, how it is written, and how the source is read (`ConvertOptions`).
 
     Raises:
@@ -96,6 +100,8 @@ def convert(
     names = part(NamesOptions, how)
     rule = TieRule.checked(how["ties"], how["keep"], how["discard"])
     _check_one_of("fingerprint", fingerprint, (None, "structure", "data"))
+    if manifest is not None and copy_others:
+        raise _error("Value", "other files are not compared with the manifest", argument="copy_others")
     given = find_checkpoints(src)
     target = Target.of(given, dst, name, how["max_shard_size"])
     if copy_others:
@@ -109,7 +115,9 @@ def convert(
     parts: list[Part] = []
     with advising(writing=False):
         for source in given.found:
-            checkpoint = open_checkpoint(source.path, dequantize=how["dequantize"], **part(OpenOptions, how))
+            checkpoint = open_checkpoint(
+                source.path, dequantize=how["dequantize"], manifest=manifest, **part(OpenOptions, how)
+            )
             own = {}
             if fingerprint is not None:
                 digest = checkpoint.fingerprint(data=fingerprint == "data", threads=how["threads"])

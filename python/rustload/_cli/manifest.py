@@ -1,0 +1,68 @@
+"""`rustload manifest`: writes the digests of files, which other commands compare their bytes with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import rustload
+from rustload import _rustload
+from rustload._cli.arguments import file
+from rustload._cli.exit_codes import READ_FAILED
+from rustload._cli.report import report_error
+from rustload._common.sizes import parse_bytes
+from rustload.errors import RustloadError
+
+__all__ = ["add_arguments", "run"]
+
+EPILOG = """\
+The manifest is not signed: keep it, or a digest of it, where you trust it.
+
+exit codes:
+  0    all files were hashed
+  2    wrong usage
+  3    a file could not be read, or the manifest could not be written
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command, and adds its arguments."""
+    parser.description = (
+        "Writes the SHA-256 digests of the pieces of a file, or of all files in a\n"
+        "folder, as an unsigned statement of OpenSSF model signing. With --manifest,\n"
+        "other commands read nothing that differs from it."
+    )
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("path", metavar="PATH", type=file, help="a file or a folder")
+    add(
+        "--piece",
+        type=_size,
+        default=8 << 20,
+        metavar="SIZE",
+        help="the bytes of a piece, such as 1MiB (the default is 8MiB): reading a byte of it reads all of it",
+    )
+    add("-o", "--output", metavar="FILE", help="write to FILE, which must not exist, not to stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the manifest and returns the exit code."""
+    try:
+        made = rustload.Manifest.of(args.path, piece=args.piece)
+        text = made.to_json(os.path.basename(os.path.abspath(args.path)))
+        if args.output is not None:
+            _rustload.write_text(args.output, text, overwrite=False, sync=True)
+    except (RustloadError, OSError, ValueError) as error:
+        report_error(error, args.options)
+        return READ_FAILED
+    if args.output is None:
+        sys.stdout.write(text)
+    return 0
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text, "SIZE")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,220 @@
+"""`Manifest`: the SHA-256 digests of files, which their bytes are compared with while they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from rustload import _rustload
+from rustload._common.manifest_forms import DIGEST_BYTES, IGNORED, Listed, files_of, statement
+from rustload._common.sizes import parse_bytes
+from rustload.errors import _error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import TypeAlias
+
+    StrPath: TypeAlias = str | os.PathLike[str]
+    ManifestLike: TypeAlias = "Manifest | StrPath | bytes | Mapping[str, Any]"
+
+__all__ = ["Fault", "Manifest", "ManifestLike", "core_of"]
+
+PIECE_BYTES = 8 << 20
+"""The size of a piece unless the caller says otherwise."""
+
+_BLOCK_BYTES = 1 << 20
+_MANIFEST_BYTES_MAX = 256 << 20
+
+
+class Fault(NamedTuple):
+    """A file that is not as the manifest lists it.
+
+    Attributes:
+        file: Its name in the manifest.
+        what: Whether its bytes differ (the first piece that does is stated), its size differs, or it does not exist.
+        piece: The number of the piece, from 0 on; None for `"missing"` and `"size"`.
+        offset: The offset of that piece in the file, in bytes; None as above.
+    """
+
+    file: str
+    what: Literal["differs", "size", "missing"]
+    piece: int | None
+    offset: int | None
+
+
+class Manifest:
+    """The digests of files: `rustload.open(path, manifest=...)` reads nothing that does not have them.
+
+    >>> import rustload
+    >>> manifest = rustload.Manifest.of("model.safetensors")
+    >>> list(manifest.files), manifest.check("model.safetensors")
+    (['model.safetensors'], [])
+    >>> len(rustload.open("model.safetensors", manifest=manifest))
+    4
+    """
+
+    __slots__ = ("_core", "files")
+
+    def __init__(
+        self, source: StrPath | bytes | Mapping[str, Any], *, signature: Literal["ignore"] | None = None
+    ) -> None:
+        """Reads a manifest.
+
+        Args:
+            source: The path of a file, its content, or its parsed JSON: an in-toto statement of OpenSSF model signing (method
+                `files` or `shards`, digests `sha256`), which `of` makes too; or lines as `sha256sum` and `shasum` write them.
+                Names in it are those of files in the folder that is opened.
+            signature: None refuses a Sigstore bundle (`model.sig`), because rustload verifies no signatures. `"ignore"` takes
+                what it lists, once `model_signing` has verified it.
+
+        Raises:
+            FormatError: It is none of these, contradicts itself, or lists a name that is not plain (code `ManifestInvalid`).
+            OSError: The file cannot be read.
+            ValueError: It is a bundle, and `signature` is None; or `signature` has another value.
+        """
+        if signature not in (None, "ignore"):
+            raise _error("Value", f"is None or 'ignore', not {signature!r}", argument="signature")
+        given: Any = source
+        if isinstance(given, (str, os.PathLike)):
+            given = _content(given)
+        self._take(files_of(given, is_bundle_allowed=signature is not None))
+
+    def _take(self, files: dict[str, Listed]) -> None:
+        self.files = files
+        self._core = _rustload.Manifest([(name, *listed) for name, listed in files.items()])
+
+    def __repr__(self) -> str:
+        """The number of files."""
+        return f"<Manifest of {len(self.files)} files>"
+
+    @classmethod
+    def of(cls, path: StrPath, *, piece: int | str = PIECE_BYTES) -> Manifest:
+        """Hashes a file, or all files in a folder and below; hidden files of git and empty files are left out.
+
+        Args:
+            path: The file or the folder.
+            piece: The bytes of a piece, or a size such as `"8MiB"`. Reading any byte of a piece reads and hashes all of it.
+                Pieces of more than 8 MiB are read and hashed twice.
+
+        Raises:
+            OSError: A file cannot be read.
+            ValueError: `piece` is not a size.
+        """
+        size = parse_bytes(piece, "piece")
+        made = cls.__new__(cls)
+        files = {}
+        # By folders first, as model signing orders paths.
+        for name, one in sorted(_files_below(os.fsdecode(path)), key=lambda found: found[0].split("/")):
+            with open(one, "rb", buffering=0) as file:
+                digests = list(_digests(file, size))
+                length = file.tell()
+            if length:
+                files[name] = Listed((length, size), b"".join(digests))
+        made._take(files)
+        return made
+
+    def to_json(self, name: str = "model") -> str:
+        """The manifest as an unsigned statement of OpenSSF model signing, method `shards`.
+
+        Args:
+            name: The name of the model in the statement.
+
+        Raises:
+            ValueError: The files were not all hashed in pieces of one size.
+        """
+        import json
+
+        return json.dumps(statement(self.files, name), indent=1) + "\n"
+
+    def check(self, path: StrPath) -> list[Fault]:
+        """Reads files and compares them with the manifest; stops in each at the first piece that differs.
+
+        Args:
+            path: A folder, of which all listed files are compared; or a file that is listed.
+
+        Raises:
+            FormatError: The manifest does not list the file (code `ManifestMissing`).
+            OSError: A file cannot be read.
+        """
+        root = os.fsdecode(path)
+        if os.path.isdir(root):
+            return [fault for name in self.files if (fault := self._fault(name, os.path.join(root, name)))]
+        name = os.path.basename(root)
+        if name not in self.files:
+            raise _error("ManifestMissing", f"the manifest does not list {name!r}", path=root)
+        os.stat(root)
+        return [fault for fault in [self._fault(name, root)] if fault]
+
+    def unlisted(self, path: StrPath) -> list[str]:
+        """The names of files in a folder and below that are not listed; as for `of`, some are left out."""
+        root = os.fsdecode(path)
+        if not os.path.isdir(root):
+            return []
+        return sorted(
+            name for name, one in _files_below(root) if name not in self.files and os.path.getsize(one)
+        )
+
+    def _fault(self, name: str, path: str) -> Fault | None:
+        listed = self.files[name]
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return Fault(name, "missing", None, None)
+        if not stat.S_ISREG(status.st_mode):
+            return Fault(name, "missing", None, None)
+        size, piece = listed.pieces or (status.st_size, max(1, status.st_size))
+        if size != status.st_size:
+            return Fault(name, "size", None, None)
+        with open(path, "rb", buffering=0) as file:
+            found = _digests(file, piece) if size else iter([hashlib.sha256().digest()])
+            for number, digest in enumerate(found):
+                start = number * DIGEST_BYTES
+                if listed.digests[start : start + DIGEST_BYTES] != digest:
+                    return Fault(name, "differs", number, number * piece)
+        return None
+
+
+def core_of(given: ManifestLike | None) -> _rustload.Manifest | None:
+    """The extension's manifest for an argument `manifest=`; None for None."""
+    if given is None:
+        return None
+    return (given if isinstance(given, Manifest) else Manifest(given))._core
+
+
+def _content(path: str | os.PathLike[str]) -> bytes:
+    with open(path, "rb") as file:
+        content = file.read(_MANIFEST_BYTES_MAX + 1)
+    if len(content) > _MANIFEST_BYTES_MAX:
+        text = f"the manifest has more than {_MANIFEST_BYTES_MAX} bytes"
+        raise _error("ManifestInvalid", text, path=os.fsdecode(path))
+    return content
+
+
+def _files_below(path: str) -> Iterator[tuple[str, str]]:
+    """The names and paths of a file, or of the files in a folder and below; folders behind links are left out."""
+    if not os.path.isdir(path):
+        yield os.path.basename(path), path
+        return
+    for folder, folders, files in os.walk(path):
+        folders[:] = [one for one in folders if one not in IGNORED]
+        for file in files:
+            one = os.path.join(folder, file)
+            if file not in IGNORED and os.path.isfile(one):
+                yield os.path.relpath(one, path).replace(os.sep, "/"), one
+
+
+def _digests(file: Any, piece: int) -> Iterator[bytes]:
+    """The digests of the pieces of a file; none for an empty one."""
+    block = memoryview(bytearray(min(piece, _BLOCK_BYTES)))
+    while True:
+        digest, left = hashlib.sha256(), piece
+        while left and (count := file.readinto(block[: min(left, len(block))])):
+            digest.update(block[:count])
+            left -= count
+        if left == piece:
+            return
+        yield digest.digest()
+        if left:
+            return

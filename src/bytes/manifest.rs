@@ -1,0 +1,231 @@
+//! What files consist of: for each, the SHA-256 digests of its pieces.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use once_cell::race::OnceBox;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Code, Error, Result};
+use crate::num::{to_u64, to_usize};
+
+/// The most bytes that are read, hashed and kept at once. A longer piece is hashed as a whole once, and is from then on known by the
+/// digests of its units of this size.
+pub const UNIT_MAX_BYTES: u64 = 8 << 20;
+
+/// A SHA-256 digest.
+pub type Digest = [u8; 32];
+
+/// The digest of some bytes.
+pub(super) fn digest(bytes: &[u8]) -> Digest {
+    Sha256::digest(bytes).into()
+}
+
+/// Files by their names, and what each consists of. Shared by everything that is opened with it.
+#[derive(Debug)]
+pub struct Manifest(BTreeMap<String, Arc<ListedFile>>);
+
+impl Manifest {
+    /// The manifest of these files. Fails for two files of one name.
+    pub fn new(files: impl IntoIterator<Item = (String, ListedFile)>) -> Result<Manifest> {
+        let mut all = BTreeMap::new();
+        for (name, file) in files {
+            match all.entry(name) {
+                Entry::Vacant(entry) => entry.insert(Arc::new(file)),
+                Entry::Occupied(entry) => {
+                    let text = format!("the manifest lists {:?} twice", entry.key());
+                    return Err(Error::new(Code::ManifestInvalid, text));
+                }
+            };
+        }
+        Ok(Manifest(all))
+    }
+
+    /// The file of that name.
+    pub fn get(&self, name: &str) -> Option<&Arc<ListedFile>> {
+        self.0.get(name)
+    }
+}
+
+/// The digests of a file's pieces, which are of one size but for the last.
+#[derive(Debug)]
+pub struct ListedFile {
+    /// A number that no other file of this process has.
+    pub(super) serial: u64,
+    size: Option<u64>,
+    piece: u64,
+    pieces: Vec<Piece>,
+    /// Held while the digests of the units of a piece are found out.
+    pub(super) pass: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    digest: Digest,
+    /// Those of its units, known once a piece of several units was found to have its digest.
+    units: OnceBox<Vec<Digest>>,
+}
+
+/// A part of a file that is verified at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    /// The number of its piece, and where that begins and how long it is.
+    piece: usize,
+    piece_start: u64,
+    piece_len: u64,
+    /// Where it begins in the file, and its length.
+    pub(super) start: u64,
+    pub(super) len: u64,
+}
+
+impl ListedFile {
+    /// A file of `size` bytes in pieces of `piece` bytes. Fails unless there is a digest for each.
+    pub fn pieces(size: u64, piece: u64, digests: Vec<Digest>) -> Result<ListedFile> {
+        let count = if piece == 0 { 0 } else { size.div_ceil(piece) };
+        if count == 0 || count != to_u64(digests.len()) {
+            let text = format!("{} digest(s) for {size} byte(s) in pieces of {piece}", digests.len());
+            return Err(Error::new(Code::ManifestInvalid, text));
+        }
+        Ok(ListedFile::new(Some(size), piece, digests))
+    }
+
+    /// A file of which the digest of the whole is known.
+    pub fn whole(digest: Digest) -> ListedFile {
+        ListedFile::new(None, u64::MAX, vec![digest])
+    }
+
+    fn new(size: Option<u64>, piece: u64, digests: Vec<Digest>) -> ListedFile {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let pieces = digests.into_iter().map(|digest| Piece { digest, units: OnceBox::new() }).collect();
+        let serial = NEXT.fetch_add(1, Ordering::Relaxed);
+        ListedFile { serial, size, piece, pieces, pass: Mutex::new(()) }
+    }
+
+    /// The bytes of one unit; fewer at the end of a piece.
+    pub(super) fn unit_bytes(&self) -> u64 {
+        self.piece.min(UNIT_MAX_BYTES)
+    }
+
+    /// Fails where a file of `len` bytes cannot be this one. Of an empty file there is nothing else to verify.
+    pub(super) fn check_len(&self, len: u64) -> Result<()> {
+        let text = match self.size {
+            Some(size) if size != len => format!("the file has {len} byte(s), and {size} in the manifest"),
+            None if len == 0 && self.pieces.first().is_none_or(|piece| piece.digest != digest(&[])) => {
+                "the file is empty, and is not in the manifest".to_owned()
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::new(Code::ManifestMismatch, text))
+    }
+
+    /// The unit that has the byte at `offset` of a file of `len` bytes.
+    pub(super) fn unit_at(&self, offset: u64, len: u64) -> Unit {
+        let piece = offset.checked_div(self.piece).unwrap_or(0);
+        let piece_start = piece.saturating_mul(self.piece);
+        let piece_len = self.piece.min(len.saturating_sub(piece_start));
+        let inner = offset.saturating_sub(piece_start);
+        let before = inner.saturating_sub(inner % UNIT_MAX_BYTES);
+        Unit {
+            piece: to_usize(piece),
+            piece_start,
+            piece_len,
+            start: piece_start.saturating_add(before),
+            len: UNIT_MAX_BYTES.min(piece_len.saturating_sub(before)),
+        }
+    }
+
+    /// The digest that a unit has to have. Where that is not known, `read` reads the piece of which it is a part, one unit at a time,
+    /// into the buffer that it gets.
+    pub(super) fn digest(
+        &self,
+        unit: Unit,
+        read: impl FnMut(u64, &mut Vec<u8>, u64) -> Result<()>,
+    ) -> Result<Digest> {
+        let missing = || Error::new(Code::ManifestMismatch, "the file is longer than in the manifest");
+        let piece = self.pieces.get(unit.piece).ok_or_else(missing)?;
+        if unit.piece_len <= UNIT_MAX_BYTES {
+            return Ok(piece.digest);
+        }
+        let units = piece.units.get_or_try_init(|| Ok(Box::new(self.units(unit, piece, read)?)))?;
+        let number = unit.start.saturating_sub(unit.piece_start) / UNIT_MAX_BYTES;
+        units.get(to_usize(number)).copied().ok_or_else(missing)
+    }
+
+    /// Whether [`ListedFile::digest`] has to read the whole piece.
+    pub(super) fn is_known(&self, unit: Unit) -> bool {
+        let found = self.pieces.get(unit.piece);
+        unit.piece_len <= UNIT_MAX_BYTES || found.is_none_or(|piece| piece.units.get().is_some())
+    }
+
+    /// The digests of a piece's units, once all of them together have the digest of the piece.
+    fn units(
+        &self,
+        unit: Unit,
+        piece: &Piece,
+        mut read: impl FnMut(u64, &mut Vec<u8>, u64) -> Result<()>,
+    ) -> Result<Vec<Digest>> {
+        let (mut whole, mut units, mut bytes) = (Sha256::new(), Vec::new(), Vec::new());
+        let end = unit.piece_start.saturating_add(unit.piece_len);
+        let mut at = unit.piece_start;
+        while at < end {
+            read(at, &mut bytes, UNIT_MAX_BYTES.min(end.saturating_sub(at)))?;
+            whole.update(&bytes);
+            units.push(digest(&bytes));
+            at = at.saturating_add(UNIT_MAX_BYTES);
+        }
+        let found: Digest = whole.finalize().into();
+        if found == piece.digest { Ok(units) } else { Err(self.mismatch(unit)) }
+    }
+
+    /// The error for bytes without the digest of their piece.
+    pub(super) fn mismatch(&self, unit: Unit) -> Error {
+        let text = match self.size {
+            Some(_) => {
+                let (number, start) = (unit.piece, unit.piece_start);
+                let end = start.saturating_add(unit.piece_len);
+                format!("piece {number}, bytes {start} to {end}, is not the one in the manifest")
+            }
+            None => "the file is not the one in the manifest".to_owned(),
+        };
+        Error::new(Code::ManifestMismatch, text).at(unit.piece_start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_cover_every_piece() {
+        let file = |piece: u64, len: u64| {
+            let digests = vec![[0; 32]; usize::try_from(len.div_ceil(piece)).unwrap()];
+            ListedFile::pieces(len, piece, digests).unwrap()
+        };
+        for (piece, len) in
+            [(1, 3), (10, 10), (10, 25), (UNIT_MAX_BYTES, 3 * UNIT_MAX_BYTES), (9_000_000, 40_000_001)]
+        {
+            let (file, mut at) = (file(piece, len), 0);
+            while at < len {
+                let unit = file.unit_at(at, len);
+                assert_eq!((unit.start, unit.len > 0), (at, true), "{piece} {len}");
+                assert_eq!(unit, file.unit_at(at + unit.len - 1, len));
+                assert!(unit.len <= UNIT_MAX_BYTES && (at + unit.len - 1) / piece == at / piece);
+                at += unit.len;
+            }
+            assert_eq!(at, len);
+        }
+        let whole = ListedFile::whole([0; 32]);
+        assert_eq!(whole.unit_at(UNIT_MAX_BYTES, UNIT_MAX_BYTES + 5).len, 5);
+    }
+
+    #[test]
+    fn there_is_a_digest_for_each_piece() {
+        for (size, piece, count) in [(10, 0, 1), (0, 5, 0), (10, 5, 1), (10, 5, 3), (u64::MAX, 1, 2)] {
+            let found = ListedFile::pieces(size, piece, vec![[0; 32]; count]);
+            assert_eq!(found.unwrap_err().code(), Code::ManifestInvalid, "{size} {piece} {count}");
+        }
+    }
+}

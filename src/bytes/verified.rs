@@ -1,0 +1,393 @@
+//! Files that are read only as a [`Manifest`] lists them: nothing that was not compared with it leaves this module.
+//!
+//! A read gets the units that its range meets, whole. Each is read once, into memory of its own, hashed there and copied from there, so
+//! that what is hashed is what is returned, whatever happens to the file meanwhile.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::mem;
+use std::path::Path;
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::access::Access;
+use super::folder::Folder;
+use super::manifest::{ListedFile, Manifest, Unit, digest};
+use super::read_ranges::{ReadFolder, ReadRanges};
+use super::source::Source;
+use crate::error::{Code, Error, Result, ResultExt};
+use crate::num::{to_u64, to_usize};
+use crate::parallel;
+
+/// Units are at least so far apart where a result is cut, so that threads do not wait for each other's.
+const CUT_MIN_BYTES: u64 = 1 << 20;
+
+/// A folder whose files are read only as a manifest lists them.
+#[derive(Clone)]
+pub struct VerifiedFolder(Arc<Shared>);
+
+struct Shared {
+    folder: Folder,
+    manifest: Arc<Manifest>,
+    cache: Cache,
+}
+
+impl VerifiedFolder {
+    /// The folder; names in the manifest are those of files in it.
+    pub fn new(folder: Folder, manifest: Arc<Manifest>) -> VerifiedFolder {
+        VerifiedFolder(Arc::new(Shared { folder, manifest, cache: Cache::new() }))
+    }
+}
+
+impl ReadFolder for VerifiedFolder {
+    fn path(&self) -> &Path {
+        self.0.folder.path()
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        self.0.folder.names()
+    }
+
+    fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>> {
+        self.0.folder.sizes(names)
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {
+        let path = self.path().join(name);
+        let missing = || Error::new(Code::ManifestMissing, format!("the manifest does not list {name:?}"));
+        let listed = self.0.manifest.get(name).ok_or_else(missing).in_file(&path)?.clone();
+        let source = self.0.folder.open(name)?;
+        listed.check_len(source.len()).in_file(&path)?;
+        let name = source.name().map_or_else(|| path.to_string_lossy().into_owned(), str::to_owned);
+        Ok(Arc::new(Verified { folder: self.clone(), source, listed, name }))
+    }
+}
+
+/// A file of the folder.
+struct Verified {
+    folder: VerifiedFolder,
+    source: Source,
+    listed: Arc<ListedFile>,
+    name: String,
+}
+
+impl Verified {
+    /// The bytes of a unit, which are those of the manifest.
+    fn unit(&self, unit: Unit) -> Result<Arc<Vec<u8>>> {
+        let cache = &self.folder.0.cache;
+        let key = (self.listed.serial, unit.start);
+        cache.get_or_read(key, |bytes| {
+            // One thread finds out the digests of a long piece, and the others wait for it.
+            let pass = (!self.listed.is_known(unit)).then(|| cache.lock(&self.listed.pass));
+            let expected = self.listed.digest(unit, |at, bytes, len| self.read(at, bytes, len))?;
+            drop(pass);
+            self.read(unit.start, bytes, unit.len)?;
+            if digest(bytes) == expected { Ok(()) } else { Err(self.listed.mismatch(unit)) }
+        })
+    }
+
+    /// Reads `len` bytes, at most those of a unit, in place of what is in `bytes`.
+    fn read(&self, offset: u64, bytes: &mut Vec<u8>, len: u64) -> Result<()> {
+        let len = to_usize(len);
+        if bytes.try_reserve_exact(len.saturating_sub(bytes.len())).is_err() {
+            return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
+        }
+        bytes.resize(len, 0);
+        self.source.read_at(offset, bytes)
+    }
+}
+
+impl ReadRanges for Verified {
+    fn size(&self) -> u64 {
+        self.source.len()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let outside = || Error::new(Code::Truncated, "the range ends after the file");
+        if to_u64(out.len()) > self.source.len().saturating_sub(offset) {
+            return Err(outside());
+        }
+        let (mut at, mut rest) = (offset, out);
+        while !rest.is_empty() {
+            let unit = self.listed.unit_at(at, self.source.len());
+            let bytes = self.unit(unit)?;
+            let found =
+                bytes.get(to_usize(at.saturating_sub(unit.start))..).filter(|found| !found.is_empty());
+            let found = found.ok_or_else(outside)?;
+            let count = found.len().min(rest.len());
+            let (out, later) = mem::take(&mut rest).split_at_mut(count);
+            out.copy_from_slice(found.get(..count).ok_or_else(outside)?);
+            (at, rest) = (at.saturating_add(to_u64(count)), later);
+        }
+        Ok(())
+    }
+
+    fn access(&self) -> Access {
+        let inner = self.source.access();
+        let unit = self.listed.unit_bytes();
+        if unit < CUT_MIN_BYTES {
+            return inner;
+        }
+        let block = inner.block.max(unit);
+        Access { block, small: inner.small.max(block), alignment: unit, ..inner }
+    }
+
+    fn check_unchanged(&self) -> Result<()> {
+        self.source.check_unchanged()
+    }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.source.identity()
+    }
+
+    fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
+        Some(Arc::new(self.folder.clone()))
+    }
+}
+
+/// The file and the offset of a unit.
+type Key = (u64, u64);
+
+/// The units that were verified last, of all files of a folder. A unit that several threads want is read by one of them.
+struct Cache {
+    slots: Mutex<VecDeque<Arc<Slot>>>,
+    slots_max: usize,
+    /// The process that made it. A forked child might wait for ever for a thread of its parent.
+    process: u32,
+}
+
+struct Slot {
+    key: Key,
+    bytes: Mutex<Option<Arc<Vec<u8>>>>,
+}
+
+impl Cache {
+    fn new() -> Cache {
+        let slots_max = parallel::cores().clamp(8, 16);
+        Cache { slots: Mutex::default(), slots_max, process: process::id() }
+    }
+
+    /// Locks a mutex; `None` in a forked child, which shares nothing.
+    fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
+        let is_own = self.process == process::id();
+        is_own.then(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The unit of this key: the one that is kept, or what `read` puts into the buffer that it gets.
+    fn get_or_read(&self, key: Key, read: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Arc<Vec<u8>>> {
+        let (slot, mut bytes) = self.slot(key);
+        let mut kept = slot.as_ref().and_then(|slot| self.lock(&slot.bytes));
+        if let Some(Some(found)) = kept.as_deref() {
+            return Ok(found.clone());
+        }
+        read(&mut bytes)?;
+        let bytes = Arc::new(bytes);
+        if let Some(kept) = &mut kept {
+            **kept = Some(bytes.clone());
+        }
+        Ok(bytes)
+    }
+
+    /// The slot of this key, and memory that a unit no longer needs.
+    fn slot(&self, key: Key) -> (Option<Arc<Slot>>, Vec<u8>) {
+        let Some(mut slots) = self.lock(&self.slots) else { return (None, Vec::new()) };
+        if let Some(found) = slots.iter().find(|slot| slot.key == key) {
+            return (Some(found.clone()), Vec::new());
+        }
+        let dropped = if slots.len() >= self.slots_max { slots.pop_front() } else { None };
+        let slot = Arc::new(Slot { key, bytes: Mutex::new(None) });
+        slots.push_back(slot.clone());
+        drop(slots);
+        let spare = dropped
+            .and_then(Arc::into_inner)
+            .and_then(|slot| slot.bytes.into_inner().unwrap_or_else(PoisonError::into_inner))
+            .and_then(Arc::into_inner);
+        (Some(slot), spare.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs::{self, File};
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::super::manifest::UNIT_MAX_BYTES;
+    use super::*;
+    use crate::bytes::Io;
+
+    /// Bytes that do not repeat within a unit.
+    fn content(len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect()
+    }
+
+    fn pieces(bytes: &[u8], piece: usize) -> ListedFile {
+        let digests = bytes.chunks(piece).map(digest).collect();
+        ListedFile::pieces(to_u64(bytes.len()), to_u64(piece), digests).unwrap()
+    }
+
+    fn manifest(files: impl IntoIterator<Item = (&'static str, ListedFile)>) -> Arc<Manifest> {
+        Arc::new(Manifest::new(files.into_iter().map(|(name, file)| (name.to_owned(), file))).unwrap())
+    }
+
+    fn on_disk(root: &Path, listed: ListedFile) -> VerifiedFolder {
+        VerifiedFolder::new(Folder::Disk(root.to_owned(), Io::Auto), manifest([("a", listed)]))
+    }
+
+    fn code<T>(result: Result<T>) -> Option<Code> {
+        result.err().map(|error| error.code())
+    }
+
+    fn read(file: &dyn ReadRanges, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut out = vec![0; len];
+        file.read_at(offset, &mut out).map(|()| out)
+    }
+
+    /// The bytes of a store in memory, which count how many were read.
+    #[derive(Clone)]
+    struct Store(Arc<(BTreeMap<String, Vec<u8>>, AtomicU64)>);
+
+    struct Object(Store, String);
+
+    impl ReadFolder for Store {
+        fn path(&self) -> &Path {
+            Path::new("store://")
+        }
+        fn names(&self) -> Result<Vec<String>> {
+            Ok(self.0.0.keys().cloned().collect())
+        }
+        fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>> {
+            Ok(names.iter().map(|&name| Some(to_u64(self.0.0.get(name)?.len()))).collect())
+        }
+        fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {
+            Ok(Arc::new(Object(self.clone(), name.to_owned())))
+        }
+    }
+
+    impl ReadRanges for Object {
+        fn size(&self) -> u64 {
+            to_u64(self.0.0.0[&self.1].len())
+        }
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+            self.0.0.1.fetch_add(to_u64(out.len()), Ordering::Relaxed);
+            out.copy_from_slice(&self.0.0.0[&self.1][to_usize(offset)..][..out.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn every_range_is_that_of_the_file() {
+        let (root, bytes) = (tempfile::tempdir().unwrap(), content(10_000));
+        fs::write(root.path().join("a"), &bytes).unwrap();
+        for piece in [1, 7, 1000, 4096, 9_999, 10_000, 20_000] {
+            let file = on_disk(root.path(), pieces(&bytes, piece)).open("a").unwrap();
+            for (start, end) in [(0, 10_000), (1, 2), (999, 1001), (4095, 9999), (5000, 5000), (9999, 10_000)]
+            {
+                assert_eq!(read(&*file, to_u64(start), end - start).unwrap(), bytes[start..end], "{piece}");
+            }
+            assert_eq!(code(read(&*file, 9_999, 2)), Some(Code::Truncated));
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_fails_the_reads_of_its_piece_and_no_others() {
+        let (root, bytes) = (tempfile::tempdir().unwrap(), content(5_000));
+        let path = root.path().join("a");
+        for flip in (0..5_000).step_by(97).chain([0, 999, 1000, 1001, 4_999]) {
+            let mut bad = bytes.clone();
+            bad[flip] ^= 1 << (flip % 8);
+            fs::write(&path, &bad).unwrap();
+            let folder = on_disk(root.path(), pieces(&bytes, 1000));
+            let file = folder.open("a").unwrap();
+            for start in (0..4_900).step_by(311) {
+                let touched = start / 1000 * 1000..(start + 99) / 1000 * 1000 + 1000;
+                let found = read(&*file, to_u64(start), 100);
+                match touched.contains(&flip) {
+                    true => {
+                        let error = found.unwrap_err();
+                        assert_eq!(error.code(), Code::ManifestMismatch);
+                        assert_eq!(error.offset(), Some(to_u64(flip / 1000 * 1000)));
+                    }
+                    false => assert_eq!(found.unwrap(), bytes[start..start + 100]),
+                }
+            }
+            let whole = on_disk(root.path(), ListedFile::whole(digest(&bytes))).open("a").unwrap();
+            assert_eq!(code(read(&*whole, 0, 1)), Some(Code::ManifestMismatch));
+        }
+    }
+
+    #[test]
+    fn pieces_that_change_places_and_other_sizes_are_found() {
+        let (root, bytes) = (tempfile::tempdir().unwrap(), content(3_000));
+        let path = root.path().join("a");
+        let folder = || on_disk(root.path(), pieces(&bytes, 1000));
+        let swapped = [&bytes[..1000], &bytes[2000..], &bytes[1000..2000]].concat();
+        fs::write(&path, swapped).unwrap();
+        let file = folder().open("a").unwrap();
+        assert_eq!(read(&*file, 0, 1000).unwrap(), bytes[..1000]);
+        assert_eq!(code(read(&*file, 1000, 1)), Some(Code::ManifestMismatch));
+        for other in [&bytes[..2_999], &[&bytes[..], b"x"].concat(), b""] {
+            fs::write(&path, other).unwrap();
+            assert_eq!(code(folder().open("a")), Some(Code::ManifestMismatch));
+            let whole = on_disk(root.path(), ListedFile::whole(digest(&bytes))).open("a");
+            assert_eq!(code(whole.and_then(|file| read(&*file, 0, 1))), Some(Code::ManifestMismatch));
+        }
+        fs::write(root.path().join("b"), b"1").unwrap();
+        assert_eq!(code(folder().open("b")), Some(Code::ManifestMissing));
+    }
+
+    #[test]
+    fn a_long_piece_is_hashed_once_and_what_it_has_later_is_compared_with_that() {
+        let len = to_usize(UNIT_MAX_BYTES) * 2 + 12_345;
+        let (root, bytes) = (tempfile::tempdir().unwrap(), content(len));
+        let path = root.path().join("a");
+        fs::write(&path, &bytes).unwrap();
+        let file = on_disk(root.path(), ListedFile::whole(digest(&bytes))).open("a").unwrap();
+        assert_eq!(read(&*file, 100, 10).unwrap(), bytes[100..110]);
+        // The file changes in place after the pass over it.
+        let at = UNIT_MAX_BYTES + 17;
+        File::options().write(true).open(&path).unwrap().write_at(b"changed", at).unwrap();
+        assert_eq!(code(read(&*file, at + 1000, 10)), Some(Code::ManifestMismatch));
+        assert_eq!(read(&*file, 2 * UNIT_MAX_BYTES, 5).unwrap(), bytes[2 * to_usize(UNIT_MAX_BYTES)..][..5]);
+    }
+
+    #[test]
+    fn a_piece_that_several_threads_want_is_read_once() {
+        let bytes = content(64 << 10);
+        let store = Store(Arc::new((BTreeMap::from([("a".to_owned(), bytes.clone())]), AtomicU64::new(0))));
+        let listed = manifest([("a", pieces(&bytes, 16 << 10))]);
+        let folder = VerifiedFolder::new(Folder::Store(Arc::new(store.clone())), listed);
+        std::thread::scope(|scope| {
+            for start in 0..8_u64 {
+                let (folder, bytes) = (folder.clone(), &bytes);
+                scope.spawn(move || {
+                    let file = folder.open("a").unwrap();
+                    for step in 0..8 {
+                        let at = (start + step) % 8 * 8000;
+                        assert_eq!(read(&*file, at, 1000).unwrap(), bytes[to_usize(at)..][..1000]);
+                    }
+                });
+            }
+        });
+        assert_eq!(store.0.1.load(Ordering::Relaxed), 64 << 10);
+    }
+
+    #[test]
+    fn few_units_are_kept() {
+        let cache = Cache::new();
+        for number in 0..100 {
+            let unit = cache.get_or_read((1, number), |bytes| {
+                assert!(number < 17 || bytes.capacity() > 0, "memory is used again");
+                *bytes = vec![1; 10];
+                Ok(())
+            });
+            assert_eq!(unit.unwrap().len(), 10);
+        }
+        assert_eq!(cache.slots.lock().unwrap().len(), cache.slots_max);
+    }
+}

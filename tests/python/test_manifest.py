@@ -1,0 +1,577 @@
+"""`rustload.open(manifest=)`: nothing that differs from a manifest is parsed or returned, and manifests that lie are refused."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import torch.distributed.checkpoint as dcp
+
+import rustload
+import rustload.torch
+from rustload._cli import main
+
+PIECE = 256
+
+
+def _model() -> dict[str, Any]:
+    torch.manual_seed(1)
+    return {"a.weight": torch.randn(23, 17), "b": torch.arange(301), "c": torch.ones(3).bfloat16()}
+
+
+def _write(folder: Path, kind: str) -> Path:
+    """A small checkpoint of this format."""
+    folder.mkdir()
+    model = _model()
+    arrays = {name: tensor.float().numpy() for name, tensor in model.items()}
+    if kind == "safetensors":
+        safetensors.numpy.save_file(arrays, folder / "m.safetensors")
+    elif kind == "zip":
+        torch.save(model, folder / "m.safetensors")
+    elif kind == "legacy":
+        torch.save(model, folder / "m.safetensors", _use_new_zipfile_serialization=False)
+    elif kind == "npz":
+        np.savez(folder / "m.safetensors.npz", **arrays)
+        (folder / "m.safetensors.npz").rename(folder / "m.safetensors")
+    elif kind == "npz-deflated":
+        np.savez_compressed(folder / "m.safetensors.npz", **arrays)
+        (folder / "m.safetensors.npz").rename(folder / "m.safetensors")
+    elif kind == "sharded":
+        rustload.save(model, folder, max_shard_size=2000)
+        return folder
+    elif kind == "dcp":
+        dcp.save(model, checkpoint_id=folder, no_dist=True)
+        return folder
+    return folder / "m.safetensors"
+
+
+KINDS = ("safetensors", "zip", "legacy", "npz", "npz-deflated", "sharded", "dcp")
+
+
+def _read(path: Path, manifest: rustload.Manifest) -> tuple[dict[str, bytes], set[str]]:
+    """The bytes of the tensors that can be read, and the codes of errors."""
+    found, codes = {}, set()
+    try:
+        checkpoint = rustload.open(path, manifest=manifest, framework="numpy")
+    except (rustload.RustloadError, OSError) as error:
+        return {}, {error.code}
+    for name, tensor in checkpoint.items():
+        try:
+            found[name] = bytes(memoryview(tensor.materialize(framework="dlpack", copy=True)).cast("B"))
+        except (rustload.RustloadError, OSError) as error:
+            codes.add(error.code)
+    return found, codes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_flipped_byte_is_returned_and_what_it_does_not_touch_is(kind: str, tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", kind)
+    folder = path if path.is_dir() else path.parent
+    manifest = rustload.Manifest.of(path, piece=PIECE)
+    whole = rustload.Manifest(
+        "".join(
+            f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in folder.iterdir()
+        ).encode()
+    )
+    good, codes = _read(path, manifest)
+    assert len(good) == 3
+    assert not codes
+    assert _read(path, whole) == (good, set())
+    partial = 0
+    for file in sorted(folder.iterdir()):
+        content = file.read_bytes()
+        borders = {at + by for at in range(0, len(content), PIECE) for by in (-1, 0)} | {len(content) - 1}
+        for at in sorted((borders | {*range(0, len(content), 97)}) & {*range(len(content))}):
+            bad = bytearray(content)
+            bad[at] ^= 1 << at % 8
+            file.write_bytes(bad)
+            found, codes = _read(path, manifest)
+            assert codes <= {"ManifestMismatch"}, (file.name, at)
+            assert found.items() <= good.items(), (file.name, at)
+            assert codes or found == good
+            partial += bool(codes and found)
+            assert _read(path, whole)[0].items() <= good.items()
+        file.write_bytes(content)
+    # Of a small archive, opening reads all.
+    assert partial or kind in ("zip", "legacy", "npz", "npz-deflated")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_bad_piece_of_a_tensor_leaves_the_others(is_zip: bool, tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    names = ("a", "b", "c")
+    model = {name: torch.full((1 << 18,), float(at)) for at, name in enumerate(names)}
+    torch.save(model, path, _use_new_zipfile_serialization=is_zip)
+    manifest = rustload.Manifest.of(path, piece=4096)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    found, codes = _read(path, manifest)
+    assert codes == {"ManifestMismatch"}
+    assert len(found) == 2
+    assert found.items() < {name: tensor.numpy().tobytes() for name, tensor in model.items()}.items()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "zip"])
+def test_a_changed_file_is_an_error_of_the_read(kind: str, tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", kind)
+    content = path.read_bytes()
+    manifest = rustload.Manifest.of(path, piece=PIECE)
+    good, _ = _read(path, manifest)
+    cut = [content[:-1], content + b"\0", b""]
+    pieces = [content[at : at + PIECE] for at in range(0, len(content), PIECE)]
+    pieces[2], pieces[3] = pieces[3], pieces[2]
+    for bad in (*cut, b"".join(pieces)):
+        path.write_bytes(bad)
+        found, codes = _read(path, manifest)
+        assert codes == {"ManifestMismatch"}
+        assert len(found) < 3
+    path.write_bytes(content)
+    checkpoint = rustload.open(path, manifest=manifest, framework="numpy")
+    other = path.with_name("other")
+    other.write_bytes(bytes(len(content)))
+    other.replace(path)
+    assert {name: array.tobytes() for name, array in checkpoint.materialize().items()} == good
+    assert _read(path, manifest) == ({}, {"ManifestMismatch"})
+    path.write_bytes(content)
+    checkpoint = rustload.open(path, manifest=manifest, framework="numpy")
+    path.write_bytes(bytes(len(content)))
+    with pytest.raises(rustload.FormatError) as caught:
+        checkpoint.materialize()
+    assert caught.value.code in ("FileChanged", "ManifestMismatch")
+
+
+def test_a_mismatch_says_where(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", "safetensors")
+    manifest = rustload.Manifest.of(path, piece=PIECE)
+    content = bytearray(path.read_bytes())
+    content[5 * PIECE + 3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(rustload.FormatError, match="piece 5, bytes 1280 to 1536") as caught:
+        rustload.open(path, manifest=manifest).materialize()
+    error = caught.value
+    assert (error.code, error.path, error.offset) == ("ManifestMismatch", str(path), 5 * PIECE)
+    assert manifest.check(path) == [rustload.Fault("m.safetensors", "differs", 5, 1280)]
+
+
+def test_a_bad_piece_changes_no_parameter_and_no_out(tmp_path: Path) -> None:
+    model = torch.nn.Linear(64, 64)
+    path = tmp_path / "m.safetensors"
+    rustload.save(model.state_dict(), path)
+    manifest = rustload.Manifest.of(path, piece=PIECE)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    checkpoint = rustload.open(path, manifest=manifest)
+    bad = []
+    for name in ("weight", "bias"):
+        out = torch.zeros(checkpoint[name].shape)
+        try:
+            checkpoint[name].materialize(out=out)
+        except rustload.FormatError:
+            bad.append(name)
+            # What was verified before the bad piece may be there.
+            assert set(out.flatten().tolist()) <= {0.0, *model.state_dict()[name].flatten().tolist()}
+    assert len(bad) == 1
+    target = torch.nn.Linear(64, 64)
+    with pytest.raises(rustload.FormatError):
+        rustload.torch.load_into(target, rustload.open(path, manifest=manifest))
+
+
+def test_verified_tensors_have_no_views(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", "safetensors")
+    checkpoint = rustload.open(path, manifest=rustload.Manifest.of(path), framework="numpy")
+    with pytest.raises(BufferError):
+        checkpoint["b"].materialize(copy=False)
+    array = checkpoint["b"].materialize()
+    path.write_bytes(b"other")
+    assert array.sum() == sum(range(301))
+
+
+def test_files_that_are_not_listed_are_refused(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "m", "sharded")
+    manifest = rustload.Manifest.of(folder)
+    assert len(rustload.open(folder, manifest=manifest)) == 3
+    for name in manifest.files:
+        files = {one: listed for one, listed in manifest.files.items() if one != name}
+        fewer = rustload.Manifest.__new__(rustload.Manifest)
+        fewer._take(files)
+        with pytest.raises(rustload.FormatError) as caught:
+            rustload.open(folder, manifest=fewer)
+        assert caught.value.code == "ManifestMissing"
+        assert caught.value.path == str(folder / name)
+    with pytest.raises(ValueError, match="manifest="):
+        rustload.open(b"123", manifest=manifest)
+
+
+def test_a_statement_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "m", "sharded")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "notes.txt").write_text("hello")
+    (folder / "empty").touch()
+    manifest = rustload.Manifest.of(folder, piece="1KiB")
+    text = manifest.to_json("m")
+    document = json.loads(text)
+    root = hashlib.sha256()
+    for resource in document["predicate"]["resources"]:
+        name, start, end = resource["name"].split(":")
+        digest = hashlib.sha256((folder / name).read_bytes()[int(start) : int(end)])
+        assert digest.hexdigest() == resource["digest"]
+        root.update(digest.digest())
+    assert document["subject"] == [{"name": "m", "digest": {"sha256": root.hexdigest()}}]
+    assert "sub/notes.txt" in manifest.files
+    assert "empty" not in manifest.files
+    (tmp_path / "m.json").write_text(text)
+    for given in (tmp_path / "m.json", text.encode(), document):
+        assert rustload.Manifest(given).files == manifest.files
+        assert len(rustload.open(folder, manifest=given)) == 3
+
+
+def test_long_pieces_and_long_files(tmp_path: Path) -> None:
+    big = {"a": np.arange(5 << 20, dtype=np.float32), "b": np.arange(1000, dtype=np.int64)}
+    path = tmp_path / "m.safetensors"
+    safetensors.numpy.save_file(big, path)
+    sums = f"{hashlib.sha256(path.read_bytes()).hexdigest()} *m.safetensors\n".encode()
+    manifests = [rustload.Manifest.of(path, piece=piece) for piece in ("8MiB", "9MB", "1GB", "3MB")]
+    for manifest in (*manifests, rustload.Manifest(sums)):
+        checkpoint = rustload.open(path, manifest=manifest, framework="numpy")
+        loaded = checkpoint.materialize()
+        assert all((loaded[name] == big[name]).all() for name in big)
+        half = checkpoint["a"][100:-3].materialize(dtype="float16", overflow="saturate")
+        assert half.shape == ((5 << 20) - 103,)
+    one_gb = json.loads(manifests[2].to_json())
+    with path.open("r+b") as file:
+        file.seek(15 << 20)
+        file.write(b"x")
+    for manifest in manifests[:2]:
+        checkpoint = rustload.open(path, manifest=manifest, framework="numpy")
+        assert (checkpoint["a"][:1000].materialize() == big["a"][:1000]).all()
+        with pytest.raises(rustload.FormatError, match="piece 1"):
+            checkpoint["a"].materialize()
+    # A manifest that has hashed the whole file knows what each part was; one that has not refuses all of it.
+    checkpoint = rustload.open(path, manifest=manifests[2], framework="numpy")
+    assert (checkpoint["a"][:1000].materialize() == big["a"][:1000]).all()
+    with pytest.raises(rustload.FormatError):
+        checkpoint["a"].materialize()
+    for manifest in (one_gb, sums):
+        with pytest.raises(rustload.FormatError):
+            rustload.open(path, manifest=manifest)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes that a process reads")
+def test_each_piece_is_read_once(tmp_path: Path) -> None:
+    sizes = random.Random(5).sample(range(1000, 4_000_000), 12)
+    path = tmp_path / "m.safetensors"
+    rustload.save({f"layers.{at}": torch.ones(size).bfloat16() for at, size in enumerate(sizes)}, path)
+
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    manifest = rustload.Manifest.of(path, piece="1MiB")
+    for cast in (None, "float32"):
+        checkpoint = rustload.open(path, manifest=manifest)
+        before = read()
+        checkpoint.materialize(dtype=cast, copy=True)
+        # A thread that pauses may find that a piece is no longer kept.
+        assert read() - before < 1.1 * path.stat().st_size
+    checkpoint = rustload.open(path, manifest=manifest)
+    before = read()
+    checkpoint["layers.7"][:8].materialize()
+    assert read() - before < (2 << 20) + (64 << 10)
+
+
+def test_a_verified_tensor_is_not_pickled_because_it_would_be_opened_unverified(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", "safetensors")
+    checkpoint = rustload.open(path, manifest=rustload.Manifest.of(path))
+    for one in (checkpoint, checkpoint["b"]):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(one)
+
+
+def test_a_forked_child_reads(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", "safetensors")
+    checkpoint = rustload.open(path, manifest=rustload.Manifest.of(path, piece=PIECE), framework="numpy")
+    checkpoint["a.weight"].materialize()
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if checkpoint["b"].materialize().sum() == sum(range(301)) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# Manifests that lie.
+
+
+def _statement(listed: list[tuple[str, str]], **changes: Any) -> dict[str, Any]:
+    digests = [digest for _, digest in listed if len(digest) == 64 and "g" not in digest]
+    root = hashlib.sha256(b"".join(map(bytes.fromhex, digests)))
+    shards = changes.pop("shard_size", 10)
+    made = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": "m", "digest": {"sha256": root.hexdigest()}}],
+        "predicateType": "https://model_signing/signature/v1.0",
+        "predicate": {
+            "serialization": {"method": "shards", "hash_type": "sha256", "shard_size": shards},
+            "resources": [{"name": name, "algorithm": "sha256", "digest": digest} for name, digest in listed],
+        },
+    }
+    for key, value in changes.items():
+        owner: Any = made["predicate"] if key in ("serialization", "resources") else made
+        owner[key] = value
+    return made
+
+
+D = hashlib.sha256(b"x").hexdigest()
+FILES = {"method": "files", "hash_type": "sha256"}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return _statement([(name, D)], serialization=FILES)
+
+
+ATTACKS: dict[str, Any] = {
+    "the root digest": _statement([("a:0:10", D)], subject=[{"name": "m", "digest": {"sha256": "0" * 64}}]),
+    "two subjects": _statement([("a:0:10", D)], subject=[{}, {}]),
+    "no subject": _statement([("a:0:10", D)], subject=[]),
+    "overlap": _statement([("a:0:10", D), ("a:5:15", D)]),
+    "hole": _statement([("a:0:10", D), ("a:20:30", D)]),
+    "hole at the start": _statement([("a:10:20", D)]),
+    "short piece within": _statement([("a:0:9", D), ("a:9:19", D)]),
+    "long piece": _statement([("a:0:11", D)]),
+    "empty piece": _statement([("a:0:0", D)]),
+    "backwards": _statement([("a:0:10", D), ("a:10:5", D)]),
+    "the same piece twice": _statement([("a:0:10", D), ("a:0:10", D)]),
+    "a file in two places": _statement([("a:0:10", D), ("b:0:10", D), ("a:10:20", D)]),
+    "huge offset": _statement([("a:0:99999999999999999999", D)]),
+    "long number": _statement([("a:0:" + "9" * 5000, D)]),
+    "other digits": _statement([("a:0:١٠", D)]),
+    "leading zero": _statement([("a:00:10", D)]),
+    "sign": _statement([("a:-0:10", D)]),
+    "no range": _statement([("a", D)]),
+    "one number": _statement([("a:10", D)]),
+    "colon in a name": _statement([("c:a:0:10", D)]),
+    "shard size 0": _statement([("a:0:10", D)], shard_size=0),
+    "negative shard size": _statement([("a:0:10", D)], shard_size=-1),
+    "huge shard size": _statement([("a:0:10", D)], shard_size=1 << 70),
+    "bool shard size": _statement([("a:0:1", D)], shard_size=True),
+    "shard size with a fraction": _statement([("a:0:10", D)], shard_size=10.5),
+    "shard size is no number": _statement([("a:0:10", D)], shard_size=float("nan")),
+    "text shard size": _statement([("a:0:10", D)], shard_size="10"),
+    "parent": _named("../a"),
+    "parent within": _named("a/../../b"),
+    "dot": _named("./a"),
+    "absolute": _named("/etc/passwd"),
+    "backslash": _named("..\\a"),
+    "drive": _named("C:a"),
+    "empty name": _named(""),
+    "double slash": _named("a//b"),
+    "slash at the end": _named("a/"),
+    "NUL": _named("a\0b"),
+    "line break": _named("a\nb"),
+    "long name": _named("a" * 5000),
+    "a name twice": _statement([("a", D), ("a", D)], serialization=FILES),
+    "upper-case digest": _statement([("a:0:10", D.upper())]),
+    "short digest": _statement([("a:0:10", D[:-2])]),
+    "long digest": _statement([("a:0:10", D + "00")]),
+    "line break after a digest": _statement([("a:0:10", D + "\n")]),
+    "no hexadecimal digest": _statement([("a:0:10", "g" * 64)]),
+    "number as digest": _statement([], resources=[{"name": "a:0:10", "algorithm": "sha256", "digest": 5}]),
+    "no digest": _statement([], resources=[{"name": "a:0:10", "algorithm": "sha256"}]),
+    "unknown algorithm": _statement([], resources=[{"name": "a:0:10", "algorithm": "md5", "digest": D}]),
+    "other shard size": _statement(
+        [], resources=[{"name": "a:0:10", "algorithm": "sha256-sharded-5", "digest": D}]
+    ),
+    "resource is a list": _statement([], resources=[[]]),
+    "resources is a dict": _statement([], resources={}),
+    "unknown hash": _statement([("a", D)], serialization={"method": "files", "hash_type": "blake3"}),
+    "unknown method": _statement([("a", D)], serialization={"method": "tree", "hash_type": "sha256"}),
+    "no serialization": _statement([("a", D)], serialization=None),
+    "old predicate": _statement([("a:0:10", D)], predicateType="https://model_signing/Digests/v0.1"),
+    "other predicate": _statement([("a:0:10", D)], predicateType="https://slsa.dev/provenance/v1"),
+    "other type": _statement([("a:0:10", D)], _type="https://in-toto.io/Statement/v0.1"),
+    "predicate is text": {**_statement([("a:0:10", D)]), "predicate": "x"},
+    "nothing": {},
+    "bytes: empty": b"",
+    "bytes: blank": b" \n\n",
+    "bytes: not JSON": b"{",
+    "bytes: key twice": json.dumps(_named("a")).replace('"_type"', '"_type": 1, "_type"').encode(),
+    "bytes: inner key twice": json.dumps(_named("a")).replace('"method"', '"method": 1, "method"').encode(),
+    "bytes: deep": b'{"a":' + b"[" * 200_000,
+    "bytes: long number": b'{"a":' + b"9" * 10_000 + b"}",
+    "bytes: infinity": b'{"a": Infinity}',
+    "bytes: not UTF-8": b'{"a": "\xff"}',
+    "bytes: trailing": json.dumps(_named("a")).encode() + b"{}",
+    "bytes: sums: short": b"abcd  a\n",
+    "bytes: sums: parent": f"{D}  ../a\n".encode(),
+    "bytes: sums: absolute": f"{D}  /a\n".encode(),
+    "bytes: sums: twice": f"{D}  a\n{D}  a\n".encode(),
+    "bytes: sums: twice by ./": f"{D}  a\n{D}  ./a\n".encode(),
+    "bytes: sums: escaped": f"\\{D}  a\\nb\n".encode(),
+    "bytes: sums: no name": f"{D}  \n".encode(),
+    "bytes: sums: SHA-1": f"{D[:40]}  a\n".encode(),
+    "bytes: sums: MD5 by its tag": f"MD5 (a) = {D[:32]}\n".encode(),
+    "bytes: sums: binary": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_manifest_that_lies_is_refused(name: str) -> None:
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.Manifest(ATTACKS[name])
+    assert caught.value.code == "ManifestInvalid"
+    if isinstance(ATTACKS[name], dict) and not any(isinstance(key, bytes) for key in ATTACKS[name]):
+        with pytest.raises(rustload.FormatError):
+            rustload.Manifest(json.dumps(ATTACKS[name]).encode())
+
+
+def test_a_large_manifest_takes_linear_time(tmp_path: Path) -> None:
+    def seconds(count: int) -> float:
+        text = json.dumps(_statement([(f"a:{at}:{at + 10}", D) for at in range(0, count * 10, 10)])).encode()
+        start = time.process_time()
+        assert len(rustload.Manifest(text).files["a"].digests) == count * 32
+        return time.process_time() - start
+
+    seconds(1000)
+    assert seconds(80_000) < 12 * max(seconds(20_000), 0.02)
+    path = tmp_path / "m.json"
+    with path.open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    start = time.monotonic()
+    with pytest.raises(rustload.FormatError, match="more than"):
+        rustload.Manifest(path)
+    assert time.monotonic() - start < 20
+
+
+def test_a_bundle_is_refused_unless_its_signature_is_ignored(tmp_path: Path) -> None:
+    payload = base64.b64encode(json.dumps(_named("a")).encode()).decode()
+    envelope = {"payload": payload, "payloadType": "application/vnd.in-toto+json", "signatures": []}
+    bundle = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope}
+    (tmp_path / "model.sig").write_text(json.dumps(bundle))
+    for given in (bundle, tmp_path / "model.sig"):
+        with pytest.raises(ValueError, match="does not verify") as caught:
+            rustload.Manifest(given)
+        assert "model_signing" in caught.value.__notes__[0]
+        assert [*rustload.Manifest(given, signature="ignore").files] == ["a"]
+    with pytest.raises(ValueError, match="signature="):
+        rustload.Manifest(bundle, signature="check")  # type: ignore[arg-type]
+    for change in ({"payload": "!"}, {"payload": 5}, {"payloadType": "text"}, {"payload": payload[:40]}):
+        with pytest.raises(rustload.FormatError):
+            rustload.Manifest({"dsseEnvelope": envelope | change}, signature="ignore")
+
+
+def test_the_lines_of_sha256sum_are_read(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m", "safetensors")
+    forms = [["sha256sum", path.name], ["sha256sum", "-b", path.name], ["sha256sum", "--tag", path.name]]
+    for form in (*forms, ["sha256sum", f"./{path.name}"]):
+        lines = subprocess.run(form, cwd=path.parent, capture_output=True, check=True).stdout
+        assert len(rustload.open(path, manifest=lines)) == 3
+
+
+def flip(seed: int, content: bytes) -> bytes:
+    """A few random changes."""
+    random_ = random.Random(seed)
+    changed = bytearray(content)
+    for _ in range(random_.choice((1, 1, 1, 2, 8))):
+        at = random_.randrange(len(changed))
+        match random_.randrange(4):
+            case 0 | 1:
+                changed[at] ^= 1 << random_.randrange(8)
+            case 2:
+                changed[at : at + random_.randrange(9)] = random_.randbytes(random_.randrange(9))
+            case _:
+                other = random_.randrange(len(changed))
+                changed[at], changed[other] = changed[other], changed[at]
+    return bytes(changed)
+
+
+def _parsed(content: bytes) -> rustload.Manifest | None:
+    try:
+        return rustload.Manifest(content)
+    except rustload.FormatError as error:
+        if error.code != "ManifestInvalid":
+            raise
+        return None
+
+
+def test_random_changes_of_files_and_manifests_return_nothing_else(tmp_path: Path) -> None:
+    """RUSTLOAD_FLIPS=10000 makes that many."""
+    path = _write(tmp_path / "m", "safetensors")
+    content, manifest = path.read_bytes(), rustload.Manifest.of(path, piece=PIECE)
+    good, _ = _read(path, manifest)
+    text = manifest.to_json().encode()
+    for seed in range(int(os.environ.get("RUSTLOAD_FLIPS", "400"))):
+        path.write_bytes(flip(seed, content))
+        found, codes = _read(path, manifest)
+        assert codes <= {"ManifestMismatch"}, seed
+        assert found.items() <= good.items(), seed
+        path.write_bytes(content)
+        changed = _parsed(flip(seed, text))
+        if changed is None:
+            continue
+        found, codes = _read(path, changed)
+        assert codes <= {"ManifestMismatch", "ManifestMissing"}, seed
+        assert found.items() <= good.items(), seed
+
+
+# The command line.
+
+
+def test_commands_write_and_verify_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _write(tmp_path / "m", "zip")
+    manifest = tmp_path / "m.json"
+    assert main(["manifest", str(path), "--piece", "1KiB", "-o", str(manifest)]) == 0
+    assert main(["manifest", str(path), "-o", str(manifest)]) == 3, "it exists"
+    assert main(["verify", str(path), "--manifest", str(manifest)]) == 0
+    assert main(["verify", str(path.parent), "--manifest", str(manifest)]) == 0
+    capsys.readouterr()
+    assert main(["manifest", str(path.parent), "--piece", "1KiB"]) == 0
+    assert rustload.Manifest(capsys.readouterr().out.encode()).files == rustload.Manifest(manifest).files
+    (path.parent / "more").write_text("x")
+    assert main(["verify", str(path.parent), "--manifest", str(manifest)]) == 0
+    assert "not listed: more\n" in capsys.readouterr().out
+    assert main(["verify", str(path.parent / "more"), "--manifest", str(manifest)]) == 1
+    for command in (["info"], ["stats"]):
+        assert main([*command, str(path), "--manifest", str(manifest)]) == 0
+        assert main([*command, str(path.parent / "more"), "--manifest", str(manifest)]) == 3
+    out = tmp_path / "out.safetensors"
+    convert = ["convert", str(path), str(out), "--manifest", str(manifest), "--overwrite"]
+    assert main(convert) == 0
+    before = out.read_bytes()
+    content = bytearray(path.read_bytes())
+    content[1100] ^= 1
+    path.write_bytes(content)
+    capsys.readouterr()
+    assert main(["verify", str(path), "--manifest", str(manifest)]) == 1
+    assert "m.safetensors: differs in piece 1, from byte 1024 on\n" in capsys.readouterr().out
+    assert main(convert) == 3
+    assert out.read_bytes() == before
+    assert "not the one in the manifest" in capsys.readouterr().err
+    path.write_bytes(content[:-1])
+    assert main(["verify", str(path), "--manifest", str(manifest)]) == 1
+    path.unlink()
+    assert main(["verify", str(path.parent), "--manifest", str(manifest)]) == 1
+    assert "m.safetensors: missing\n" in capsys.readouterr().out
+    assert main(["verify", str(path), "--manifest", str(manifest)]) == 2
+    manifest.write_text("{}")
+    assert main(["verify", str(path), "--manifest", str(manifest)]) == 2
+
+
+def test_importing_rustload_imports_no_manifests() -> None:
+    code = "import rustload, sys; print('rustload._common.manifest' in sys.modules, 'hashlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "False"
