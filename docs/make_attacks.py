@@ -53,6 +53,7 @@ LETTERS = {
     "D": "Distributed checkpoints",
     "W": "DeepSpeed ZeRO",
     "N": "NumPy arrays",
+    "V": "Manifests",
     "X": "Differences between readers",
     "Y": "The boundary to Python",
 }

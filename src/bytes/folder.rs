@@ -33,12 +33,22 @@ impl Folder {
         }
     }
 
+    /// As [`Folder::of`], for a window too, if its files are read as a manifest lists them.
+    pub fn verified(source: &Source) -> Option<Folder> {
+        source.store().map(Folder::Store).filter(Folder::is_verified)
+    }
+
     /// Its path, or a URL without credentials.
     pub fn path(&self) -> &Path {
         match self {
             Folder::Disk(path, _) => path,
             Folder::Store(store) => store.path(),
         }
+    }
+
+    /// Whether its files are read as a manifest lists them.
+    pub fn is_verified(&self) -> bool {
+        matches!(self, Folder::Store(store) if store.is_verified())
     }
 
     /// The names of the files in it; on disk, of the regular files whose names are UTF-8.

@@ -155,4 +155,10 @@ pub trait ReadFolder: Send + Sync {
 
     /// Opens a file. Fails if it does not exist.
     fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>>;
+
+    /// Whether its files are read as a manifest lists them, so that what is beside a file has to be read through it too.
+    #[doc(hidden)]
+    fn is_verified(&self) -> bool {
+        false
+    }
 }

@@ -17,7 +17,7 @@ use super::read_ranges::{ReadFolder, ReadRanges};
 use super::source::Source;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::num::{to_u64, to_usize};
-use crate::parallel;
+use crate::parallel::{self, Cancel};
 
 /// Units are at least so far apart where a result is cut, so that threads do not wait for each other's.
 const CUT_MIN_BYTES: u64 = 1 << 20;
@@ -61,6 +61,10 @@ impl ReadFolder for VerifiedFolder {
         let name = source.name().map_or_else(|| path.to_string_lossy().into_owned(), str::to_owned);
         Ok(Arc::new(Verified { folder: self.clone(), source, listed, name }))
     }
+
+    fn is_verified(&self) -> bool {
+        true
+    }
 }
 
 /// A file of the folder.
@@ -88,6 +92,9 @@ impl Verified {
 
     /// Reads `len` bytes, at most those of a unit, in place of what is in `bytes`.
     fn read(&self, offset: u64, bytes: &mut Vec<u8>, len: u64) -> Result<()> {
+        if Cancel::is_current_cancelled() {
+            return Err(Error::new(Code::Cancelled, "the operation was cancelled"));
+        }
         let len = to_usize(len);
         if bytes.try_reserve_exact(len.saturating_sub(bytes.len())).is_err() {
             return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));

@@ -19,6 +19,8 @@ import pytest
 import safetensors.numpy
 import torch
 import torch.distributed.checkpoint as dcp
+from quantized_files import write as write_quantized
+from quantized_ints import pack_quantized
 
 import rustload
 import rustload.torch
@@ -215,6 +217,32 @@ def test_files_that_are_not_listed_are_refused(tmp_path: Path) -> None:
         assert caught.value.path == str(folder / name)
     with pytest.raises(ValueError, match="manifest="):
         rustload.open(b"123", manifest=manifest)
+
+
+def test_the_configuration_beside_a_file_is_verified_too(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_quantized(pack_quantized("packed", (32, 64), 4, 32, prefix="proj"), folder)
+    manifest = rustload.Manifest.of(folder)
+
+    def decoded(**options: Any) -> np.ndarray:
+        checkpoint = rustload.open(folder, dequantize=True, framework="numpy", **options)
+        return checkpoint["proj.weight"].materialize(dtype="float32")
+
+    np.testing.assert_array_equal(decoded(manifest=manifest), decoded())
+    config = folder / "config.json"
+    content = config.read_bytes()
+    config.write_bytes(content + b" ")
+    with pytest.raises(rustload.FormatError) as caught:
+        decoded(manifest=manifest)
+    assert caught.value.code == "ManifestMismatch"
+    assert caught.value.path == str(config)
+    config.unlink()
+    with pytest.raises(FileNotFoundError):
+        decoded(manifest=manifest)
+    # One that is not listed is not there, whatever it says.
+    without = rustload.Manifest.of(folder)
+    config.write_bytes(b"[" * 1000)
+    assert list(rustload.open(folder, manifest=without)) == list(rustload.open(folder))
 
 
 def test_a_statement_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -450,7 +478,7 @@ def test_a_large_manifest_takes_linear_time(tmp_path: Path) -> None:
     assert seconds(80_000) < 12 * max(seconds(20_000), 0.02)
     path = tmp_path / "m.json"
     with path.open("wb") as file:
-        file.truncate((256 << 20) + 1)
+        file.truncate((64 << 20) + 1)
     start = time.monotonic()
     with pytest.raises(rustload.FormatError, match="more than"):
         rustload.Manifest(path)
@@ -479,7 +507,8 @@ def test_the_lines_of_sha256sum_are_read(tmp_path: Path) -> None:
     forms = [["sha256sum", path.name], ["sha256sum", "-b", path.name], ["sha256sum", "--tag", path.name]]
     for form in (*forms, ["sha256sum", f"./{path.name}"]):
         lines = subprocess.run(form, cwd=path.parent, capture_output=True, check=True).stdout
-        assert len(rustload.open(path, manifest=lines)) == 3
+        for given in (lines, lines.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf# a comment\n\n" + lines):
+            assert len(rustload.open(path, manifest=given)) == 3
 
 
 def flip(seed: int, content: bytes) -> bytes:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _rustload
-from rustload._common.manifest_forms import DIGEST_BYTES, IGNORED, Listed, files_of, statement
+from rustload._common.manifest_forms import (
+    DIGEST_BYTES,
+    IGNORED,
+    MANIFEST_BYTES_MAX,
+    Listed,
+    files_of,
+    statement,
+)
+from rustload._common.paths import StrPath
 from rustload._common.sizes import parse_bytes
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import TypeAlias
-
-    StrPath: TypeAlias = str | os.PathLike[str]
-    ManifestLike: TypeAlias = "Manifest | StrPath | bytes | Mapping[str, Any]"
+    from collections.abc import Iterator
 
 __all__ = ["Fault", "Manifest", "ManifestLike", "core_of"]
 
@@ -25,7 +30,6 @@ PIECE_BYTES = 8 << 20
 """The size of a piece unless the caller says otherwise."""
 
 _BLOCK_BYTES = 1 << 20
-_MANIFEST_BYTES_MAX = 256 << 20
 
 
 class Fault(NamedTuple):
@@ -46,6 +50,10 @@ class Fault(NamedTuple):
 
 class Manifest:
     """The digests of files: `rustload.open(path, manifest=...)` reads nothing that does not have them.
+
+    Attributes:
+        files: For each file, by its name in the folder, `pieces`: its size and that of its pieces in bytes, or None if only the
+            digest of the whole is known; and `digests`: those of its pieces, 32 bytes each, one after another.
 
     >>> import rustload
     >>> manifest = rustload.Manifest.of("model.safetensors")
@@ -176,6 +184,9 @@ class Manifest:
         return None
 
 
+ManifestLike: TypeAlias = Manifest | StrPath | bytes | Mapping[str, Any]
+
+
 def core_of(given: ManifestLike | None) -> _rustload.Manifest | None:
     """The extension's manifest for an argument `manifest=`; None for None."""
     if given is None:
@@ -185,11 +196,7 @@ def core_of(given: ManifestLike | None) -> _rustload.Manifest | None:
 
 def _content(path: str | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
-        content = file.read(_MANIFEST_BYTES_MAX + 1)
-    if len(content) > _MANIFEST_BYTES_MAX:
-        text = f"the manifest has more than {_MANIFEST_BYTES_MAX} bytes"
-        raise _error("ManifestInvalid", text, path=os.fsdecode(path))
-    return content
+        return file.read(MANIFEST_BYTES_MAX + 1)
 
 
 def _files_below(path: str) -> Iterator[tuple[str, str]]:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from rustload.errors import _error, _shown
 
-__all__ = ["DIGEST_BYTES", "IGNORED", "Listed", "files_of", "statement"]
+__all__ = ["DIGEST_BYTES", "IGNORED", "MANIFEST_BYTES_MAX", "Listed", "files_of", "statement"]
 
 DIGEST_BYTES = 32
 IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 """Files and folders that model signing leaves out."""
 
-_DIGESTS_MAX = 4_000_000
+MANIFEST_BYTES_MAX = 64 << 20
+_DIGESTS_MAX = 1_000_000
 _NAME_CHARS_MAX = 4096
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
@@ -54,6 +55,8 @@ def files_of(given: Any, *, is_bundle_allowed: bool) -> dict[str, Listed]:
         text = f"is a Manifest, a path, bytes or a dict, not a {type(given).__name__}"
         raise _error("Type", text, argument="manifest")
     else:
+        if len(given) > MANIFEST_BYTES_MAX:
+            raise _invalid(f"the manifest has more than {MANIFEST_BYTES_MAX} bytes")
         text = _decoded(bytes(given))
         if not text.lstrip().startswith("{"):
             return _sums(text)
@@ -250,7 +253,8 @@ class _Files:
 def _sums(text: str) -> dict[str, Listed]:
     """The files of lines of `sha256sum` (text or binary), or of BSD's `shasum --tag`."""
     found: dict[str, Listed] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, one in enumerate(text.split("\n"), 1):
+        line = one.removesuffix("\r")
         if not line.strip() or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line)

@@ -134,7 +134,8 @@ def convert(
                     rule,
                     own | texts,
                     keep_objects=objects is not None,
-                    head_is_tied=rule.ties == "auto" and says_tied(source.home),
+                    # The configuration is not compared with the manifest.
+                    head_is_tied=manifest is None and rule.ties == "auto" and says_tied(source.home),
                     dequantize=how["dequantize"],
                 )
             )

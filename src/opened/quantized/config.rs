@@ -1,14 +1,11 @@
 //! What the files beside a checkpoint say of its quantization, where the tensors leave it open. It is never believed against them.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-
 use serde_json::Value;
 
 use super::part::Part;
 use super::refusal::{exact, refused};
-use crate::error::Result;
+use crate::bytes::Folder;
+use crate::error::{Code, Result};
 use crate::kernel::codes::Codes;
 use crate::num::to_usize;
 
@@ -67,18 +64,17 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// The configuration in the folder of a file.
-    pub(super) fn beside(file: Option<&Path>) -> Config {
-        let Some(folder) = file.and_then(Path::parent) else { return Config::default() };
-        let inside = |config: Value| {
+    /// The configuration in a folder. Fails where the folder is verified and has not what its manifest lists.
+    pub(super) fn of_folder(folder: &Folder) -> Result<Config> {
+        for name in ["config.json", "hf_quant_config.json"] {
+            let Some(config) = read(folder, name)? else { continue };
             let all = [Some(&config), config.get("text_config")];
             let found = all.into_iter().flatten().find_map(|all| KEYS.iter().find_map(|key| all.get(key)));
-            found.map(Config::of)
-        };
-        let named = ["config.json", "hf_quant_config.json"].iter();
-        let found = named.filter_map(|name| read(&folder.join(name))).find_map(inside);
-        let beside = || Some(Config::of(&read(&folder.join("quantize_config.json"))?));
-        found.or_else(beside).unwrap_or_default()
+            if let Some(found) = found {
+                return Ok(Config::of(found));
+            }
+        }
+        Ok(read(folder, "quantize_config.json")?.map_or_else(Config::default, |found| Config::of(&found)))
     }
 
     fn of(found: &Value) -> Config {
@@ -201,12 +197,15 @@ fn block(value: &Value) -> Option<(u64, u64)> {
     }
 }
 
-fn read(path: &Path) -> Option<Value> {
-    let metadata = path.metadata().ok()?;
-    if !metadata.is_file() || metadata.len() > CONFIG_MAX_BYTES {
-        return None;
+/// A configuration; `None` if the folder has none of this name, as far as it can be read and is listed.
+fn read(folder: &Folder, name: &str) -> Result<Option<Value>> {
+    let bytes = folder.open(name).and_then(|source| match source.len() {
+        0..=CONFIG_MAX_BYTES => source.read_vec(0, source.len()),
+        _ => Ok(Vec::new()),
+    });
+    match bytes {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(error) if folder.is_verified() && error.code() != Code::ManifestMissing => Err(error),
+        Err(_) => Ok(None),
     }
-    let mut text = Vec::new();
-    File::open(path).ok()?.take(CONFIG_MAX_BYTES).read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok()
 }

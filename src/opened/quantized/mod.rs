@@ -11,7 +11,6 @@ mod part;
 mod refusal;
 mod words;
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use self::config::Config;
 use self::evidence::{Evidence, Weight};
 use super::schemes::Roles;
 use super::{NamedTensor, Opened, Role, Shard};
-use crate::bytes::Source;
+use crate::bytes::{Folder, Io, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::{Index, Location, Objects, Storage, Tensor};
@@ -158,6 +157,14 @@ impl Opened {
         Ok(())
     }
 
+    /// The configuration in the folder of the first file, on disk or verified.
+    fn config(&self) -> Result<Config> {
+        let Some(first) = self.shards.first() else { return Ok(Config::default()) };
+        let on_disk = || Some(Folder::Disk(first.path.as_deref()?.parent()?.to_owned(), Io::Buffered));
+        let folder = Folder::verified(&first.index.source).or_else(on_disk);
+        folder.map_or_else(|| Ok(Config::default()), |folder| Config::of_folder(&folder))
+    }
+
     /// What is known of all codes.
     fn known(&self) -> Result<Known> {
         let mut known = Known { weights: Vec::new(), refused: HashMap::new() };
@@ -168,16 +175,19 @@ impl Opened {
                 companions.entry(codes).or_default().push(entry);
             }
         }
-        let config = OnceCell::new();
+        let mut config = None;
         for codes in entries().filter(|&entry| matches!(self.role(entry), Role::Codes(_))) {
             self.options.cancel.check()?;
-            let beside = || Config::beside(self.shards.first().and_then(|first| first.path.as_deref()));
             let own = companions.remove(&codes).unwrap_or_default();
             let named = self.entry(codes);
-            match self.weight(codes, &own, config.get_or_init(beside)) {
+            let config = match &mut config {
+                Some(config) => config,
+                none => none.insert(self.config()?),
+            };
+            match self.weight(codes, &own, config) {
                 Ok(weight) => known.weights.push((codes, own, weight)),
                 Err(error) if matches!(error.code(), Code::QuantUnknown | Code::TensorBounds) => {
-                    let library = config.get().and_then(Config::library).map(|(method, library)| {
+                    let library = config.library().map(|(method, library)| {
                         format!("; the configuration says {method}, which the library {library} decodes")
                     });
                     let text = error.message().to_owned() + &library.unwrap_or_default();
