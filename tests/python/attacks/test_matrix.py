@@ -131,7 +131,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "L": 25,
         "D": 26,
         "E": 27,
-        "S": 30,
+        "S": 33,
         "N": 23,
         "Q": 8,
         "W": 10,
