@@ -70,6 +70,11 @@ CONTRAST = r"""(() => {
   return worst;
 })()"""
 """The lowest contrast of a text with the nearest background that is not transparent, and where it is."""
+CUT = (
+    "[...document.querySelectorAll('.rows :is(.label, td)')]"
+    ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+)
+"""The texts of the table that do not fit their place."""
 
 
 @pytest.fixture(scope="module")
@@ -357,10 +362,38 @@ def test_names_of_usual_length_are_shown_whole(browser, model, width):
     browser.size(width, 800)
     try:
         opened(browser, model)
-        cut = "[...document.querySelectorAll('.rows .label')].filter((one) => one.scrollWidth > one.clientWidth)"
-        assert browser.js(f"{cut}.map((one) => one.textContent)") == []
+        assert browser.js(CUT) == []
+        browser.js("document.getElementById('fold').click()")  # more rows than are in sight
+        assert browser.js(CUT) == []
     finally:
         browser.size(1440, 1000)
+
+
+@pytest.mark.parametrize("width", [800, 1280, 1920])
+def test_columns_show_the_numbers_where_they_have_room(browser, tmp_path, width):
+    layers = [torch.randn(4, generator=torch.Generator().manual_seed(seed)) * 10**seed for seed in range(3)]
+    layers[1][2] = math.nan
+    named = {f"model.layers.{at}.post_attention_layernorm.weight": one for at, one in enumerate(layers)}
+    torch.save(
+        named | {f"model.layers.{at}.norm.weight": torch.ones(4) for at in range(3)}, tmp_path / "n.pt"
+    )
+    page = rustload.view(tmp_path / "n.pt", tmp_path / "n.html", stats="full")
+    browser.size(width, 800)
+    try:
+        opened(browser, page)
+        assert browser.js(CUT) == []
+        row = "[...document.querySelectorAll('.rows tr')].find((one) => one.innerText.includes('post'))"
+        shown = (
+            "[...%s.querySelectorAll('.stat')].filter((one) => one.offsetWidth).map((one) => one.textContent)"
+        )
+        found = [float(one) for one in browser.js(shown % row)]
+        keep(browser, f"numbers-{width}")
+    finally:
+        browser.size(1440, 1000)
+    finite = torch.cat(layers).double()
+    finite = finite[finite.isfinite()]
+    of_all_layers = [finite.min().item(), finite.max().item(), finite.std(correction=0).item(), 1]
+    assert found == pytest.approx([] if width == 800 else of_all_layers, rel=6e-3)
 
 
 def test_without_scripts_the_text_of_info_is_shown(browser, model):

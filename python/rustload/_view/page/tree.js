@@ -1,6 +1,9 @@
 // The table of tensors: the folded tree, or the tensors that a search found. Only the rows in sight are in the document.
 
-const ROW = 28, COLUMNS = ["name", "dtype", "shape", "tensors", "each", "size", ""];
+const ROW = 28, NUMBERS = data.stats ? ["min", "max", "std", "NaN"] : [];
+const COLUMNS = ["name", "dtype", "shape", ...NUMBERS, "tensors", "each", "size", ""];
+// The characters of the longest dtype and shape.
+const longest = (texts, most) => Math.min(most, Math.max(6, ...texts.map((text) => text.length)));
 
 class TreeTable {
   constructor(onSelect, onOpen) {
@@ -8,8 +11,10 @@ class TreeTable {
     this.body = el("tbody");
     this.heads = COLUMNS.map((name) => ["name", "size"].includes(name)
       ? el("th", { scope: "col", class: name }, el("button", { onclick: () => this.sortBy(name) }, name))
-      : el("th", { scope: "col", class: name || "share" }, name || el("span", { class: "hidden" }, "share")));
-    this.table = el("table", { role: "treegrid", "aria-label": "tensors" }, el("thead", {}, el("tr", {}, this.heads)), this.body);
+      : el("th", { scope: "col", class: NUMBERS.includes(name) ? `stat ${name}` : name || "share" }, name || el("span", { class: "hidden" }, "share")));
+    this.table = el("table", { role: "treegrid", "aria-label": "tensors", class: data.stats ? "with-numbers" : "" }, el("thead", {}, el("tr", {}, this.heads)), this.body);
+    this.table.style.setProperty("--dtype", longest(data.dtype_names, 20));
+    this.table.style.setProperty("--shape", longest(kinds.map((kind) => `[${kind.shape.join(", ")}]`), 28));
     this.box = el("div", { class: "rows", tabindex: "0", onscroll: () => this.render(), onkeydown: (event) => this.onKey(event) }, this.table);
     this.box.addEventListener("click", (event) => this.onClick(event));
     this.box.addEventListener("dblclick", () => this.rows[this.at] && this.onOpen(this.rows[this.at]));
@@ -75,13 +80,14 @@ class TreeTable {
     const shown = [];
     for (let at = first; at < last; at++) shown.push(this.rowOf(rows[at], at));
     this.body.replaceChildren(this.spacer(first), ...shown, this.spacer(rows.length - last));
-    if (!rows.length) this.body.replaceChildren(el("tr", {}, el("td", { colspan: COLUMNS.length, class: "dim none" }, this.found ? "no tensor matches" : "no tensors")));
+    if (!rows.length) this.body.replaceChildren(el("tr", {}, el("td", { class: "dim none" }, this.found ? "no tensor matches" : "no tensors")));
     const current = this.at >= first && this.at < last;
     current ? box.setAttribute("aria-activedescendant", `row${this.at}`) : box.removeAttribute("aria-activedescendant");
   }
 
+  // One cell: a `colspan` would give room to hidden columns.
   spacer(count) {
-    const cell = el("td", { colspan: COLUMNS.length });
+    const cell = el("td");
     cell.style.height = `${count * ROW}px`;
     return el("tr", { "aria-hidden": "true", class: "space", hidden: count === 0 }, cell);
   }
@@ -104,6 +110,7 @@ class TreeTable {
     return el("tr", { id: `row${at}`, "data-at": at, "aria-rowindex": at + 2, "aria-level": view ? view.depth : 1, "aria-selected": at === this.at ? "true" : "false",
       "aria-expanded": group ? String(Boolean(isOpen)) : null },
     name, el("td", { class: "dtype" }, leaf ? dtypeOf(tensor) : ""), el("td", { class: "shape" }, leaf ? shapeText(tensor) : ""),
+    numberCells(leaf ? (view ? tensorsOf(view) : [tensor]) : []),
     el("td", { class: "tensors" }, leaf && !many ? "" : formatCount(view.count)),
     el("td", { class: "each" }, each !== null && (many || (leaf && bytes === 0 && each > 0)) ? formatBytes(each) : ""),
     el("td", { class: "size" }, leaf && bytes === 0 && each > 0 ? el("span", { class: "dim", title: "with an earlier name of the same tensor" }, "counted") : formatBytes(bytes)),
@@ -181,6 +188,29 @@ class TreeTable {
 }
 
 const natural = new Intl.Collator("en", { numeric: true });
+
+// The cells of min, max, std and NaN of tensors taken together.
+function numberCells(list) {
+  if (!data.stats) return [];
+  const rows = list.map((tensor) => data.stats.rows[tensor]).map(([total, nan, infinite, , , min, max, mean, std]) => ({
+    nan, min: min ?? NaN, max: max ?? NaN, mean: Number(mean), std: Number(std), count: std === null ? 0 : total - nan - infinite }));
+  const sum = (valueOf) => rows.reduce((total, row) => total + valueOf(row), 0);
+  const known = (key) => rows.map((row) => Number(row[key])).filter((value) => !Number.isNaN(value));
+  const count = sum((row) => row.count), mean = sum((row) => row.count * row.mean) / count;
+  const values = { min: Math.min(...known("min")), max: Math.max(...known("max")),
+    std: Math.sqrt(sum((row) => row.count * (row.std ** 2 + (row.mean - mean) ** 2)) / count) };
+  const nan = sum((row) => row.nan);
+  return [...Object.entries(values).map(([name, value]) =>
+    el("td", { class: `stat ${name}`, title: Number.isFinite(value) ? String(value) : null }, Number.isFinite(value) ? brief(value) : "")),
+  el("td", { class: `stat NaN ${nan ? "bad" : "dim"}` }, rows.length ? (nan < 10000 ? formatCount(nan) : rounded(nan)) : "")];
+}
+
+// Three digits, in few characters; small integers whole.
+function brief(value) {
+  const size = Math.abs(value);
+  if (size && (size < 1e-4 || size >= 1e6)) return value.toExponential(1).replace("e+", "e");
+  return String(Number.isInteger(value) ? value : Number(value.toPrecision(3)));
+}
 
 function badges(list) {
   const found = [];
