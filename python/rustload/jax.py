@@ -11,6 +11,7 @@ from rustload._common.options import NamesOptions, SourceOptions, filled, part, 
 from rustload._common.patterns import matches, matching, warn_of_unused_patterns, warn_user
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
+from rustload._common.sizes import same_tensor, sizes_once
 from rustload._frameworks import adapters
 from rustload.errors import _error
 
@@ -81,21 +82,12 @@ def load(
     target = adapters.load_adapter("jax").check_device(device)
     arrays: dict[str, Any] = {}
     tied: dict[Any, Any] = {}
-    with reporting(progress, sum(lazy.nbytes for lazy in tensors.values()), "loading") as report:
-        for name, lazy in tensors.items():
+    sizes = sizes_once(lazy._core for lazy in tensors.values())
+    with reporting(progress, sum(sizes), "loading") as report:
+        for (name, lazy), nbytes in zip(tensors.items(), sizes, strict=True):
             requested, order = rules.dtype(lazy), rules.transpose(lazy)
             sharding = sharding_of(name, lazy)
-            core = lazy._core
-            identity = (
-                core.storage,
-                core.offset,
-                core.dtype,
-                lazy.shape,
-                lazy.strides,
-                requested,
-                str(order),
-                sharding,
-            )
+            identity = (same_tensor(lazy._core), requested, str(order), sharding)
             if identity not in tied:
                 tied[identity] = (
                     lazy.materialize(
@@ -107,7 +99,7 @@ def load(
                     )
                 )
             arrays[name] = tied[identity]
-            report(lazy.nbytes, name)
+            report(nbytes, name)
     return unflatten(arrays) if nested else arrays
 
 

@@ -23,6 +23,7 @@ except ImportError:
 
 from rustload._common.hub import commit_of, snapshot_names
 from rustload._common.progress import checked_progress, reporting
+from rustload._common.sizes import sizes_once
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import dtype_name
 from rustload.errors import _error, _printable
@@ -149,7 +150,9 @@ def _with_progress(progress: Progress, tensors: StateDict) -> Iterator[StateDict
     if replaces_bar:
         log.disable_progress_bar()
     try:
-        with reporting(progress, sum(one.lazy.nbytes for one in tensors.values()), "loading") as report:
+        with reporting(
+            progress, sum(sizes_once(one.lazy._core for one in tensors.values())), "loading"
+        ) as report:
             yield with_read_progress(tensors, report)
     finally:
         if replaces_bar:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import rustload
 from rustload._common import progress
 from rustload._common.progress import checked_progress, reporting
 
@@ -156,3 +157,41 @@ def test_a_command_without_a_stderr_does_its_work(tmp_path, redirect):
 def test_a_value_of_another_type_is_a_type_error(wrong):
     with pytest.raises(TypeError, match="progress="):
         checked_progress(wrong)
+
+
+def _from_stream(path, progress):
+    return list(rustload.open(path).stream(progress=progress))
+
+
+def _from_jax(path, progress):
+    pytest.importorskip("jax")
+    import rustload.jax
+
+    return rustload.jax.load(path, progress=progress)
+
+
+def _from_weights(path, progress):
+    from rustload.torch._weights import WeightOptions, weights
+
+    return list(weights([path, path], WeightOptions(), progress=progress))
+
+
+def _from_state_dict(path, progress):
+    from rustload.torch._read_progress import with_read_progress
+
+    with reporting(progress, rustload.open(path).select("*").nbytes) as report:
+        state = with_read_progress(rustload.torch.state_dict(path), report)
+        return [state["b"][:100].tensor(), *(handle.tensor() for handle in state.values())]
+
+
+@pytest.mark.parametrize("load", [_from_stream, _from_jax, _from_weights, _from_state_dict])
+def test_names_of_one_tensor_count_once(tmp_path, load):
+    a = torch.randn(1000, 10)
+    torch.save({"a": a, "b": a, "c": torch.ones(500, 10)}, tmp_path / "tied.pt")
+    calls = []
+    assert load(tmp_path / "tied.pt", lambda *call: calls.append(call))
+    total = 60_000 * (2 if load is _from_weights else 1)
+    assert {call[1] for call in calls} == {total}
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert done[-1] == total

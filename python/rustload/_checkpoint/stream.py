@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 from rustload._common.progress import reporting
+from rustload._common.sizes import sizes_once
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Stream(Iterator[tuple[str, Any]]):
             names = [tensor.name for tensor in tensors]
         made._names = [names[index] for index in producer.order]
         made._progress = progress
-        made._sizes = [tensors[index].nbytes for index in producer.order] if progress else []
+        made._sizes = sizes_once(tensors[index]._core for index in producer.order) if progress else []
         made._display = None
         return made
 

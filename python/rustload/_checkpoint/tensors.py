@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from rustload._checkpoint.names import resolve_names, select_names
 from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
 from rustload._common.patterns import is_literal, matching, unknown_name, warn_user
-from rustload._common.sizes import format_bytes
+from rustload._common.sizes import format_bytes, sizes_once
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
 
@@ -428,11 +428,7 @@ class Selection(TensorMapping):
     @property
     def nbytes(self) -> int:
         """The size in bytes of the tensors; names of one and the same tensor count once."""
-        sizes = {}
-        for name in self._names.values():
-            core = self._core.tensor(name)
-            sizes[core.storage, core.offset, core.dtype, core.shape, core.strides] = core.nbytes
-        return sum(sizes.values())
+        return sum(sizes_once(map(self._core.tensor, self._names.values())))
 
     def _file_name(self, name: str) -> str:
         return self._names[name]

@@ -1,12 +1,18 @@
-"""Formats and parses sizes in bytes."""
+"""Formats, parses and counts sizes in bytes."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from rustload.errors import _error
 
-__all__ = ["format_bytes", "parse_bytes"]
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from rustload._rustload import Tensor
+
+__all__ = ["format_bytes", "parse_bytes", "same_tensor", "sizes_once"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -40,3 +46,19 @@ def parse_bytes(value: int | str, name: str) -> int:
     if value < 1:
         raise _error("Value", f"is a positive number of bytes, not {value}", argument=name)
     return min(value, 1 << 62)
+
+
+def same_tensor(tensor: Tensor) -> Hashable:
+    """A key that the names of one and the same tensor of a checkpoint share."""
+    return tensor.storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
+
+
+def sizes_once(tensors: Iterable[Tensor]) -> list[int]:
+    """The bytes of each tensor of a checkpoint; 0 for a further name of an earlier one, which is read once."""
+    seen = set()
+    sizes = []
+    for tensor in tensors:
+        key = same_tensor(tensor)
+        sizes.append(0 if key in seen else tensor.nbytes)
+        seen.add(key)
+    return sizes

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from rustload._common.sizes import same_tensor
 from rustload.torch._handle import TorchHandle
 from rustload.torch._state_dict import StateDict
 
@@ -45,7 +46,7 @@ def _handle(like: TorchHandle, lazy: LazyTensor, report_read: Callable[[LazyTens
 
 
 def with_read_progress(state: StateDict, report: Report) -> StateDict:
-    """Wraps the handles of a state dict so that they report reads; a tensor that is read again counts once.
+    """Wraps the handles of a state dict so that they report reads; a tensor that is read again, or by a tied name, counts once.
 
     No thread waits for another one's report: the callback of the user may read tensors of the same state dict, or fork.
 
@@ -53,7 +54,8 @@ def with_read_progress(state: StateDict, report: Report) -> StateDict:
         state: A result of `state_dict`.
         report: The function from `reporting`; it is called by one thread at a time.
     """
-    left = {handle.lazy.name: handle.lazy.nbytes for handle in state.values()}
+    tensor_of = {handle.lazy.name: same_tensor(handle.lazy._core) for handle in state.values()}
+    left = {tensor_of[handle.lazy.name]: handle.lazy.nbytes for handle in state.values()}
     unreported: deque[LazyTensor] = deque()
     reporter = threading.Lock()
 
@@ -69,8 +71,9 @@ def with_read_progress(state: StateDict, report: Report) -> StateDict:
                 reporter.release()
 
     def report_one(part: LazyTensor) -> None:
-        counted = min(part.nbytes, left[part.name])
-        left[part.name] -= counted
+        tensor = tensor_of[part.name]
+        counted = min(part.nbytes, left[tensor])
+        left[tensor] -= counted
         if counted:
             report(counted, part.name)
 

@@ -12,7 +12,7 @@ from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.memory import trim
 from rustload._common.progress import Progress, reporting
 from rustload._common.similar import did_you_mean, similar
-from rustload._common.sizes import parse_bytes
+from rustload._common.sizes import parse_bytes, sizes_once
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -101,22 +101,24 @@ def weights(
     copy = None if _is_mapped(options) else True
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(open_checkpoint(file, framework="torch")) for file in files]
-        chosen, total = [], 0
+        chosen, sizes = [], []
         for checkpoint in opened:
             names = select_names(checkpoint, options.key, options.strip, options.rename)
             chosen.append({old: new for new, old in names.items() if is_wanted is None or is_wanted(new)})
-            total += sum(checkpoint[old].nbytes for old in chosen[-1])
+            once = sizes_once(checkpoint[old]._core for old in chosen[-1])
+            sizes.append(dict(zip(chosen[-1], once, strict=True)))
+        total = sum(sum(of_file.values()) for of_file in sizes)
         # Reading ahead by more than a part of a small model takes memory, and no less time.
         window = min(parse_bytes(options.memory, "memory"), max(total // 8, _WINDOW_MIN))
         stack.callback(trim)  # a server keeps no memory for further loads
         report = stack.enter_context(reporting(progress, total))
-        for checkpoint, new_names in zip(opened, chosen, strict=True):
+        for checkpoint, new_names, nbytes in zip(opened, chosen, sizes, strict=True):
             stream = checkpoint.stream(
                 list(new_names), memory=window, threads=options.threads, copy=copy, writable=False
             )
             with stream:
                 for old, tensor in stream:
-                    report(tensor.nbytes, old)
+                    report(nbytes[old], old)
                     yield prefix + new_names[old], tensor
                     del tensor  # the stream may reuse its memory now
             checkpoint.close()
