@@ -21,7 +21,7 @@ def draw(curves: dict[str, dict[int, float]], size: float) -> str:
             way = name.partition(", ")[0]
             ways[way] = max(ways.get(way, 0), curve[world])
         share = NAMES + size / world * scale
-        parts.append(text(0, y, f"{world} ranks", "h"))
+        parts.append(text(0, y, f"Read by the largest of {world} ranks", "h"))
         parts.append(text(share + 6, y, f"the share of a rank: {size / world:,.0f} MiB", "r"))
         bottom = y + ROW * len(ways) + 8
         parts.append(f'<path class="l" d="M{share:.4g} {y - 8}V{bottom}" stroke-dasharray="3 3"/>')
