@@ -75,7 +75,7 @@ def check(found: str) -> Page:
     assert {tag for tag, _ in page.tags} <= allowed
     assert {name for _, attributes in page.tags for name in attributes} <= {"class", "style", "open"}
     styles = {attributes["style"] for _, attributes in page.tags if "style" in attributes}
-    own = r"display:none|width:[\d.]+%|text-align:(left|right)|table-layout:auto"
+    own = r"display:none|width:[\d.]+%|text-align:(left|right;white-space:nowrap)|table-layout:auto"
     assert all(re.fullmatch(own, style) for style in styles)
     assert page.tags[0] == ("div", {"class": "rustload-repr"})
     style = found.partition("<style>")[2].partition("</style>")[0]
@@ -164,7 +164,8 @@ def test_hostile_names_are_text(name):
     check(rustload.SaveReport(one, {one: 3}, 1, 3, {one: one}, [one], 1, 0, 0.1)._repr_html_())
     changed = rustload.TensorDiff(one, (one, one), ((1,), (2,)))
     differences = rustload.DiffReport(
-        one, one, True, [f"{one}{number}x" for number in range(500)], [one], [changed] * 3, [changed], 1, [one] * 60, 0.1
+        one, one, "", one, True, [f"{one}{number}x" for number in range(500)], [one], [changed] * 3, [changed], 1,
+        [one] * 60, 0.1,
     )  # fmt: skip
     page = check(differences._repr_html_())
     assert "see report.only_a" in page.text
@@ -182,8 +183,8 @@ def test_a_comparison_is_its_last_line_and_its_lists(save):
         assert words in page.text, words
     assert "4 of 4 elements differ, first at [0], max abs 1, max rel 1" in page.text
     assert "not all is shown" not in page.text
-    # Sections are closed; empty ones are left out.
-    assert [attributes for tag, attributes in page.tags if tag == "details"] == [{}] * 3
+    # Short sections are open; empty ones are left out.
+    assert [attributes for tag, attributes in page.tags if tag == "details"] == [{"open": None}] * 3
     same = check(rustload.diff(save(one, "a.bin"), save(one, "c.bin"))._repr_html_())
     assert "same: 61 tensors, same names, dtypes and shapes (elements were not compared)" in same.text
 
@@ -348,7 +349,8 @@ def test_statistics_are_a_short_table(tmp_path: Path) -> None:
     first, _, folded = page.partition("<details>")
     assert first.count("<tr>") == 13
     assert folded.count("<tr>") == 29
-    assert '<td style="text-align:left">layer.0</td><td style="text-align:right">1</td>' in first
+    number = '<td style="text-align:right;white-space:nowrap">1</td>'
+    assert f'<td style="text-align:left"><div class="k">layer.0</div></td>{number}' in first
     assert "layer.39" in folded
 
 
@@ -357,4 +359,4 @@ def test_tables_hold_their_alignment_in_the_styles_of_notebooks(tmp_path: Path) 
     page = rustload.open(tmp_path / "a.pt")._repr_html_()
     assert '<table style="table-layout:auto">' in page
     assert "<td>" not in page
-    assert '<td style="text-align:right">8 B</td>' in page
+    assert '<td style="text-align:right;white-space:nowrap">8 B</td>' in page

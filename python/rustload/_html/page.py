@@ -34,7 +34,8 @@ body.vscode-dark .rustload-repr{--rl-accent:#56c4e0;--rl-good:#57c269;--rl-warn:
 .rustload-repr .rustload-body{display:block!important}
 .rustload-repr .h{border-bottom:1px solid rgba(128,128,128,.4);padding-bottom:3px;margin-bottom:4px}
 .rustload-repr summary{cursor:pointer}
-.rustload-repr details details,.rustload-repr details>.r,.rustload-repr details>p,.rustload-repr details>table{margin-left:1.3em}
+.rustload-repr details details,.rustload-repr details>.r,.rustload-repr details>p,
+.rustload-repr details>table{margin-left:1.3em!important}
 .rustload-repr .r,.rustload-repr summary.g{display:flex;gap:1em}
 .rustload-repr summary.g::before{content:"\\25B8";flex:none;width:.3em;opacity:.7}
 .rustload-repr details[open]>summary.g::before{content:"\\25BE"}
@@ -46,7 +47,7 @@ body.vscode-dark .rustload-repr{--rl-accent:#56c4e0;--rl-good:#57c269;--rl-warn:
 .rustload-repr .b{min-width:5.5em;text-align:right}
 .rustload-repr .m{opacity:.7}
 .rustload-repr .e{min-width:8em}
-.rustload-repr .k{min-width:14em}
+.rustload-repr .k{min-width:14em;overflow-wrap:anywhere}
 .rustload-repr p{margin:2px 0}
 .rustload-repr table{border-collapse:collapse;margin:2px 0}
 .rustload-repr td,.rustload-repr th{vertical-align:top;padding:0 1.2em 0 0;border:0;background:none;
@@ -116,7 +117,7 @@ def table(
     """
 
     def line(cells: Sequence[str], tag: str) -> str:
-        sides = ("right" if column in numbers else "left" for column in range(len(cells)))
+        sides = ("right;white-space:nowrap" if column in numbers else "left" for column in range(len(cells)))
         inside = (
             f'<{tag} style="text-align:{side}">{cell}</{tag}>'
             for side, cell in zip(sides, cells, strict=True)

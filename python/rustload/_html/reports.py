@@ -13,6 +13,8 @@ __all__ = ["report_html", "scan_html"]
 
 ITEMS_MAX = 50
 """The most items of each list."""
+OPEN_MAX = 10
+"""The most items of a list that is shown unfolded."""
 FILES_MAX = 100
 """The most files of a scan."""
 _CLASSES = {"inert": "good", "unknown": "warn", "would execute": "bad"}
@@ -48,7 +50,8 @@ def report_html(
             if not complete or len(items) > ITEMS_MAX:
                 inside += f'<p class="m">not all is shown: see {text(fields.format(name))}</p>'
             number = len(items) if counts is None else counts[name]
-            body.append(details(f"<b>{text(name)}</b> ({number:,})", inside))
+            is_short = len(items) <= OPEN_MAX
+            body.append(details(f"<b>{text(name)}</b> ({number:,})", inside, is_open=is_short))
     return frame(title, summary, fallback, body)
 
 
@@ -89,8 +92,8 @@ def _file(file: Mapping[str, Any], budget: Budget) -> str | None:
         [
             f'<span class="{_CLASSES.get(found["verdict"], "m")}">{text(found["severity"])}</span>',
             text(found["code"]),
-            text(_where(found)),
-            text(_what(found), 300),
+            f'<div class="k">{text(_where(found))}</div>',
+            f'<div class="k">{text(_what(found), 300)}</div>',
         ]
         for found in findings[:ITEMS_MAX]
     )

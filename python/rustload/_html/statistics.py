@@ -41,4 +41,5 @@ class StatisticsByName(dict[str, "Statistics"]):
 
 def _row(name: str, found: Statistics) -> list[str]:
     numbers = ("-" if one is None else f"{one:.4g}" for one in (found.min, found.max, found.mean, found.std))
-    return [text(name), *numbers, f"{found.nan:,}", f"{found.zeros:,}"]
+    nan = f'<span class="bad">{found.nan:,}</span>' if found.nan else "0"
+    return [f'<div class="k">{text(name)}</div>', *numbers, nan, f"{found.zeros:,}"]
