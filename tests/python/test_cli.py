@@ -45,8 +45,7 @@ kept as data (values of classes that were not built)
   argparse.Namespace  1x  at args
 
 named by the pickle (nothing of it was imported or called)
-  argparse.Namespace, collections.OrderedDict, torch.BFloat16Storage, torch.FloatStorage,
-  torch._utils._rebuild_tensor_v2
+  argparse.Namespace, collections.OrderedDict, torch.BFloat16Storage, torch.FloatStorage, torch._utils._rebuild_tensor_v2
 """
 
 

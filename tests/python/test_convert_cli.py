@@ -209,6 +209,12 @@ def test_rows_are_whole_in_a_pipe(folder: Path, capsys: pytest.CaptureFixture[st
     rows = capsys.readouterr().out.splitlines()[1:]
     assert any(f"{member} byte" in row and row.endswith("it runs programs") for row in rows)
     assert any(row.endswith("as torch.save writes") for row in rows)
+    dtypes = (torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64)
+    torch.save({str(dtype): torch.zeros(1, dtype=dtype) for dtype in dtypes}, folder / "many.pt")
+    assert _cli.main(["info", "many.pt"]) == 0
+    named = capsys.readouterr().out.partition("named by the pickle")[2].splitlines()[1:]
+    assert len(named) == 1
+    assert named[0].endswith("torch._utils._rebuild_tensor_v2")
 
 
 def test_the_line_names_the_tied_name_that_is_left_out(

@@ -125,12 +125,12 @@ class Page:
             self.line(" " * 14 + line)
 
     def wrapped(self, words: Sequence[str], *, most: int) -> None:
-        """Adds a comma-separated list on as few lines as possible; at most `most` words."""
+        """Adds a comma-separated list on as few lines as a terminal needs, elsewhere on one; at most `most` words."""
         rest = f"and {len(words) - most:,} more (--json has all)" if len(words) > most else ""
         line = ""
         for position, word in enumerate(words[:most]):
             piece = self.clipped(word, 1) + ("," if position + 1 < len(words) else "")
-            if line and columns_of(line) + columns_of(piece) + 3 > self._width:
+            if line and self.must_split(columns_of(line) + columns_of(piece) + 3):
                 self.line(f"  {line}")
                 line = ""
             line += (" " if line else "") + piece

@@ -52,7 +52,7 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
     if skipped and not quiet:
         names = ", ".join(page.safe(name) for name in skipped[:SKIPPED_SHOWN_MAX])
         more = f" and {len(skipped) - SKIPPED_SHOWN_MAX:,} more" if len(skipped) > SKIPPED_SHOWN_MAX else ""
-        page.line(page.dim(page.clipped(f"passed over, as they hold no pickle: {names}{more}")))
+        page.line(page.dim(page.fitted(f"passed over, as they hold no pickle: {names}{more}")))
 
 
 def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
@@ -77,7 +77,7 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
         page.line(page.dim(f"  and {len(findings) - FINDINGS_SHOWN_MAX:,} more (--json has all)"))
     for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
         where = f"{page.safe(gap['member'])}, " if gap["member"] else ""
-        page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
+        page.line(page.fitted(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
 
     names = _allowable(file)
     if names:
