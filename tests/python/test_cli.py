@@ -265,7 +265,7 @@ def test_a_closed_pipe_exits_with_141_without_a_message(folder):
 def test_ctrl_c_exits_with_130_without_a_message(monkeypatch, capsys):
     from rustload import _cli
 
-    def stop(*_args):
+    def stop(*_args, **_options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rustload.open", stop)
