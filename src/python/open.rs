@@ -1,6 +1,6 @@
 //! `open`: opens what a checkpoint is read from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
@@ -12,9 +12,10 @@ use super::file_object::FileObject;
 use super::folder::FolderObject;
 use super::manifest::Manifest;
 use super::run;
-use crate::bytes::{Io, Source as Bytes};
+use crate::bytes::{Folder as Files, Io, ReadFolder, Source as Bytes, VerifiedFolder};
 use crate::checkpoint::Checkpoint as Core;
 use crate::container::metadata_bytes;
+use crate::error::{Code, Error, Result};
 use crate::index::{Options, Unknown};
 use crate::parallel::Cancel;
 
@@ -64,6 +65,33 @@ pub(crate) enum Source<'py> {
     Folder(Folder),
 }
 
+impl Source<'_> {
+    /// What it is read from as a manifest lists it, and the names of the files that are meant.
+    fn verified(self, manifest: &Manifest, io: Io) -> Result<(Arc<dyn ReadFolder>, Vec<String>)> {
+        let (folder, names) = match self {
+            Source::Paths(paths) => match &paths[..] {
+                [path] if path.is_dir() => (Files::Disk(path.clone(), io), Vec::new()),
+                paths => {
+                    let mut parents = paths.iter().map(|path| path.parent().unwrap_or(Path::new("")));
+                    let parent = parents.next().filter(|first| parents.all(|parent| parent == *first));
+                    let names: Option<Vec<String>> =
+                        paths.iter().map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
+                    let (parent, names) = parent.zip(names).ok_or_else(no_folder)?;
+                    (Files::Disk(parent.to_owned(), io), names)
+                }
+            },
+            Source::Folder(Folder(folder, chosen)) => (Files::Store(Arc::new(folder)), chosen),
+            _ => return Err(no_folder()),
+        };
+        Ok((Arc::new(VerifiedFolder::new(folder, manifest.0.clone())), names))
+    }
+}
+
+fn no_folder() -> Error {
+    let text = "is about files of one folder, and this is not a path, a list of paths in one folder, or the URL of a folder";
+    Error::new(Code::Value, text).on_argument("manifest")
+}
+
 /// A folder of a store, and the names of the files in it that are meant; none for all.
 pub(crate) struct Folder(pub(super) FolderObject, pub(super) Vec<String>);
 
@@ -87,7 +115,7 @@ pub(crate) fn open(
     let cancel = Cancel::new();
     let options = options.0.clone().cancel(cancel.clone());
     if let Some(manifest) = manifest {
-        let (folder, names) = manifest.folder(source, options.io)?;
+        let (folder, names) = source.verified(manifest, options.io)?;
         let core = run::interruptible_if(py, true, &cancel, || Core::from_folder(folder, &names, options));
         return core.map(Checkpoint);
     }
