@@ -32,6 +32,7 @@ from rustload.errors import (
 )
 
 if _TYPE_CHECKING:
+    from rustload._checkpoint.nesting import unflatten
     from rustload._common.manifest import Fault, Manifest
     from rustload._common.statistics import ExponentCount, Histogram, Statistics
     from rustload._cuda.info import cuda_info

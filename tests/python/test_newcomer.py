@@ -484,8 +484,7 @@ def test_the_advice_for_a_failed_read_does_not_speak_of_a_number_that_is_not_sho
     assert note == "  note: Check the path, its permissions and the disk."
 
 
-@pytest.mark.parametrize("pattern", [str.isalpha, 3, None, b"weight"])
+@pytest.mark.parametrize("pattern", [3, None, b"weight"])
 def test_a_selection_by_something_other_than_names_is_a_type_error(simple, pattern):
-    with pytest.raises(TypeError, match="a pattern is a str, not") as caught:
+    with pytest.raises(TypeError, match="a pattern is a str, a compiled pattern or a callable, not"):
         rustload.open(simple).select(pattern)
-    assert callable(pattern) == ("ckpt.select([name for name in ckpt if ...])" in notes(caught.value))

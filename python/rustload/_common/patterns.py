@@ -76,8 +76,7 @@ def is_literal(pattern: str) -> bool:
     return not any(char in pattern for char in "*?[{")
 
 
-@functools.lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     """The regular expression of a glob pattern, which has to match a whole name.
 
     Raises:
@@ -114,6 +113,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         what = f"the pattern {pattern!r} has a '{{' without its '}}'"
         raise _error("Value", what, "write [{] for the character itself")
     return re.compile("".join(parts) + _glob(pattern[start:]) + r"\Z")
+
+
+_compiled = functools.lru_cache(maxsize=1024)(_compile)
 
 
 def _glob(text: str) -> str:
