@@ -11,7 +11,7 @@ use crate::num::u32_to_usize;
 
 /// The next elements of a tensor, which are a range of a flat tensor.
 #[derive(Debug)]
-pub struct TensorRun<'a> {
+pub(crate) struct TensorRun<'a> {
     /// The file.
     pub index: &'a Index,
     /// The number of the flat tensor in it.
