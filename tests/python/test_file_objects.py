@@ -143,8 +143,10 @@ def test_every_verb_gives_what_a_file_gives(kind: Any, data: bytes, tensors: dic
 
 
 def test_ranges_are_read_by_several_threads_and_positions_by_one(data: bytes) -> None:
-    ranges = CountingRanges(data, 0.1)  # so long that the next thread has begun
-    for _ in rustload.open(ranges).stream():
+    ranges = CountingRanges(data, 0)
+    checkpoint = rustload.open(ranges)
+    ranges.delay = 0.1  # so long that the next thread has begun
+    for _ in checkpoint.stream():
         pass
     assert ranges.most > 1
     file = CountingFile(data, 0.001)  # which asserts that one thread reads at a time

@@ -224,7 +224,7 @@ def test_the_pool_is_freed_if_an_allocation_would_fail(save):
     ).stdout.split() == [
         "200",
         "300",
-        "Memory",
+        "NotEnoughMemory",
     ]
 
 

@@ -164,7 +164,8 @@ def test_y02_a_failed_allocation_is_memory_error(tmp_path):
     from pathlib import Path
     size = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
     resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20),) * 2)
-    lazy = rustload.open(sys.argv[1], framework="dlpack", limits=rustload.Limits(materialize_bytes=1 << 60))["w"]
+    limits = rustload.Limits(materialize_bytes=1 << 60, available_memory=None)
+    lazy = rustload.open(sys.argv[1], framework="dlpack", limits=limits)["w"]
     try:
         lazy.materialize(copy=True)
     except MemoryError as error:

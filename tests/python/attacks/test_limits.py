@@ -8,6 +8,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from attacks.pickles import (
     NONE,
     SIX,
@@ -88,6 +89,8 @@ REPORTED_OTHERWISE = {
     "name_bytes": lambda path: rustload.open(path, limits=rustload.Limits(name_bytes=5)),
     # The larger of two limits applies; the error names the one in bytes.
     "materialize_ratio": lambda path: read(rustload.Limits(materialize_ratio=1, materialize_bytes=1), path),
+    # Not of the file but of this machine; 0 is what was measured.
+    "available_memory": lambda path: read(rustload.Limits(available_memory=1), path),
     # It has an error code of its own.
     "inflate_ratio": lambda path: opened(rustload.Limits(inflate_ratio=10), path),
 }
@@ -195,6 +198,11 @@ def test_limits_that_are_reported_by_another_error(tmp_path):
     with pytest.raises(rustload.LimitError) as caught:
         REPORTED_OTHERWISE["materialize_ratio"](path)
     assert caught.value.name == "materialize_bytes"
+    large = path.with_name("large.pt")
+    torch.save({"w": torch.zeros(20 << 20)}, large)
+    with pytest.raises(rustload.NotEnoughMemoryError) as missing:
+        REPORTED_OTHERWISE["available_memory"](large)
+    assert (missing.value.code, missing.value.available) == ("NotEnoughMemory", 1)
     path.write_bytes(Zip(pickle(listed(*[text("x" * 1000)] * 20_000))).spoil("data.pkl", method=8).bytes())
     with pytest.raises(rustload.LimitError) as caught:
         REPORTED_OTHERWISE["inflate_ratio"](path)
