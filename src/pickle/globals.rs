@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 
 use super::arena::{Arena, ByteRange, GlobalRecord, NameRecord, Node};
 use super::compat;
@@ -18,7 +18,7 @@ use crate::num::{to_u32, to_u64, u32_to_usize};
 pub(super) type NameId = u32;
 
 pub(super) struct Globals {
-    by_hash: HashMap<u32, NameId>,
+    by_hash: HashMap<u32, NameId, BuildHasherDefault<KnownHash>>,
     by_handle: HashMap<Handle, NameId>,
     ids: HashMap<(NameId, NameId), GlobalId>,
     state: RandomState,
@@ -26,10 +26,30 @@ pub(super) struct Globals {
     dotted: u64,
 }
 
+/// The hasher of keys that are keyed hashes themselves: it spreads their bits to where the map looks.
+#[derive(Default)]
+struct KnownHash(u64);
+
+impl Hasher for KnownHash {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u32(u32::from(byte));
+        }
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 impl Globals {
     pub(super) fn new(limits: &Limits) -> Globals {
         Globals {
-            by_hash: HashMap::new(),
+            by_hash: HashMap::default(),
             by_handle: HashMap::new(),
             ids: HashMap::new(),
             state: RandomState::new(),
@@ -56,13 +76,15 @@ impl Globals {
     pub(super) fn name(&mut self, arena: &mut Arena, data: &[u8], range: ByteRange) -> Result<NameId> {
         let bytes = arena.bytes(data, range);
         Limits::check("line", self.line, to_u64(bytes.len()))?;
-        if std::str::from_utf8(bytes).is_err() {
-            return Err(Error::new(Code::PickleText, "a global's name is not UTF-8"));
-        }
-        let parts = bytes.iter().filter(|&&byte| byte == b'.').count().saturating_add(1);
         match self.find(arena, data, bytes)? {
             Ok(id) => Ok(id),
-            Err(probe) => self.add(arena, probe, NameRecord { range, parts: to_u32(parts) }),
+            Err(probe) => {
+                if std::str::from_utf8(bytes).is_err() {
+                    return Err(Error::new(Code::PickleText, "a global's name is not UTF-8"));
+                }
+                let parts = bytes.iter().filter(|&&byte| byte == b'.').count().saturating_add(1);
+                self.add(arena, probe, NameRecord { range, parts: to_u32(parts) })
+            }
         }
     }
 
