@@ -2,6 +2,9 @@
 #![forbid(unsafe_code)]
 
 /// How a source is read best. [`Access::default`] suits one where a request costs milliseconds.
+///
+/// Where requests are seen to take longer, tensor data is read with a larger `gap`, blocks of twice the size, and up to 16 requests
+/// under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Access {

@@ -48,8 +48,8 @@ REDIRECTS_MAX = 10
 OPTIONS = ("auth", "cookies", "headers", "params", "ssl", "timeout")
 """The options of a user; `client_kwargs` may have them too."""
 
-CONNECTIONS_KEPT = 64
-"""Of each host: 8 threads, of which each sends 8 requests at once."""
+CONNECTIONS_KEPT = 128
+"""Of each host: 16 threads, of which each sends 8 requests at once."""
 
 LEFT_MAX = 64 << 10
 """The most bytes of an answer that are read for nothing, so that its connection can be used again."""
