@@ -74,7 +74,8 @@ def open(
             tensors of torch's own quantized dtypes, see `materialize(dequantize=True)`.
         manifest: A `rustload.Manifest`, or what it reads: the SHA-256 digests of the files. All bytes are compared with it before
             anything gets them, and files that it does not list are refused. Tensors are read, never viewed.
-        storage_options: What fsspec makes the file system of a URL with, credentials for example. No message shows them.
+        storage_options: What fsspec makes the file system of a URL with, credentials for example; for web servers `headers` and a
+            few more. No message shows them.
         remote: The schemes of URLs that are allowed; `()` for none. The default is all that are encrypted, and `memory`.
         **options: How the file is read (`OpenOptions`).
 
