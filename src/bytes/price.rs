@@ -4,7 +4,7 @@
 //! ranges cost as much as a second request, and reads should be a few times longer.
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::access::Access;
@@ -16,7 +16,7 @@ const SMALL_MAX_BYTES: u64 = 256 << 10;
 /// Answers of at least this many bytes tell the rate.
 const LARGE_MIN_BYTES: u64 = 1 << 20;
 
-/// What comes sooner was in a cache on the way, and is no request.
+/// What comes sooner was in memory or in a cache on the way: no request was waited for.
 const REQUEST_MIN: Duration = Duration::from_micros(100);
 
 /// At shorter latencies the sizes are those that the source suggests.
@@ -43,11 +43,17 @@ pub(super) struct Price {
     latency: AtomicU64,
     /// Bytes per second of one request while others are under way.
     rate: AtomicU64,
+    /// How many more answers were waited for than came at once. One slow answer of a near source is a busy machine's.
+    waited: AtomicI64,
 }
 
 impl Price {
     pub(super) fn new() -> Price {
-        Price { latency: AtomicU64::new(u64::MAX), rate: AtomicU64::new(RATE_UNKNOWN) }
+        Price {
+            latency: AtomicU64::new(u64::MAX),
+            rate: AtomicU64::new(RATE_UNKNOWN),
+            waited: AtomicI64::new(0),
+        }
     }
 
     /// Sends a request for so many bytes, and times it.
@@ -60,7 +66,9 @@ impl Price {
 
     fn note(&self, bytes: u64, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        if took < REQUEST_MIN {
+        let is_request = took >= REQUEST_MIN;
+        self.waited.fetch_add(if is_request { 1 } else { -1 }, Ordering::Relaxed);
+        if !is_request {
             return;
         }
         if bytes <= SMALL_MAX_BYTES {
@@ -80,7 +88,8 @@ impl Price {
     pub(super) fn access(&self, base: Access) -> Access {
         let latency = self.latency.load(Ordering::Relaxed);
         let is_at_least = |least: Duration| latency != u64::MAX && u128::from(latency) >= least.as_nanos();
-        if !base.waits_for_requests() || !is_at_least(PRICED_MIN) {
+        let is_near = self.waited.load(Ordering::Relaxed) < 0 || !is_at_least(PRICED_MIN);
+        if is_near || !base.waits_for_requests() {
             return base;
         }
         let rate = u128::from(self.rate.load(Ordering::Relaxed));
@@ -125,8 +134,9 @@ mod tests {
         for samples in [&[][..], &[(4096, 1_900)], &[(4096, 20_000), (4096, 500)], &[(4 << 20, 50_000)]] {
             assert_eq!(price(samples), Access::default(), "{samples:?}");
         }
-        // What was in a cache tells nothing.
+        // What was in a cache tells nothing of the latency, but that one answer was late says as little of memory.
         assert_ne!(price(&[(4096, 20_000), (4096, 20)]), Access::default());
+        assert_eq!(price(&[(4096, 20_000), (4096, 20), (4096, 20)]), Access::default());
         let price = Price::new();
         price.note(1, Duration::from_secs(1));
         let base = Access { metadata_block: 0, ..Access::default() };
