@@ -33,9 +33,9 @@ impl Folder {
         }
     }
 
-    /// As [`Folder::of`], for a window too, if its files are read as a manifest lists them.
-    pub fn verified(source: &Source) -> Option<Folder> {
-        source.store().map(Folder::Store).filter(Folder::is_verified)
+    /// As [`Folder::of`], for a window too, if it is in a store.
+    pub fn in_store(source: &Source) -> Option<Folder> {
+        source.store().map(Folder::Store)
     }
 
     /// Its path, or a URL without credentials.

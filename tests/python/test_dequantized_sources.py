@@ -81,6 +81,38 @@ def test_every_source_has_the_same_weights(name: str, tmp_path: Path) -> None:
         assert {one for one, _ in ckpt.stream()} == set(ckpt)
 
 
+@pytest.mark.parametrize("name", ["gptq v1", "awq", "pack 8 group asymmetric"])
+@pytest.mark.parametrize("form", ["safetensors", "sharded"])
+def test_the_configuration_in_a_folder_of_a_store_is_read(name: str, form: str, tmp_path: Path) -> None:
+    pytest.importorskip("urllib3")
+    fsspec = pytest.importorskip("fsspec")
+    case = CASES[name]()
+    write(case, tmp_path, form)
+    files = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    memory = fsspec.filesystem("memory")
+    for file, content in files.items():
+        memory.pipe(f"quantized/{file}", content)
+    server = Server(files)
+    last = "model.safetensors" + (".index.json" if form == "sharded" else "")
+    try:
+        for url in (
+            f"{server.host}/",
+            f"{server.host}/{last}",
+            "memory://quantized",
+            f"memory://quantized/{last}",
+        ):
+            ckpt = rustload.open(url, dequantize=True, remote=("http", "memory"))
+            for one, tensor in logical(case).items():
+                assert equal(ckpt[one].materialize(), tensor, case), (url, one)
+        # One that is there and cannot be read may say anything.
+        server.fault = lambda number: "403" if "config" in server.requests[number].path else None
+        with pytest.raises(OSError, match="403"):
+            list(rustload.open(f"{server.host}/", dequantize=True, remote=("http",)))
+    finally:
+        server.close()
+        memory.rm("quantized", recursive=True)
+
+
 @pytest.mark.parametrize("kind", ["ranges", "file", "server"])
 def test_rows_of_int4_read_their_codes_and_scales(kind: str) -> None:
     pytest.importorskip("urllib3")

@@ -130,15 +130,17 @@ class ObjectFolder(ABC):
 
 
 class ObjectList(ObjectFolder):
-    """Several objects, which may be in different stores, as the files of a folder."""
+    """Several objects, which may be in different stores, as the files of a folder. What is beside the first one is in it too."""
 
-    __slots__ = ("_objects",)
+    __slots__ = ("_home", "_objects")
 
     def __init__(self, objects: Sequence[Any]) -> None:
         """The objects, each a `rustload.Ranges`."""
         self.name = "URLs"
         self._objects = {str(number): one for number, one in enumerate(objects)}
         self.chosen = tuple(self._objects)
+        home = getattr(objects[0], "home", None) if objects else None
+        self._home = home if isinstance(home, ObjectFolder) else None
 
     @property
     def is_listed(self) -> bool:
@@ -151,11 +153,15 @@ class ObjectList(ObjectFolder):
 
     def sizes(self, names: Sequence[str], /) -> list[int | None]:
         """The sizes."""
-        return [self._objects[name].size if name in self._objects else None for name in names]
+        beside = [name for name in names if name not in self._objects]
+        found = dict(zip(beside, self._home.sizes(beside), strict=True)) if beside and self._home else {}
+        return [self._objects[name].size if name in self._objects else found.get(name) for name in names]
 
     def open(self, name: str, /) -> Any:
-        """The object of that number."""
-        return self._objects[name]
+        """The object of that number, or what is beside the first one."""
+        if self._home is None or name in self._objects:
+            return self._objects[name]
+        return self._home.open(name)
 
     def folders(self) -> list[str]:
         """None."""

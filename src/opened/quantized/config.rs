@@ -45,6 +45,12 @@ const LIBRARIES: [(&str, &str); 20] = [
     ("vptq", "vptq"),
 ];
 
+/// The file that holds nothing but the configuration.
+const OWN_FILE: &str = "quantize_config.json";
+
+/// The files that may have it, the first one first.
+const FILES: [&str; 3] = ["config.json", "hf_quant_config.json", OWN_FILE];
+
 /// What is known of the quantization.
 #[derive(Debug, Default)]
 pub(super) struct Config {
@@ -64,17 +70,22 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// The configuration in a folder. Fails where the folder is verified and has not what its manifest lists.
+    /// The configuration in a folder. Fails where a file that may have it is there and cannot be read.
     pub(super) fn of_folder(folder: &Folder) -> Result<Config> {
-        for name in ["config.json", "hf_quant_config.json"] {
-            let Some(config) = read(folder, name)? else { continue };
+        for (name, size) in FILES.iter().zip(folder.sizes(&FILES)?) {
+            // What a manifest lists has to be there.
+            let is_there = size.is_some() || folder.is_verified();
+            let Some(config) = (if is_there { read(folder, name)? } else { None }) else { continue };
+            if *name == OWN_FILE {
+                return Ok(Config::of(&config));
+            }
             let all = [Some(&config), config.get("text_config")];
             let found = all.into_iter().flatten().find_map(|all| KEYS.iter().find_map(|key| all.get(key)));
             if let Some(found) = found {
                 return Ok(Config::of(found));
             }
         }
-        Ok(read(folder, "quantize_config.json")?.map_or_else(Config::default, |found| Config::of(&found)))
+        Ok(Config::default())
     }
 
     fn of(found: &Value) -> Config {
@@ -204,8 +215,7 @@ fn read(folder: &Folder, name: &str) -> Result<Option<Value>> {
         _ => Ok(Vec::new()),
     });
     match bytes {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
-        Err(error) if folder.is_verified() && error.code() != Code::ManifestMissing => Err(error),
-        Err(_) => Ok(None),
+        Err(error) if error.code() == Code::ManifestMissing => Ok(None),
+        bytes => Ok(serde_json::from_slice(&bytes?).ok()),
     }
 }

@@ -157,11 +157,11 @@ impl Opened {
         Ok(())
     }
 
-    /// The configuration in the folder of the first file, on disk or verified.
+    /// The configuration in the folder of the first file.
     fn config(&self) -> Result<Config> {
         let Some(first) = self.shards.first() else { return Ok(Config::default()) };
         let on_disk = || Some(Folder::Disk(first.path.as_deref()?.parent()?.to_owned(), Io::Buffered));
-        let folder = Folder::verified(&first.index.source).or_else(on_disk);
+        let folder = Folder::in_store(&first.index.source).or_else(on_disk);
         folder.map_or_else(|| Ok(Config::default()), |folder| Config::of_folder(&folder))
     }
 
