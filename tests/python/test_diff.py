@@ -195,6 +195,18 @@ def test_the_largest_change_is_first(save: Callable[..., Path]) -> None:
     assert shown.endswith("cosine 1")
 
 
+def test_nan_in_one_only_is_before_any_distance(save: Callable[..., Path]) -> None:
+    x, y = torch.ones(3), torch.ones(4)
+    one = save({"far": x, "nan": y, "inf": y, "shape": x}, "a.bin")
+    changed = {"far": x * 9, "nan": y.clone(), "inf": y.clone(), "shape": y}
+    changed["nan"][1], changed["inf"][2] = float("nan"), float("inf")
+    report = rustload.diff(one, save(changed, "b.bin"), data=True)
+    assert [diff.name for diff in report.changed] == ["shape", "nan", "inf", "far"]
+    shown = next(line for line in str(report).splitlines() if line.startswith("  nan "))
+    # The elements that are numbers in both are equal, so no distance is shown.
+    assert shown == "  nan  1 of 4 elements differ, first at [1], 1 NaN in one only"
+
+
 @pytest.mark.parametrize("prefix", ["model.", "state_dict.module."])
 def test_a_prefix_that_one_checkpoint_has_is_seen(prefix: str, save: Callable[..., Path]) -> None:
     tensors = {f"layers.{at}.weight": torch.full((2,), float(at)) for at in range(4)} | {
@@ -269,6 +281,14 @@ def test_a_converted_file_is_the_same_after_a_cast(save: Callable[..., Path], tm
     assert report.same
     assert [diff.compared_as for diff in report.close] == ["bfloat16"]
     assert rustload.diff(path, target, rename={"module.w": "w", "module.n": None}, select="w", cast=True).same
+
+
+def test_a_cast_between_floats_of_one_size(save: Callable[..., Path], tmp_path: Path) -> None:
+    path = save({"w": torch.randn(100).half()})
+    rustload.convert(path, tmp_path / "b.safetensors", dtype="bfloat16")
+    assert rustload.diff(path, tmp_path / "b.safetensors", cast=True).same
+    report = rustload.diff(path, tmp_path / "b.safetensors", data=True)
+    assert [diff.compared_as for diff in report.changed] == ["float32"]
 
 
 def test_quantized_tensors_as_numbers(save: Callable[..., Path]) -> None:

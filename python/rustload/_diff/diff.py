@@ -66,7 +66,7 @@ def diff(
             checkpoints different; NaN is close to NaN, and 0 to -0.
         rtol: The largest difference in proportion to the magnitude of the number in `b`. Both add up, as in `numpy.isclose`.
         cast: Whether two dtypes are not a difference if the elements are equal after a cast: of the wider of two floats to the
-            other, of others to a dtype that has the numbers of both. Compares elements, as `data` does.
+            other (of the first, if both have one size), of others to a dtype that has the numbers of both. Compares elements, as `data` does.
         dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers; paths
             are opened with it (`rustload.open`).
         select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`; without a
@@ -129,7 +129,7 @@ def diff(
     pairs = [(name, of_a[name], of_b[name]) for name in both]
     found = _structure(pairs, request)
     if data or cast:
-        _compare(found, pairs, request, notes, progress, atol=atol, rtol=rtol)
+        _compare(found, pairs, request, notes, progress, atol=atol, rtol=rtol, cast=cast)
     for one in found:
         has_data = one.compared_as is not None
         is_close = has_data and one.distant == 0 and (cast or one.dtypes[0] == one.dtypes[1])
@@ -137,7 +137,7 @@ def diff(
             report.close.append(one)
         elif one.dtypes[0] != one.dtypes[1] or one.shapes[0] != one.shapes[1] or one.distant:
             report.changed.append(one)
-    # The largest change first; those that were not compared are different shapes or dtypes.
+    # The worst change first; those that were not compared are different shapes or dtypes.
     for changed in (report.changed, report.close):
         changed.sort(key=_change, reverse=True)
     equal = len(both) - len(report.changed) - len(report.close)
@@ -196,13 +196,14 @@ def _without(prefix: str, tensors: _Tensors) -> _Tensors:
     )
 
 
-def _change(one: TensorDiff) -> float:
-    """By which tensors are sorted: those without elements that were compared, then by how much they differ."""
+def _change(one: TensorDiff) -> tuple[int, float]:
+    """By which tensors are sorted: not compared, then with NaN or infinities, then by how much they differ."""
     if one.compared_as is None:
-        return math.inf
+        return 2, 0.0
+    is_broken = bool(one.nan) or math.isinf(one.max_absolute)
     if one.relative_l2 is None:
-        return one.max_relative if one.distant else 0.0
-    return one.relative_l2
+        return is_broken, one.max_relative if one.distant else 0.0
+    return is_broken, one.relative_l2
 
 
 def _aliases(tensors: _Tensors, label: str, notes: list[str]) -> dict[str, str]:
@@ -246,12 +247,13 @@ def _compare(
     *,
     atol: float,
     rtol: float,
+    cast: bool,
 ) -> None:
     """Compares the elements of the pairs of equal shape, and adds what it finds to `found`."""
     wanted: list[tuple[int, str, int]] = []
     without_data = 0
     for number, (one, (_, first, second)) in enumerate(zip(found, pairs, strict=True)):
-        dtype = _common(*one.dtypes)
+        dtype = _common(*one.dtypes, cast=cast)
         if one.shapes[0] != one.shapes[1] or dtype is None:
             continue
         if any(getattr(tensor._core, "is_meta", False) for tensor in (first, second)):
@@ -306,8 +308,8 @@ def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def _common(one: str, two: str) -> str | None:
-    """The dtype to compare two dtypes in; None if there is none."""
+def _common(one: str, two: str, *, cast: bool) -> str | None:
+    """The dtype to compare two dtypes in; None if there is none. Of two floats of one size, it is with `cast` the second's."""
     if one == two:
         return one
     kinds = {_kind(one), _kind(two)}
@@ -318,7 +320,7 @@ def _common(one: str, two: str) -> str | None:
     if kinds == {"float"}:
         sizes = DTYPE_ROWS[one].itemsize, DTYPE_ROWS[two].itemsize
         if sizes[0] == sizes[1]:
-            return "float32"
+            return two if cast else "float32"
         return one if sizes[0] < sizes[1] else two
     if "float" in kinds:
         return "float64"

@@ -74,8 +74,8 @@ class DiffReport(NamedTuple):
         data: Whether elements were compared.
         only_a: Names that only the first has.
         only_b: Names that only the second has.
-        changed: Tensors that differ: in dtype or shape, or in elements that are not close. The largest change is first: those
-            whose elements were not compared, then by `relative_l2`.
+        changed: Tensors that differ: in dtype or shape, or in elements that are not close. The worst is first: those whose
+            elements were not compared, those with NaN or infinities in one checkpoint only, then by `relative_l2`.
         close: Tensors whose bytes differ and whose elements are all close; with `cast=True`, also those of two dtypes that are
             equal after a cast.
         equal: The number of tensors that do not differ, as far as they were compared.
@@ -198,6 +198,10 @@ def _what(one: TensorDiff) -> str:
     parts.append(share)
     if one.first is not None:
         parts.append(f"first at {list(one.first)}")
+    if one.nan:
+        parts.append(f"{one.nan:,} NaN in one only")
+        if one.nan == one.different:
+            return ", ".join(parts)  # all others are equal: there is no distance to show
     parts.append(f"max abs {one.max_absolute:.4g}")
     if (
         one.max_relative or not one.max_absolute
@@ -210,8 +214,6 @@ def _what(one: TensorDiff) -> str:
     if one.cosine is not None:
         # Most are near 1.
         parts.append(f"cosine {one.cosine:.6g}")
-    if one.nan:
-        parts.append(f"{one.nan:,} NaN in one only")
     return ", ".join(parts)
 
 
