@@ -140,6 +140,30 @@ def test_a_pipe_gets_whole_rows(folder):
     assert all(re.search(r" \[[\d, ]*\] +[\d.]+ K?i?B$", row) for row in rows)
 
 
+def test_a_pipe_gets_whole_names(tmp_path):
+    import torch
+
+    long, tensor = "long." + "very_long_" * 13 + "name", torch.zeros(3)
+    torch.save(
+        {long: tensor, f"tied.{long}": tensor, "short": torch.ones(2), "x": torch.ones(2)}, tmp_path / "m.pt"
+    )
+    lines = cli("info", "m.pt", cwd=tmp_path).stdout.splitlines()
+    assert f"  {long} = tied.{long}" in lines
+    assert [line.find(" float32 ") for line in lines if "  [" in line] == [2 + 5 + len(long) + 1] * 4
+    head, *rows = cli("stats", "m.pt", cwd=tmp_path).stdout.splitlines()[1:-1]
+    assert {len(row) for row in rows} == {len(head), len(head) + len("  only zeros")}
+    torch.save({long: tensor + 1}, tmp_path / "n.pt")
+    assert f"  {long}  3 of 3" in cli("diff", "m.pt", "n.pt", "--data", cwd=tmp_path).stdout
+
+
+def test_many_tied_names_are_counted(tmp_path):
+    import torch
+
+    tensor = torch.zeros(2)
+    torch.save({f"{at:02}": tensor for at in range(40)}, tmp_path / "m.pt")
+    assert "= 11 and 28 more\n" in cli("info", "m.pt", cwd=tmp_path).stdout
+
+
 def test_the_width_of_text_is_the_width_that_rich_measures():
     cell_len = pytest.importorskip("rich.cells").cell_len
     samples = [

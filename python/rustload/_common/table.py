@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
     from rustload._common.terminal import Page
 
-__all__ = ["ROW_INDENT", "TableRow", "show_table"]
+__all__ = ["NAME_COLUMNS_MAX", "ROW_INDENT", "TableRow", "show_table"]
 
 # The fewest columns of a table for names; on a terminal with less room for them, the other columns are below the names.
 NAME_COLUMNS_MIN = 16
 # The columns for names that a few long names may not widen on a terminal; those have a line of their own.
 NAME_COLUMNS_USUAL = 28
+# The most columns for names where there is no terminal; after longer names, the other columns are not aligned.
+NAME_COLUMNS_MAX = 160
 # How far what is below a name is indented.
 ROW_INDENT = 5
 
@@ -49,16 +51,19 @@ def show_table(page: Page, rows: Sequence[TableRow], *, widest: int, head: str =
     Args:
         page: The page.
         rows: At least one row.
-        widest: The most columns for names; on a terminal, a longer name has a line of its own.
+        widest: The most columns for names on a terminal, where a longer name has a line of its own.
         head: The titles of the columns, aligned with them; below the names, columns with titles stay aligned if they fit.
     """
-    width = min(max(row.width for row in rows), widest)
+    longest = max(row.width for row in rows)
+    width = min(longest, widest)
     columns_width = max(row.columns_width for row in rows)
     if page.must_split(2 + min(width, NAME_COLUMNS_MIN) + 2 + columns_width):
         _show_below(page, rows, head, columns_width)
         return
     left = page.room(2 + 2 + columns_width)
-    if left is not None:
+    if left is None:
+        width = min(longest, NAME_COLUMNS_MAX)
+    else:
         usual = sorted(row.width for row in rows)[(len(rows) - 1) * 9 // 10] + 6
         width = min(width, left, max(usual, NAME_COLUMNS_USUAL))
     if head:

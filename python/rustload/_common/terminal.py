@@ -129,7 +129,7 @@ class Page:
         rest = f"and {len(words) - most:,} more (--json has all)" if len(words) > most else ""
         line = ""
         for position, word in enumerate(words[:most]):
-            piece = self.clipped(word, 1) + ("," if position + 1 < len(words) else "")
+            piece = self.fitted(word, 1) + ("," if position + 1 < len(words) else "")
             if line and self.must_split(columns_of(line) + columns_of(piece) + 3):
                 self.line(f"  {line}")
                 line = ""
@@ -142,9 +142,16 @@ class Page:
         """The text, cut to fit a line of which two columns and `taken` more are in use."""
         return clip(text, max(self._width - 2 - taken, 13))
 
-    def fitted(self, text: str) -> str:
+    def fitted(self, text: str, taken: int = 0) -> str:
         """As `clipped` on a terminal, and the text unchanged elsewhere."""
-        return self.clipped(text) if self._fits else text
+        return self.clipped(text, taken) if self._fits else text
+
+    def entry(self, words: Sequence[str]) -> None:
+        """Adds an entry of a list, of words that a space separates; a terminal shows it on as many lines as it needs."""
+        if self.must_split(1 + sum(columns_of(word) + 1 for word in words)):
+            self.cells([("", word) for word in words], 2, gap=" ")
+        else:
+            self.line("  " + " ".join(words))
 
     def hanging(self, cells: Sequence[tuple[str, str]], text: str) -> None:
         """Adds cells (SGR code, text) followed by text, which a terminal shows wrapped with a hanging indent."""

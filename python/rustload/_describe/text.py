@@ -88,13 +88,13 @@ def show(page: Page, report: Described, view: View) -> None:
     if report["tied"]:
         page.heading("tied", "names that share a storage")
         identities = {entry["name"]: _identity(entry) for entry in report["tensors"]}
-        _first_lines(page, [_group(page, group, identities) for group in report["tied"]])
+        _entries(page, [_group(page, group, identities) for group in report["tied"]])
     if report["values"]:
         page.heading("values", "at the top, beside tensors")
         _plain_values(page, report["values"])
     if report["opaque"]:
         page.heading("kept as data", "values of classes that were not built")
-        _first_lines(page, [_class(page, found) for found in report["opaque"]])
+        _entries(page, [_class(page, found).split(" ") for found in report["opaque"]])
     if report["globals"]:
         page.heading("named by the pickle", "nothing of it was imported or called")
         page.wrapped([page.safe(name) for name in report["globals"]], most=LINES_SHOWN_MAX * 3)
@@ -110,7 +110,7 @@ def show(page: Page, report: Described, view: View) -> None:
         )
     if report["notes"]:
         page.heading("notes")
-        _first_lines(page, [page.safe(note) for note in report["notes"]])
+        _entries(page, [page.safe(note).split(" ") for note in report["notes"]])
 
 
 def _memory(found: Needed) -> str:
@@ -188,7 +188,7 @@ def _tree(page: Page, tensors: list[DescribedTensor], tied: list[list[str]], vie
     for node, lasts in tree.walk(root, view.depth):
         indent = page.indent(lasts)
         times = f"  {page.times}{node.times}" if node.times > 1 and node.leaf else ""
-        label = page.clipped(page.safe(node.label) or '""', indent + len(times))
+        label = page.fitted(page.safe(node.label) or '""', indent + len(times))
         name = page.branches(lasts) + (label if node.leaf else page.strong(label))
         name, width = name + times, indent + columns_of(label) + len(times)
         remark = "  tied" if node.leaf and node.leaf.tied else ""
@@ -274,13 +274,17 @@ def _identity(entry: DescribedTensor) -> str:
     return str([entry["storage"], entry["storage_offset"], entry["dtype"], entry["shape"], entry["strides"]])
 
 
-def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
-    shown = [page.safe(name) or '""' for name in names]
-    if not all(name in identities for name in names):
-        return ", ".join(shown)  # --filter left some out, so nothing is known of them
-    if len({identities[name] for name in names}) == 1:
-        return " = ".join(shown)
-    return ", ".join(shown) + "  (different parts)"
+def _group(page: Page, names: list[str], identities: dict[str, str]) -> list[str]:
+    """Names that share a storage: `a`, `= b`, `= c`."""
+    shown = [page.fitted(page.safe(name) or '""', 2) for name in names[:LINES_SHOWN_MAX]]
+    # What --filter left out is not known.
+    kinds = {identities.get(name) for name in names}
+    is_one = len(kinds) == 1 and None not in kinds
+    words = [f"= {name}" for name in shown] if is_one else [f"{name}," for name in shown]
+    words = [shown[0], *words[1:]] if is_one else [*words[:-1], shown[-1]]
+    if len(names) > len(shown):
+        words.append(f"and {len(names) - len(shown):,} more")
+    return [*words, "", "(different parts)"] if len(kinds) > 1 and None not in kinds else words
 
 
 def _class(page: Page, found: OpaqueClass) -> str:
@@ -306,8 +310,19 @@ def _plain_values(page: Page, values: Sequence[PlainValue | ContainerValue]) -> 
 
 
 def _first_lines(page: Page, lines: list[str], *, most: int = LINES_SHOWN_MAX) -> None:
-    """Prints the first few lines and the number of the others."""
+    """Prints the first few lines, cut, and the number of the others."""
     for line in lines[:most]:
         page.line(f"  {page.clipped(line)}")
-    if len(lines) > most:
-        page.cells([("2", f"and {len(lines) - most:,} more (--json has all)")], 2)
+    _others(page, len(lines) - most)
+
+
+def _entries(page: Page, entries: list[list[str]]) -> None:
+    """Prints the first few entries, whole, and the number of the others."""
+    for words in entries[:LINES_SHOWN_MAX]:
+        page.entry(words)
+    _others(page, len(entries) - LINES_SHOWN_MAX)
+
+
+def _others(page: Page, number: int) -> None:
+    if number > 0:
+        page.cells([("2", f"and {number:,} more (--json has all)")], 2)

@@ -66,7 +66,8 @@ def diff(
             checkpoints different; NaN is close to NaN, and 0 to -0.
         rtol: The largest difference in proportion to the magnitude of the number in `b`. Both add up, as in `numpy.isclose`.
         cast: Whether two dtypes are not a difference if the elements are equal after a cast: of the wider of two floats to the
-            other (of the first, if both have one size), of others to a dtype that has the numbers of both. Compares elements, as `data` does.
+            other (of the first, if both have one size), of others to a dtype that has the numbers of both. Compares elements, as
+            `data` does.
         dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers; paths
             are opened with it (`rustload.open`).
         select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`; without a

@@ -105,6 +105,10 @@ class DiffReport(NamedTuple):
         """The report as plain values, as in the JSON of the command line, which has None for an infinite difference."""
         return {"same": self.same, **plain(self)}
 
+    def __repr__(self) -> str:
+        """The last line of the text."""
+        return f"<DiffReport {self.a!r} {self.b!r} {' '.join(text for _, text in _verdict(self))}>"
+
     def __str__(self) -> str:
         """The report as text, as the command line prints it."""
         out = io.StringIO()
@@ -223,7 +227,7 @@ def _list(page: Page, title: str, code: str, rows: Iterable[tuple[str, str]], nu
     page.heading(title, count(number, "tensor"))
     lines = _folded(rows)
     for label, what in lines[:LINES_SHOWN_MAX]:
-        page.hanging([(code, page.clipped(page.safe(label)))], what)
+        page.hanging([(code, page.fitted(page.safe(label)))], what)
     if len(lines) > LINES_SHOWN_MAX:
         page.cells([("2", f"and {len(lines) - LINES_SHOWN_MAX:,} more lines (--json has all)")], 2)
 
