@@ -227,6 +227,39 @@ def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return cli("stats", *arguments)
 
 
+def test_as_text_statistics_are_a_table(save: Callable[..., Path]) -> None:
+    tensors = {f"w{at}": torch.tensor([at, -1.5, float("nan"), 0]) for at in range(1005)}
+    ckpt = rustload.open(save(tensors))
+    title, head, first, *rest = str(ckpt.stats()).splitlines()
+    assert (title, head.split()) == (
+        "Statistics of 1,005 tensors",
+        ["min", "max", "mean", "std", "NaN", "zeros"],
+    )
+    assert first.split() == ["w0", "-1.5", "0", "-0.5", "0.7071", "1", "2"]
+    assert (len(rest), rest[-1]) == (1000, "  and 5 more")
+    assert str(ckpt.stats([])) == "Statistics of 0 tensors"
+    found = repr(ckpt["w7"].stats(bins=3))
+    assert found.startswith("Statistics(total=4, nan=1, ")
+    assert found.endswith("exponents=<2>, histogram=<3 bins>, sampled=False)")
+
+
+@pytest.mark.filterwarnings("ignore::rustload.RustloadWarning")
+def test_reports_have_a_repr_of_one_line(save: Callable[..., Path], tmp_path: Path) -> None:
+    import rustload.torch
+
+    path = save({f"{at}.weight": torch.randn(2, 2) for at in range(40)})
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(40))
+    converted = rustload.convert(path, tmp_path / "to.safetensors", dtype="float16")
+    for report, begin in (
+        (rustload.torch.load_into(layers, path, dtype="bfloat16"), "<LoadReport 320 B in "),
+        (rustload.diff(path, tmp_path / "to.safetensors"), f"<DiffReport {str(path)!r} "),
+        (converted, "<SaveReport wrote 40 tensors, "),
+    ):
+        assert repr(report).startswith(begin)
+        assert len(repr(report)) < 400
+        assert "\n" not in repr(report)
+
+
 def test_the_command_shows_every_tensor(save: Callable[..., Path]) -> None:
     bad = torch.tensor([1.0, float("nan"), float("inf")])
     path = save({"layer.weight": torch.arange(6.0).view(2, 3), "bad": bad, "zero": torch.zeros(4)})

@@ -83,6 +83,13 @@ class Statistics(NamedTuple):
     histogram: Histogram | None
     sampled: bool
 
+    def __repr__(self) -> str:
+        """The numbers; of the longer fields, how many there are."""
+        shown = self._asdict()
+        shown["exponents"] = f"<{len(self.exponents)}>"
+        shown["histogram"] = None if self.histogram is None else f"<{len(self.histogram.counts)} bins>"
+        return f"Statistics({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
     @property
     def infinite(self) -> int:
         """The numbers that are infinity or -infinity."""

@@ -47,6 +47,10 @@ class SaveReport(NamedTuple):
     skipped_at: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """The line of text."""
+        return f"<SaveReport {self}>"
+
     def __str__(self) -> str:
         """One line of text."""
         where = f" to {_printable(self.path)}" if self.path else ""

@@ -91,6 +91,10 @@ class LoadReport:
     peak_device: int | None
     notes: list[str]
 
+    def __repr__(self) -> str:
+        """The first line of the text."""
+        return f"<LoadReport {str(self).partition(chr(10))[0]}>"
+
     def __str__(self) -> str:
         """One line of text; a second one with what to do if buffers are still on the meta device."""
         rate = f", {self.bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds > 0 else ""
