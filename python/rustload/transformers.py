@@ -7,6 +7,7 @@ Nothing is downloaded, transformers is not patched, and no code of a repository 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import logging
 import os
@@ -21,6 +22,7 @@ except ImportError:
     import_framework("transformers")  # raises with advice
     raise
 
+from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.hub import commit_of, snapshot_names
 from rustload._common.progress import checked_progress, reporting
 from rustload._common.sizes import sizes_once
@@ -56,6 +58,7 @@ def from_pretrained(
     key: Key = None,
     strip: Strip = None,
     rename: Rename = None,
+    dequantize: bool = False,
     progress: Progress = None,
     limits: Limits | None = None,
     **kwargs: Any,
@@ -80,6 +83,8 @@ def from_pretrained(
         key: The key in the file under which the state dict is nested.
         strip: A prefix, or several, to remove from names.
         rename: Other names: a mapping, pairs of a regular expression and a replacement, or a callable.
+        dequantize: Whether to load quantized weights as the numbers that they mean, into plain layers, without the library that
+            packed them. False: transformers loads them by its quantizer.
         progress: True for a progress bar on stderr, which replaces that of transformers, or a callback `(bytes done, total bytes,
             name)` in bytes of the file. It is called by one thread at a time, and not for tensors that the model does not use.
         limits: Upper bounds on the memory and work that the file can cause.
@@ -122,7 +127,11 @@ def from_pretrained(
         generation_config = _generation_config(folder)
     if dtype != "auto" and not isinstance(dtype, dict):
         dtype = torch_dtype(dtype_name(dtype))
-    tensors = state_dict(file or folder, key=key, strip=strip, rename=rename, limits=limits)
+    source: Any = file or folder
+    if dequantize:
+        source = open_checkpoint(source, dequantize=True, limits=limits)
+        config = _without_quantization(config)
+    tensors = state_dict(source, key=key, strip=strip, rename=rename, limits=limits)
     with _with_progress(progress, tensors) as reporting_tensors, _load_report_from(path):
         made = cls.from_pretrained(
             None,
@@ -236,6 +245,16 @@ def _model_class(cls: Any, config: Any) -> tuple[Any, Any]:
     if text is not None and getattr(found, "config_class", None) == text:
         config = config.get_text_config()
     return found, config
+
+
+def _without_quantization(config: Any) -> Any:
+    """A copy of a config, from which a model with plain layers is built."""
+    config = copy.deepcopy(config)
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ()]
+    for part in (config, *parts):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return config
 
 
 def _generation_config(folder: Path) -> Any:

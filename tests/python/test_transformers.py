@@ -265,3 +265,31 @@ def test_the_load_report_names_the_path(repositories, tmp_path):
     assert "stray.weight" in reports[0]
     assert f"from: {folder}\n" in reports[0]
     assert not logger.filters
+
+
+def test_quantized_weights_load_into_plain_layers(tmp_path):
+    """fp8 with a scale for each block of 128 x 128, as DeepSeek stores it; transformers' own quantizer needs a GPU for it."""
+    torch.manual_seed(0)
+    settings = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = transformers.LlamaForCausalLM(settings)
+    state = {}
+    for name, weight in model.state_dict().items():
+        if "_proj" in name:
+            state[name] = weight.to(torch.float8_e4m3fn)
+            state[f"{name}_scale_inv"] = torch.rand(weight.shape[0] // 128, weight.shape[1] // 128) + 0.5
+            scales = state[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+            weight.copy_(state[name].float() * scales)
+        else:
+            state[name] = weight
+    rustload.save(state, tmp_path / "model.safetensors")
+    settings.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
+    settings.save_pretrained(tmp_path)
+    made = from_pretrained(transformers.AutoModelForCausalLM, tmp_path, dtype="bfloat16", dequantize=True)
+    assert {type(layer) for name, layer in made.named_modules() if name.endswith("_proj")} == {
+        torch.nn.Linear
+    }
+    assert not hasattr(made.config, "quantization_config")
+    for name, weight in model.bfloat16().state_dict().items():
+        assert_same_bits(made.state_dict()[name], weight)
