@@ -377,7 +377,7 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
         ({"m": torch.empty(2, device="meta")}, rustload.UnsupportedError, "meta"),
         ({"o": np.array([None])}, rustload.UnsupportedError, "object"),
         ({"t": np.array(["a"])}, rustload.UnsupportedError, "NumPy array of <U1"),
-        ({"epoch": 3}, TypeError, "'epoch' is a builtins.int"),
+        ({"epoch": 3}, TypeError, "'epoch' is an int"),
         ({"__metadata__": x}, ValueError, "__metadata__"),
         (x, TypeError, "mapping"),
     ]

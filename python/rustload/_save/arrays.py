@@ -16,7 +16,7 @@ from rustload._rustload import dtype_name
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error, _Remedy
 
-__all__ = ["Deferred", "Values", "unsupported", "values_of"]
+__all__ = ["Deferred", "Values", "kind_of", "unsupported", "values_of"]
 
 Deferred: TypeAlias = tuple[str, tuple[int, ...], int | None, Callable[[], Any]]
 """dtype, shape, the storage that it shares with others (any number), and a function that returns a DLPack capsule of all
@@ -65,9 +65,11 @@ def values_of(name: str, value: Any) -> Values:
     try:
         view = memoryview(value)
     except TypeError:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        note = "tensors, arrays, and objects with __dlpack__ or the buffer protocol are written; leave others out"
-        raise _error("Type", f"{name!r} is a {kind}, not a tensor", note) from None
+        note = (
+            "tensors, arrays, and objects with __dlpack__ or the buffer protocol are written, with keep_nesting=True also"
+            " numbers, texts, bytes and None: make it one of these, or leave it out"
+        )
+        raise _error("Type", f"{name!r} is {kind_of(value)}, not a tensor", note) from None
     try:
         numpy = _numpy(name)
     except ImportError:
@@ -76,6 +78,12 @@ def values_of(name: str, value: Any) -> Values:
             raise
         return plain
     return _of_numpy(name, numpy.asarray(view), numpy)
+
+
+def kind_of(value: Any) -> str:
+    """The name of a value's class with an article, and with its module unless that is `builtins`: `an int`."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def unsupported(name: str, what: str, *remedies: str | _Remedy) -> BaseException:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.nesting import DEPTH_MAX, TEXT_MAX_CHARS, VALUE_TYPES, scalar_json
-from rustload._save.arrays import values_of
+from rustload._save.arrays import kind_of, values_of
 from rustload._save.flatten import Named, dotted, flatten
 from rustload._save.objects import Objects
 from rustload._tensor.handle import LazyTensor
@@ -80,10 +80,9 @@ def _not_a_tensor(root: Any, path: tuple[Any, ...]) -> BaseException:
     value = root
     for step in path:
         value = value[step]
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     return _error(
         "Type",
-        f"{dotted(path)!r} is a {kind}, not a tensor",
+        f"{dotted(path)!r} is {kind_of(value)}, not a tensor",
         _pass("keep_nesting", "to keep it beside the tensors", value=True),
         _pass("objects", "with a path, to write it to a file of JSON"),
     )

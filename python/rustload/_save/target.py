@@ -38,7 +38,7 @@ class Target(NamedTuple):
         """
         if dst is None:
             if given.folder is None:
-                raise _error("Value", "is needed for a checkpoint that is not in a file", argument="dst")
+                raise _error("Value", "is needed for a URL, an object or several files", argument="dst")
             if not given.is_file:
                 target = cls(given.folder or ".", is_file=False, joins=True)
             else:
