@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -64,6 +65,7 @@ def test_the_completions_have_every_command_and_option(capsys: pytest.CaptureFix
         (["convert", "--keep"], ["--keep", "--keep-config"]),
         (["convert", "m.bin", "--ties", ""], ["auto", "copy", "drop", "error"]),
         (["schema", "d"], ["diff", "doctor"]),
+        (["help", "s"], ["show", "stats", "scan", "schema"]),
         (["info", "m"], []),
     ],
 )
@@ -74,3 +76,41 @@ def test_bash_completes(words: list[str], expected: list[str], capsys: pytest.Ca
         ["bash", "-s", "--", *words], input=script, text=True, check=True, capture_output=True
     )
     assert found.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["info", "--tensrs", "m.bin"], "unrecognized arguments: --tensrs (did you mean: --tensors)"),
+        (["info", "m.bin", "--zzz"], "unrecognized arguments: --zzz"),
+        (["view", "a", "b"], "unrecognized arguments: b"),
+    ],
+)
+def test_an_unknown_option_points_to_the_help_of_its_command(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _cli.main(args)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"rustload: error: {says}\n  see: rustload {args[0]} --help\n"
+
+
+def test_warnings_are_lines_without_a_place_in_the_source() -> None:
+    program = """
+import sys, warnings
+import rustload
+from rustload import _cli
+from rustload._cli import schema
+
+def run(args):
+    warnings.warn("the file \\x1b[2J changes", rustload.RustloadWarning)
+    warnings.warn("of another package")
+    return 0
+
+schema.run = run
+sys.exit(_cli.main(["schema", "info"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, second, *_ = done.stderr.splitlines()
+    assert first == r"rustload: warning: the file \x1b[2J changes"
+    assert second.endswith(": UserWarning: of another package")

@@ -227,3 +227,27 @@ def test_the_line_names_the_tied_name_that_is_left_out(
     assert _cli.main(["convert", "tied.bin", "--ties", "drop", "--overwrite"]) == 0
     assert ", 2 tied names left out (b, ...), in " in capsys.readouterr().out
     assert ", 1 tensor, " in repr(rustload.open(folder / "tied.safetensors"))
+
+
+def test_a_folder_without_its_configuration_is_said_on_stderr(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text("{}")
+    torch.save({"a": torch.zeros(2)}, folder / "model/pytorch_model.bin")
+    says = "rustload: config.json and other files were not copied: --copy-others copies them\n"
+    for arguments, expected in (
+        (["model", "to"], says),
+        (["model", "to.safetensors"], ""),
+        (["model", "quiet", "-q"], ""),
+        (["model", "to", "--overwrite", "--copy-others"], ""),
+        (["model", "to", "--overwrite"], ""),
+        (["last.ckpt", "run"], ""),
+        (["model"], ""),
+    ):
+        assert _cli.main(["convert", *arguments]) == 0
+        assert capsys.readouterr().err == expected, arguments
+    assert (
+        _cli.main(["convert", "c.bin", "c", "--verify", "--dtype", "c = d=complex64", "--allow-lossy"]) == 0
+    )
+    assert capsys.readouterr().out.endswith(" s, read back and compared\n")

@@ -148,7 +148,9 @@ class TestPolicyFiles:
     ) -> None:
         (tmp_path / "policy.toml").write_bytes(text.encode("latin-1"))
         assert main(["scan", "--policy", str(tmp_path / "policy.toml"), str(file)]) == 2
-        assert message in capsys.readouterr().err
+        shown = capsys.readouterr().err
+        assert message in shown
+        assert str(tmp_path / "policy.toml") in shown
 
     def test_an_absent_file_is_wrong_usage(self, file: Path, tmp_path: Path) -> None:
         assert main(["scan", "--policy", str(tmp_path / "absent.toml"), str(file)]) == 2

@@ -8,6 +8,7 @@ from typing import Any
 __all__ = [
     "EPILOG",
     "REPEATED",
+    "SOURCE",
     "add_color",
     "add_json",
     "add_manifest",
@@ -31,14 +32,14 @@ REPEATED: Any = {"action": "append", "default": []}
 """The options of an argument that may be repeated."""
 
 
-def add_paths(parser: argparse.ArgumentParser) -> None:
+SOURCE = "a file, a directory of shards, an index file, or a URL"
+"""What a path of a checkpoint is."""
+
+
+def add_paths(parser: argparse.ArgumentParser, what: str) -> None:
     """Adds the paths of checkpoints."""
     parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        type=file,
-        help="a file, a directory of shards, or an index file; each is shown by itself",
+        "paths", nargs="+", metavar="PATH", type=file, help=f"{what}; each is shown by itself"
     )
 
 

@@ -9,16 +9,19 @@ import gc
 import importlib
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, NoReturn
 
 import rustload
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
-from rustload._common.terminal import print_messages, terminal_columns
+from rustload._common.terminal import message_line, print_messages, terminal_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["main", "parser"]
+
+_python_format = warnings.formatwarning
 
 COMMANDS = {
     "info": "show what a checkpoint holds",
@@ -59,15 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return _write_failed("stdout is closed")
     collects = gc.isenabled()
+    format_warning = warnings.formatwarning
+    warnings.formatwarning = _format_warning
     # A command makes many small objects, few of them in cycles, and ends soon: garbage collection only costs time.
     gc.disable()
     try:
         try:
             if given[:1] == ["help"] or not given:
                 given = [*given[1:2], "--help"]
-            args = parser(given).parse_args(given)
+            args, unknown = parser(given).parse_known_args(given)
+            if unknown:
+                args.refuse(f"unrecognized arguments: {' '.join(unknown)}{_near(unknown[0], args.options)}")
             code: int = args.run(args)
         finally:
+            warnings.formatwarning = format_warning
             if collects:
                 gc.enable()
             # Also after --help and --version, which raise SystemExit.
@@ -84,6 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as a line, as all messages; those of other packages as Python shows them, with their place in the source."""
+    if issubclass(category, rustload.RustloadWarning):
+        return message_line(f"rustload: warning: {message}")
+    return _python_format(message, category, filename, lineno, line)
+
+
 def _write_failed(why: str) -> int:
     print_messages([f"rustload: error: the output could not be written: {why}"])
     return READ_FAILED
@@ -93,6 +110,14 @@ def _redirect_stdout_to_devnull() -> None:
     """Redirects stdout to /dev/null, because Python flushes it again at exit, which would fail."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _near(word: str, options: Mapping[str, str]) -> str:
+    """The option that was meant, perhaps."""
+    from rustload._common.similar import similar
+
+    near = similar(word.partition("=")[0], [one for one in options.values() if one.startswith("--")], 1)
+    return f" (did you mean: {near[0]})" if near and word.startswith("-") else ""
 
 
 def _hints(given: Sequence[str]) -> Sequence[str]:
@@ -120,6 +145,7 @@ def parser(given: Sequence[str]) -> Parser:
     made = Parser(
         prog="rustload",
         description="Looks into PyTorch and safetensors checkpoints and converts them without running anything in them.",
+        epilog="rustload help COMMAND shows the options of a command, and its exit codes.",
         formatter_class=functools.partial(argparse.HelpFormatter, width=width),
     )
     made.hints = _hints(given)
@@ -131,5 +157,5 @@ def parser(given: Sequence[str]) -> Parser:
             module = importlib.import_module(f"rustload._cli.{name}")
             module.add_arguments(command)
             options = {one.dest: (one.option_strings or [str(one.metavar)])[-1] for one in command._actions}
-            command.set_defaults(run=module.run, refuse=made.error, options=options)
+            command.set_defaults(run=module.run, refuse=command.error, options=options)
     return made

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 def _options() -> dict[str, list[Option]]:
     """The options of each command."""
     commands = next(one for one in parser([*COMMANDS])._actions if isinstance(one.choices, dict))
-    return {name: [*map(_option, command._actions)] for name, command in commands.choices.items()}  # type: ignore[union-attr]  # a dict
+    found = {name: [*map(_option, command._actions)] for name, command in commands.choices.items()}  # type: ignore[union-attr]  # a dict
+    return {**found, "help": [Option((), "the command", takes=True, choices=tuple(COMMANDS))]}
 
 
 def _option(action: argparse.Action) -> Option:
@@ -91,7 +92,7 @@ def _zsh(commands: dict[str, list[Option]]) -> Iterator[str]:
 
     yield "#compdef rustload"
     yield "local -a commands=("
-    yield from (f"    '{name}:{quoted(COMMANDS[name])}'" for name in commands)
+    yield from (f"    '{name}:{quoted(_WHAT[name])}'" for name in commands)
     yield ")"
     yield "if (( CURRENT == 2 )); then"
     yield "    _describe command commands"
@@ -118,7 +119,7 @@ def _fish(commands: dict[str, list[Option]]) -> Iterator[str]:
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
     for command, options in commands.items():
-        yield f"complete -c rustload -n __fish_use_subcommand -f -a {command} -d {quoted(COMMANDS[command])}"
+        yield f"complete -c rustload -n __fish_use_subcommand -f -a {command} -d {quoted(_WHAT[command])}"
         for option in options:
             names = [f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}" for name in option.names]
             values = (
@@ -129,4 +130,5 @@ def _fish(commands: dict[str, list[Option]]) -> Iterator[str]:
                 yield f"complete -c rustload -n '__fish_seen_subcommand_from {command}' {given}"
 
 
+_WHAT = {**COMMANDS, "help": "show the options of a command"}
 _SHELLS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

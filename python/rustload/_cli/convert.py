@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("src", metavar="SRC", help="a file, a folder, or an index file")
+    add("src", metavar="SRC", help="a file, a folder, an index file, or a URL")
     target = parser.add_mutually_exclusive_group()
     target.add_argument("dst", nargs="?", metavar="DST", help="a file or a folder")
     target.add_argument("-o", "--output", metavar="DST", help="the same")
@@ -162,9 +162,20 @@ def run(args: argparse.Namespace) -> int:
         print_document(document)
     elif not (code or args.quiet):
         page = Page(sys.stdout, "never")
-        page.line(str(report))
+        page.line(str(report) + (", read back and compared" if args.verify else ""))
         page.flush()
+    if not (code or args.quiet or args.copy_others):
+        _note_config(args.src, report.path)
     return code
+
+
+def _note_config(source: str, target: str) -> None:
+    """Says that a folder was written without the configuration that loaders need."""
+    from os.path import isfile, join
+
+    name = next((one for one in ("config.json", "model_index.json") if isfile(join(source, one))), None)
+    if name is not None and not target.endswith(".safetensors") and not isfile(join(target, name)):
+        print_messages([f"rustload: {name} and other files were not copied: --copy-others copies them"])
 
 
 def _warn_of_code(path: str) -> None:

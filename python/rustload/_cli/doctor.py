@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the machine has."
     )
     parser.epilog = EPILOG
-    add_paths(parser)
+    add_paths(parser, "a file, a directory of shards, or an index file")
     parser.add_argument(
         "--io", choices=("auto", "buffered", "direct"), default="auto", help="as in rustload.open"
     )

@@ -6,7 +6,16 @@ import sys
 from typing import TYPE_CHECKING, TypedDict
 
 import rustload
-from rustload._cli.arguments import EPILOG, add_color, add_json, add_manifest, add_paths, dtype, number
+from rustload._cli.arguments import (
+    EPILOG,
+    SOURCE,
+    add_color,
+    add_json,
+    add_manifest,
+    add_paths,
+    dtype,
+    number,
+)
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
@@ -41,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "neither torch nor NumPy."
     )
     parser.epilog = EPILOG
-    add_paths(parser)
+    add_paths(parser, SOURCE)
     add = parser.add_argument
     add("--tensors", action="store_true", help="list every tensor, one per line, in place of the tree")
     add(

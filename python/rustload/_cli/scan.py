@@ -154,7 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="a file, a directory of which all files are scanned, or - for standard input",
+        help="a file, a directory of which all files are scanned, a URL, or - for standard input",
     )
     add("-q", "--quiet", action="store_true", help="leave out what is inert or holds no pickle")
     add(

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import rustload
-from rustload._cli.arguments import add_color, add_json, file
+from rustload._cli.arguments import SOURCE, add_color, add_json, file
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import Error, print_document, report_error
 from rustload._common.patterns import is_literal, matching, unknown_name
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("path", metavar="PATH", type=file, help="a file, a directory of shards, or an index file")
+    add("path", metavar="PATH", type=file, help=SOURCE)
     add(
         "names",
         nargs="+",

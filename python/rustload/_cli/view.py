@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import rustload
-from rustload._cli.arguments import file
+from rustload._cli.arguments import SOURCE, file
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import report_error
 from rustload._common.terminal import Page
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("path", metavar="PATH", type=file, help="a file, a directory of shards, or an index file")
+    add("path", metavar="PATH", type=file, help=SOURCE)
     add(
         "-o",
         "--output",

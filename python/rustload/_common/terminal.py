@@ -17,7 +17,7 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["BAR_COLUMNS", "Page", "count", "print_json", "print_messages", "terminal_columns"]
+__all__ = ["BAR_COLUMNS", "Page", "count", "message_line", "print_json", "print_messages", "terminal_columns"]
 
 BAR_COLUMNS = 24
 # The columns of running text where there is no terminal.
@@ -243,6 +243,11 @@ def print_json(document: object) -> None:
         # In JSON, these characters are part of a string, which no line begins with.
         sys.stdout.write(part.replace("##[", "\\u0023#[") if _on_github() else part)
     sys.stdout.write("\n")
+
+
+def message_line(text: str) -> str:
+    """A line for stderr of a text, with what comes from files escaped."""
+    return _without_commands(f"{_printable(text)}\n")
 
 
 def print_messages(lines: Iterable[str]) -> None:

@@ -85,7 +85,12 @@ class Policy:
             read = tomllib.loads(content.decode())
         except ValueError as error:
             raise _error("Value", f"{os.fspath(path)}: not a TOML file: {error}") from None
-        return cls(**_fields(read, os.fspath(path)), baseline=baseline)
+        fields = _fields(read, os.fspath(path))
+        try:
+            return cls(**fields, baseline=baseline)
+        except ValueError as error:
+            error.add_note(f"the policy is {os.fspath(path)}")
+            raise
 
 
 def _fields(read: dict[str, Any], path: str) -> dict[str, Any]:
