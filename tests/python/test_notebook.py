@@ -35,6 +35,12 @@ HOSTILE = {
     "wide": "層" * 20_000,
     "dots": "." * 5000,
 }
+
+
+class Epoch:
+    """A class that rustload keeps as data."""
+
+
 VOID = {"img", "br", "hr", "input", "meta", "link"}
 
 
@@ -360,3 +366,37 @@ def test_tables_hold_their_alignment_in_the_styles_of_notebooks(tmp_path: Path) 
     assert '<table style="table-layout:auto">' in page
     assert "<td>" not in page
     assert '<td style="text-align:right;white-space:nowrap">8 B</td>' in page
+
+
+def test_values_beside_the_tensors_are_listed(tmp_path: Path) -> None:
+    run = {
+        "model": {"w": torch.ones(2)},
+        "epoch": 3,
+        "name": "run \x1b",
+        "huge": 10**2000,
+        10**1000: 1,
+        "at": Epoch(),
+    }
+    torch.save(run, tmp_path / "run.ckpt")
+    ckpt = rustload.open(tmp_path / "run.ckpt")
+    page = check(ckpt._repr_html_())
+    words = " ".join(" ".join(page.words).split())
+    for shown in (
+        "values (6)",
+        "model dict of 1",
+        "epoch 3",
+        "huge int of 6,644 bits",
+        "int of 3,322 bits 1",
+    ):
+        assert shown in words
+    assert r"name 'run \x1b'" in words
+    assert f"<opaque {Epoch.__module__}.Epoch>" in words
+    assert "kept as data" in words
+    assert "values" not in ckpt.select("*")._repr_html_()
+    torch.save(
+        {f"{at}": name for at, name in enumerate(HOSTILE.values())} | dict.fromkeys(HOSTILE.values(), 1),
+        tmp_path / "x.ckpt",
+    )
+    page = check(rustload.open(tmp_path / "x.ckpt")._repr_html_())
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "not all is shown: see ckpt.objects" in " ".join(page.words)

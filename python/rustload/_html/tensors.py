@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 from rustload._common import tree
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import count
 from rustload._html.page import Budget, details, frame, table, text
+from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from rustload import _rustload
 
@@ -22,6 +24,10 @@ ROWS_MAX = 160
 """The most rows of a tree: as many levels are shown as have no more."""
 DTYPES_MAX = 12
 """The most rows of the table of dtypes."""
+VALUES_MAX = 12
+"""The most values beside the tensors, and the most classes."""
+VALUE_CHARS_MAX = 200
+_PICKLED = ("torch-zip", "torch-legacy", "torch-tar", "pickle")
 PARTS_MAX = 12
 """The most parts of a joined tensor."""
 
@@ -48,7 +54,9 @@ def mapping_html(
     with _without_garbage_collection():
         sizes: dict[str, list[int]] = {}
         root = tree.build(_leaves(core, names, sizes))
-        body = [_dtypes(sizes, budget), _tree(root, budget, all_of_it)]
+        body = [_dtypes(sizes, budget)]
+        beside = _values(core, budget) + _opaque(core, budget) if names is None else ""
+        body += [_tree(root, budget, all_of_it), beside]
     return frame(title, remark, fallback, body)
 
 
@@ -130,6 +138,63 @@ def _tree(root: tree.Node, budget: Budget, all_of_it: str) -> str:
     if is_cut:
         out.append(f'<p class="m">not all is shown: see {text(all_of_it, 300)}</p>')
     return details(f"<b>tensors</b> ({root.tensors:,})", "".join(out), is_open=True) if root.tensors else ""
+
+
+def _values(core: _rustload.Checkpoint, budget: Budget) -> str:
+    """What is beside the tensors at the top of the pickles."""
+    if core.format not in _PICKLED:
+        return ""
+    try:
+        roots = core.objects(lambda _tensor: NotImplemented)
+    except RustloadError:
+        return ""  # reading them says why
+    found = [
+        pair
+        for root in roots
+        if isinstance(root, dict)
+        for pair in root.items()
+        if pair[1] is not NotImplemented
+    ]
+    shown = [
+        (key if isinstance(key, str) else _short(key), _short(value)) for key, value in found[:VALUES_MAX]
+    ]
+    rows = [(f'<span class="k">{text(key)}</span>', text(value)) for key, value in shown]
+    return _section("values", len(found), rows, budget, "ckpt.objects")
+
+
+def _short(value: Any) -> str:
+    """A scalar or a value of another class; of a container, how much it holds."""
+    if isinstance(value, str):
+        return repr(value[:VALUE_CHARS_MAX])
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"int of {value.bit_length():,} bits"
+    if isinstance(value, (Mapping, Sequence, Set)):
+        return f"{type(value).__name__} of {len(value):,}"
+    return repr(value)
+
+
+def _opaque(core: _rustload.Checkpoint, budget: Budget) -> str:
+    """The classes of values that were kept as data."""
+    found = core.opaque()
+    rows = [
+        (
+            f'<span class="k">{text(name)}</span>',
+            f"{number:,}x",
+            f'<span class="m">at {text(", ".join(at), 100)}</span>',
+        )
+        for name, number, at in found[:VALUES_MAX]
+    ]
+    return _section("kept as data", len(found), rows, budget, "ckpt.opaque")
+
+
+def _section(title: str, number: int, rows: Sequence[Sequence[str]], budget: Budget, all_of_it: str) -> str:
+    """A section of rows, folded unless it is short."""
+    if not number:
+        return ""
+    inside, complete = table(rows, budget)
+    if not complete or number > len(rows):
+        inside += f'<p class="m">not all is shown: see {all_of_it}</p>'
+    return details(f"<b>{title}</b> ({number:,})", inside, is_open=number <= VALUES_MAX)
 
 
 def _levels(root: tree.Node) -> tuple[int, bool]:
