@@ -173,6 +173,9 @@ def test_load_into_counts_what_it_allocates_and_changes_nothing_before(tmp_path,
     with pytest.raises(rustload.NotEnoughMemoryError) as raised:
         load(needed - 1, dtype="float64")
     assert raised.value.needed == needed
+    (note,) = raised.value.__notes__
+    assert note.startswith("Pass dtype= for a smaller model, or pass device_map= ")
+    assert "stream" not in note
     for name, tensor in model.state_dict().items():
         assert tensor.device == before[name].device
         assert start == "meta" or torch.equal(tensor, before[name])

@@ -15,7 +15,7 @@ from rustload._frameworks import torch as adapter
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch import torch_dtype
 from rustload._tensor.joined import JoinedTensor
-from rustload.errors import _error
+from rustload.errors import NotEnoughMemoryError, _error, _Note, _pass, _Remedy
 from rustload.torch._fill import fill, is_direct, is_on_gpu
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._shards import is_dtensor, local_tensor
@@ -30,6 +30,12 @@ __all__ = ["check_memory", "execute_steps"]
 
 # With so many cores for each GPU, the default number of threads leaves enough for the others.
 _SHARE_WITHOUT_BOUND = 16
+_REMEDIES = (
+    _pass("dtype", "for a smaller model"),
+    _pass("device_map", "to divide it among devices"),
+    _Remedy("say", "let accelerate load a layer at a time (weights_map=rustload.torch.state_dict(path))"),
+    _Remedy("raise", "available_memory", ..., "if more may be taken"),
+)
 
 
 def execute_steps(
@@ -86,13 +92,19 @@ def check_memory(steps: Sequence[Step], options: LoadOptions) -> None:
         streamed = [step for step in new if _is_streamed(step)]
         more = sum(step.nbytes for step in new if not _is_streamed(step))
         more -= sum(step.slot.tensor.nbytes for step in new if _replaces(step))
-        check(
-            [step.lazy for step in streamed],
-            _requests_of(streamed, options, gpu),
-            adapter.gpu_for(gpu),
-            share_storages=True,
-            more=more,
-        )
+        try:
+            check(
+                [step.lazy for step in streamed],
+                _requests_of(streamed, options, gpu),
+                adapter.gpu_for(gpu),
+                share_storages=True,
+                more=more,
+            )
+        except NotEnoughMemoryError as error:
+            error.__notes__ = [
+                _Note(_REMEDIES)
+            ]  # not to stream, or to take fewer tensors: the model needs all
+            raise
 
 
 def _replaces(step: Step) -> bool:
