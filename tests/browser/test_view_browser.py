@@ -387,6 +387,12 @@ def test_columns_show_the_numbers_where_they_have_room(browser, tmp_path, width)
             "[...%s.querySelectorAll('.stat')].filter((one) => one.offsetWidth).map((one) => one.textContent)"
         )
         found = [float(one) for one in browser.js(shown % row)]
+        row = (
+            "[...document.querySelectorAll('.rows tr')].find((one) => one.innerText.includes('norm.weight'))"
+        )
+        texts = browser.js(f"[...{row}.cells].filter((one) => one.offsetWidth).map((one) => one.innerText)")
+        # The size is that of all three; how many there are is in a column, or else before the shape.
+        assert ("3 × [4]" in texts, "3" in texts) == ((False, True) if width == 1920 else (True, False))
         keep(browser, f"numbers-{width}")
     finally:
         browser.size(1440, 1000)

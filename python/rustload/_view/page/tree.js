@@ -109,7 +109,8 @@ class TreeTable {
     const meter = el("span", { class: "meter" }, el("i", leaf ? { fill: data.colours[kindOf(tensor).dtype], width: `${100 * share}%` } : { width: `${100 * share}%` }));
     return el("tr", { id: `row${at}`, "data-at": at, "aria-rowindex": at + 2, "aria-level": view ? view.depth : 1, "aria-selected": at === this.at ? "true" : "false",
       "aria-expanded": group ? String(Boolean(isOpen)) : null },
-    name, el("td", { class: "dtype" }, leaf ? dtypeOf(tensor) : ""), el("td", { class: "shape" }, leaf ? shapeText(tensor) : ""),
+    name, el("td", { class: "dtype" }, leaf ? dtypeOf(tensor) : ""),
+    el("td", { class: "shape" }, leaf && many ? el("span", { class: "times" }, `${formatCount(view.nodes.length)} × `) : null, leaf ? shapeText(tensor) : ""),
     numberCells(leaf ? (view ? tensorsOf(view) : [tensor]) : []),
     el("td", { class: "tensors" }, leaf && !many ? "" : formatCount(view.count)),
     el("td", { class: "each" }, each !== null && (many || (leaf && bytes === 0 && each > 0)) ? formatBytes(each) : ""),
