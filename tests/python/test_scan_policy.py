@@ -240,6 +240,7 @@ class TestGate:
         code, out, err = run(capsys, "--baseline", tmp_path / "baseline.json", file)
         assert (code, out) == (2, "")
         assert "not a report of rustload scan --json" in err
+        assert "KeyError" not in err
 
     def test_json_has_the_policy_and_what_passes(
         self, file: Path, capsys: pytest.CaptureFixture[str]

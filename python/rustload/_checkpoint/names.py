@@ -131,6 +131,7 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str
         searched = itertools.islice(checkpoint.values(), NAMES_SEARCHED_MAX)
         groups = Counter(str(handle.path[0]) for handle in searched if handle.path)
         there = ", ".join(f"{name!r} ({count})" for name, count in groups.most_common(8))
+        there += f", and {len(groups) - 8:,} more" * (len(groups) > 8)
         if len(checkpoint) > NAMES_SEARCHED_MAX:
             there += f", among the first {NAMES_SEARCHED_MAX:,} of {len(checkpoint):,}"
         raise _error("Value", f"no tensor is under key {key!r}", f"tensors are under: {there or 'nothing'}")

@@ -100,7 +100,13 @@ def diff(
     notes: list[str] = []
     label_a, of_a = _tensors(a, dequantize=dequantize)
     label_b, of_b = _tensors(b, dequantize=dequantize)
-    of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
+    try:
+        of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
+    except ValueError as error:
+        error.add_note(
+            f"it is looked for in the first checkpoint, {label_a}: exchange them to map names of the other"
+        )
+        raise
     prefixes = _prefix(of_a, of_b), _prefix(of_b, of_a)
     of_a, of_b = _without(prefixes[0], of_a), _without(prefixes[1], of_b)
     for tensors, more, label in ((of_a, of_b, label_a), (of_b, of_a, label_b)):

@@ -82,7 +82,7 @@ def _baseline(path: str | os.PathLike[str]) -> dict[Key, int]:
             for gap in one["coverage"]["unscanned"]:
                 known[_gap_key(one, gap)] = ORDER["unknown"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = f"{type(error).__name__}: {error}"
+        why = f"it has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         raise _error("Value", f"{os.fspath(path)}: not a report of rustload scan --json ({why})") from None
     return known
 
