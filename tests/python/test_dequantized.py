@@ -141,6 +141,22 @@ def test_an_error_says_what_to_do_in_either_view(tmp_path: Path) -> None:
     assert caught.value.__notes__[0].startswith("Without dequantize")
 
 
+def test_the_name_of_a_weight_in_codes_says_what_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case, path = CASES["pack 4 group asymmetric"](), tmp_path
+    write(case, path)
+    (name,) = case.weights
+    with pytest.raises(rustload.TensorNotFoundError) as found:
+        rustload.open(path)[name]
+    assert (
+        found.value.__notes__[-1] == "Pass dequantize=True when opening it, for the weight that codes mean."
+    )
+    assert main(["show", str(path), f"{name}[:1]"]) == 3
+    assert "note: Pass --dequantize for the weight that codes mean." in capsys.readouterr().err
+    assert main(["show", str(path), f"{name}[:1]", "--dequantize"]) == 0
+
+
 def test_load_into_fills_a_model_from_codes(tmp_path: Path) -> None:
     case = CASES["pack 4 group asymmetric" if "pack 4 group asymmetric" in CASES else READ[20]]()
     write(case, tmp_path, "sharded")

@@ -16,7 +16,7 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._frameworks.adapters import HandleContext
 from rustload._tensor.handle import LazyTensor, new_handle
-from rustload.errors import RustloadError, TensorNotFoundError, _error
+from rustload.errors import RustloadError, TensorNotFoundError, _error, _Note, _pass
 
 if TYPE_CHECKING:
     from rustload import _rustload
@@ -113,7 +113,11 @@ class Checkpoint(TensorMapping):
     def _note_other_value(self, name: str, error: TensorNotFoundError) -> None:
         """Adds a note if the name is that of a container of tensors, or of another value, rather than of a tensor."""
         inside = sum(other.startswith(name + ".") for other in self)
-        if inside:
+        if self._is_in_codes(name):
+            error.add_note(
+                _Note([_pass("dequantize", "when opening it, for the weight that codes mean", value=True)])
+            )
+        elif inside:
             error.add_note(f"{name!r} holds {inside} tensor(s): ckpt.select({name + '.*'!r})")
         elif len(self) <= _OBJECT_SEARCH_MAX_TENSORS:
             value: Any = None
@@ -123,6 +127,12 @@ class Checkpoint(TensorMapping):
                 value = value.get(part) if isinstance(value, Mapping) else None
             if value is not None:
                 error.add_note(f"it is in ckpt.objects, of type {type(value).__name__}, not a tensor")
+
+    def _is_in_codes(self, name: str) -> bool:
+        """Whether a name that no tensor has is that of a quantized weight."""
+        with contextlib.suppress(RustloadError, OSError):
+            return any(name == found[0] for found in self._core.quantized_weights())
+        return False
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the file's order."""

@@ -15,7 +15,7 @@ from rustload._common.terminal import DEFAULT_COLUMNS, Page
 from rustload._describe.objects import find_object, object_names, show_object
 from rustload._describe.values import is_packed, numbers_of, parse_index, show_numbers, split_index
 from rustload._remote.urls import is_url, name_of
-from rustload.errors import RustloadError, _error
+from rustload.errors import RustloadError, _error, _Note, _pass
 
 if TYPE_CHECKING:
     import argparse
@@ -211,7 +211,10 @@ class _Shown:
         found, value = find_object(root, given)
         if not found:
             name = pattern if is_literal(pattern) else given
-            raise unknown_name(None, name, [*checkpoint, *object_names(root)], of="tensor or value")
+            error = unknown_name(None, name, [*checkpoint, *object_names(root)], of="tensor or value")
+            if checkpoint._is_in_codes(name):
+                error.add_note(_Note([_pass("dequantize", "for the weight that codes mean", value=True)]))
+            raise error
         page = self._page
         lines = [("  " * level, page.safe(key), page.safe(text)) for level, key, text in show_object(value)]
         if self._as_json:
