@@ -756,7 +756,7 @@ def write_folder(
     files: Sequence[_File],
     *,
     texts: Sequence[tuple[str, str]],
-    copies: Sequence[tuple[str, str]],
+    copies: Sequence[tuple[str, Any]],
     joins: bool,
     options: _WriteOptions,
 ) -> tuple[list[tuple[str, int]], str | None]:
@@ -770,7 +770,7 @@ def write_folder(
             that lists them (None for no index), the texts that go into that index, or into the header if there is none, and the
             most bytes of tensors, above which it is several files; None for one.
         texts: Paths and contents of other files.
-        copies: Paths of other files, and the files that they are copies of.
+        copies: Paths of other files, and the files that they are copies of, on disk or in a store.
         joins: Whether the files may join those of an existing folder if they replace none, without `overwrite`.
         options: As for `write_file`; `overwrite`: whether a folder with files is replaced.
 

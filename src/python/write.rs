@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes};
 
 use super::arguments::DTypeArg;
+use super::file_object::FileObject;
 use super::joined::Joined;
 use super::reports::run_reported;
 use super::request::Request;
@@ -105,6 +106,13 @@ type Metadata = Vec<(String, String)>;
 /// A safetensors file of a folder: path, tensors, metadata, index, the index's metadata, and the most bytes of tensors.
 type FileArg<'py> = (String, Tensors<'py>, Metadata, Option<String>, Metadata, Option<u64>);
 
+/// What is copied: a file, or an object with `size` and `read_ranges`.
+#[derive(FromPyObject)]
+pub(crate) enum Original<'py> {
+    Path(PathBuf),
+    Object(Bound<'py, PyAny>),
+}
+
 /// The paths and sizes of written files, and what to say about the folder.
 type WrittenFolder = (Vec<(String, u64)>, Option<String>);
 
@@ -116,7 +124,7 @@ pub(crate) fn write_folder(
     path: PathBuf,
     files: Vec<FileArg<'_>>,
     texts: Vec<(String, String)>,
-    copies: Vec<(String, PathBuf)>,
+    copies: Vec<(String, Original<'_>)>,
     joins: bool,
     options: OptionsArg,
 ) -> PyResult<WrittenFolder> {
@@ -129,7 +137,16 @@ pub(crate) fn write_folder(
     let mut plan = FolderPlan::new();
     plan.files = files.into_iter().map(file).collect();
     plan.texts = texts.into_iter().map(|(path, text)| (path, text.into_bytes())).collect();
-    (plan.copies, plan.joins) = (copies, joins);
+    plan.joins = joins;
+    for (path, original) in copies {
+        match original {
+            Original::Path(original) => plan.copies.push((path, original)),
+            Original::Object(object) => {
+                let name = object.getattr("name")?.extract()?;
+                plan.objects.push((path, Arc::new(FileObject::new(&object, name, None)?)));
+            }
+        }
+    }
     run_reported(py, &core, options.report, |options| plan.write_with_note(&path, options))
 }
 

@@ -1,8 +1,10 @@
 //! Plans a folder of checkpoints and the files beside them, and writes it. The folder appears, or is replaced, in one step.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::planned::{Planned, split};
 use super::resume::{self, ResumedFile, Staging};
@@ -11,9 +13,11 @@ use super::staged::folder_of;
 use super::staged_folder::{FolderRules, StagedFolder, check_joins};
 use super::values::limit_growth;
 use super::{Values, WriteOptions, plan, write_bytes, write_file, write_planned};
+use crate::bytes::{ReadRanges, Source};
 use crate::error::{Code, Error, Result};
 use crate::layout::numel;
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
+use crate::parallel::{self, Cancel};
 
 /// A file that was written: its path in the folder, and its size in bytes.
 pub type WrittenFile = (String, u64);
@@ -28,6 +32,8 @@ pub struct FolderPlan {
     pub texts: Vec<(String, Vec<u8>)>,
     /// Copies of files, by their paths in the folder and the paths of the originals.
     pub copies: Vec<(String, PathBuf)>,
+    /// Copies of what is in a store.
+    pub objects: Vec<(String, Arc<dyn ReadRanges>)>,
     /// Whether the files may join those of an existing folder if they replace none of them, without the permission to overwrite.
     pub joins: bool,
 }
@@ -76,6 +82,7 @@ impl FolderPlan {
         let others = [
             &self.texts.iter().map(|text| text.0.as_str()).collect::<Vec<_>>()[..],
             &self.copies.iter().map(|copy| copy.0.as_str()).collect::<Vec<_>>()[..],
+            &self.objects.iter().map(|copy| copy.0.as_str()).collect::<Vec<_>>()[..],
         ]
         .concat();
         let mut planned = plan_paths(&divided, &others)?;
@@ -121,6 +128,10 @@ impl FolderPlan {
             let place = staged.place_for(&path)?;
             let nbytes = copy(&source, &place, sync)?;
             written.push((path, nbytes));
+        }
+        for (path, object) in self.objects {
+            let place = staged.place_for(&path)?;
+            written.push((path, fetch(&Source::new(object), &place, sync, &options.cancel)?));
         }
         options.settle()?;
         drop(staging);
@@ -256,6 +267,28 @@ fn copy(source: &Path, target: &Path, sync: bool) -> Result<u64> {
     Ok(nbytes)
 }
 
+/// Writes the bytes of a source to a file; returns their number.
+fn fetch(source: &Source, target: &Path, sync: bool, cancel: &Cancel) -> Result<u64> {
+    let failed = |error| Error::io(error, target.to_owned());
+    let file = File::create(target).map_err(failed)?;
+    let (len, access) = (source.len(), source.data_access());
+    let threads = if access.concurrent { access.in_flight.unwrap_or(1) } else { 1 };
+    let block = access.block.max(1);
+    let starts = (0..len.div_ceil(block)).map(|number| number.saturating_mul(block));
+    let threads = threads.min(to_usize(len.div_ceil(block))).max(1);
+    parallel::for_each(threads, starts, Vec::new, |buffer: &mut Vec<u8>, start| {
+        cancel.check()?;
+        buffer.resize(to_usize(block.min(len.saturating_sub(start))), 0);
+        source.read_at(start, buffer)?;
+        file.write_all_at(buffer, start).map_err(failed)
+    })?;
+    source.check_unchanged()?;
+    if sync {
+        file.sync_all().map_err(failed)?;
+    }
+    Ok(len)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::folder::tests::{names, tensor};
@@ -265,6 +298,20 @@ mod tests {
         let index = index.map(str::to_owned);
         let (path, metadata, index_metadata) = (path.to_owned(), Vec::new(), Vec::new());
         SafetensorsFile { path, tensors, metadata, index, index_metadata, max_shard_size: None }
+    }
+
+    /// An object of two requests and a part of one.
+    struct Object;
+
+    impl ReadRanges for Object {
+        fn size(&self) -> u64 {
+            (9 << 20) + 1
+        }
+
+        fn read_at(&self, _: u64, out: &mut [u8]) -> Result<()> {
+            out.fill(7);
+            Ok(())
+        }
     }
 
     #[test]
@@ -284,6 +331,7 @@ mod tests {
             ],
             texts: vec![("notes/x.txt".to_owned(), b"x".to_vec())],
             copies: vec![("config.json".to_owned(), root.path().join("original.json"))],
+            objects: vec![("notes/y.bin".to_owned(), Arc::new(Object))],
             joins: false,
         };
         let options = WriteOptions::new().sync(false);
@@ -299,8 +347,10 @@ mod tests {
                 "vae/i.json",
                 "notes/x.txt",
                 "config.json",
+                "notes/y.bin",
             ]
         );
+        assert!(fs::read(path.join("notes/y.bin")).unwrap().iter().all(|&byte| byte == 7));
         for (name, nbytes) in &files {
             assert_eq!(fs::metadata(path.join(name)).unwrap().len(), *nbytes, "{name}");
         }

@@ -243,8 +243,14 @@ def test_a_pipeline_is_converted_as_on_disk(
     assert found.dropped == expected.dropped == {"lm_head.weight": "embed.weight"}
     for name in found.files:
         assert (tmp_path / "remote" / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name
-    with pytest.raises(ValueError, match="on disk"):
-        rustload.convert("memory://bucket/pipeline", tmp_path / "copied", copy_others=True)
+    rustload.convert("memory://bucket/pipeline", tmp_path / "remote copied", copy_others=True)
+    rustload.convert(local, tmp_path / "local copied", copy_others=True)
+    copied = {
+        name.partition("/")[2]: content for name, content in files_of(tmp_path / "remote copied").items()
+    }
+    assert copied == {
+        name.partition("/")[2]: content for name, content in files_of(tmp_path / "local copied").items()
+    }
     with pytest.raises(ValueError, match="dst="):
         rustload.convert("memory://bucket/pipeline")
 

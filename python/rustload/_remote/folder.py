@@ -11,7 +11,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["ObjectFolder", "ObjectList", "check_plain", "joined", "names_others", "trimmed"]
+__all__ = ["LOOKUPS_MAX", "ObjectFolder", "ObjectList", "check_plain", "joined", "names_others", "trimmed"]
 
 LOOKUPS_MAX = 10_000
 """The most files that are looked up one by one, where a store does not list folders."""

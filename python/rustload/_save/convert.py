@@ -13,7 +13,7 @@ from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.options import NamesOptions, OpenOptions, filled, part, takes
 from rustload._common.patterns import warn_of_unused_patterns, warn_user
 from rustload._save.advice import advising
-from rustload._save.copy_others import other_files
+from rustload._save.copy_others import other_files, other_objects
 from rustload._save.job import (
     Job,
     header_texts,
@@ -70,7 +70,8 @@ def convert(
         name: The name of a folder's files without `.safetensors`. Without it, that of the source's.
         fingerprint: Records the source's fingerprint as `source_fingerprint` in the header: of names, dtypes and shapes, or of
             the elements too, which reads them twice. See `Checkpoint.fingerprint`.
-        copy_others: Copies the other files of the folder: configurations, tokenizers. Pickles and hidden files are not copied.
+        copy_others: Copies the other files of the folder, on disk or in a store: configurations, tokenizers. Pickles and hidden
+            files are not copied.
             After `dtype` and `dequantize`, `config.json` states the dtype of most floats that are written; after `dequantize`,
             it does not describe the quantization any more, and files that describe nothing else are left out.
         keep_config: Copies them unchanged.
@@ -175,7 +176,11 @@ def convert(
             nbytes = _rustload.write_file(target.path, tensors, metadata=header, options=writing)
             files = {os.path.basename(target.path): nbytes}
         else:
-            copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
+            copies: list[tuple[str, Any]] = []
+            if copy_others and given.store is not None:
+                copies += other_objects(given.store, parts)
+            elif copy_others:
+                copies += other_files(given.folder or ".", parts, target.path)
             others = Others(copies, [], [])
             if not keep_config and (how["dequantize"] or how["dtype"] is not None):
                 dtypes = {one.folder: one.dtype for one in written}

@@ -1,19 +1,22 @@
-"""The other files of a checkpoint's folder: configurations, tokenizers. Pickles are not copied."""
+"""The other files of a checkpoint's folder, on disk or in a store: configurations, tokenizers. Pickles are not copied."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
+from rustload._common.waiting import in_parallel
+from rustload._remote.folder import LOOKUPS_MAX, joined
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    from rustload._remote.folder import ObjectFolder
     from rustload._save.part import Part
 
-__all__ = ["other_files"]
+__all__ = ["other_files", "other_objects"]
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _INDEX = re.compile(r".+\.(bin|safetensors)\.index(\..+)?\.json")
@@ -52,9 +55,40 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
                 text = f"would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
                 note = "replace the link by the file, or copy the other files yourself"
                 raise _error("Value", text, note, argument="copy_others")
-            if not _is_pickle(path):
+            if os.path.splitext(name)[1].lower() not in _PICKLES and not _is_pickle([path]):
                 found.append((os.path.relpath(path, root), path))
     return found
+
+
+def other_objects(root: ObjectFolder, parts: list[Part]) -> list[tuple[str, Any]]:
+    """The objects below a folder in a store to copy, by their paths from there: `other_files` says which.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    sources = {path for part in parts for path in part.paths}
+    found: list[tuple[str, Any]] = []
+    waiting = [("", root)]
+    while waiting:
+        prefix, folder = waiting.pop()
+        names = [
+            name
+            for name in sorted(folder.names())
+            if not name.startswith(".")
+            and joined(folder.name, name) not in sources
+            and _INDEX.fullmatch(name) is None
+            and os.path.splitext(name)[1].lower() not in _PICKLES
+        ]
+        found += zip((f"{prefix}{name}" for name in names), in_parallel(folder.open, names), strict=True)
+        if len(found) > LOOKUPS_MAX or len(waiting) > LOOKUPS_MAX:
+            raise _error("Value", f"{root.name} has more than {LOOKUPS_MAX} files or folders")
+        waiting += [
+            (f"{prefix}{name}/", folder.subfolder(name))
+            for name in sorted(folder.folders(), reverse=True)
+            if not name.startswith(".")
+        ]
+    pickled = in_parallel(lambda one: _is_pickle((one[1], 0, one[1].name)), found)
+    return [one for one, is_pickle in zip(found, pickled, strict=True) if not is_pickle]
 
 
 def _blobs(root: str) -> list[str]:
@@ -64,11 +98,9 @@ def _blobs(root: str) -> list[str]:
     return [blobs] if snapshots and os.path.isdir(blobs) else []
 
 
-def _is_pickle(path: str) -> bool:
-    """Whether a file is a pickle, or has one in it, as far as is known."""
-    if os.path.splitext(path)[1].lower() in _PICKLES:
-        return True
-    (file,) = json.loads(_rustload.scan([path], _rustload.ScanOptions()))["files"]
+def _is_pickle(source: Any) -> bool:
+    """Whether a file or an object is a pickle, or has one in it, as far as is known."""
+    (file,) = json.loads(_rustload.scan(source, _rustload.ScanOptions()))["files"]
     if file["status"] == "skipped":
         return False
     coverage = file["coverage"]

@@ -28,18 +28,18 @@ class Others(NamedTuple):
     """The other files of a folder.
 
     Attributes:
-        copies: Those that are copied: their paths in the folder, and their paths.
+        copies: Those that are copied: their paths in the folder, and their paths or objects.
         texts: Those that are written anew: their paths in the folder, and their texts.
         changed: What differs from the source, a text for each file.
     """
 
-    copies: list[tuple[str, str]]
+    copies: list[tuple[str, Any]]
     texts: list[tuple[str, str]]
     changed: list[str]
 
 
 def converted_others(
-    copies: list[tuple[str, str]], dtypes: Mapping[str, str | None], *, dequantized: bool
+    copies: list[tuple[str, Any]], dtypes: Mapping[str, str | None], *, dequantized: bool
 ) -> Others:
     """The other files of a folder whose weights were converted.
 
@@ -64,10 +64,13 @@ def converted_others(
     return others
 
 
-def _read(path: str) -> dict[str, Any] | None:
-    """The configuration; None if it is none."""
-    with open(path, "rb") as file:
-        content = file.read(_CONFIG_MAX_BYTES + 1)
+def _read(source: Any) -> dict[str, Any] | None:
+    """The configuration at a path or in an object; None if it is none."""
+    if isinstance(source, str):
+        with open(source, "rb") as file:
+            content = file.read(_CONFIG_MAX_BYTES + 1)
+    else:
+        content = bytes(source.read_ranges([(0, min(source.size, _CONFIG_MAX_BYTES + 1))])[0])
     try:
         found = json.loads(content) if len(content) <= _CONFIG_MAX_BYTES else None
     except (ValueError, RecursionError):

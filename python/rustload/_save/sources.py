@@ -67,14 +67,16 @@ class Checkpoints(NamedTuple):
     """What `convert` is given.
 
     Attributes:
-        folder: The folder of the checkpoints; None if they are in memory or in a store.
+        folder: The folder of the checkpoints on disk; None if they are in memory or in a store.
         found: The checkpoints.
         is_file: Whether it is one file, which becomes one file.
+        store: The folder of the checkpoints in a store.
     """
 
     folder: str | None
     found: list[Source]
     is_file: bool = False
+    store: ObjectFolder | None = None
 
 
 def find_checkpoints(given: Any) -> Checkpoints:
@@ -88,9 +90,9 @@ def find_checkpoints(given: Any) -> Checkpoints:
     given = remote_source(given)
     if isinstance(given, ObjectFolder):
         if not given.chosen:
-            return Checkpoints(None, _in_folder(given))
+            return Checkpoints(None, _in_folder(given), store=given)
         index = _INDEX.fullmatch(given.chosen[0])
-        return Checkpoints(None, [Source("", given, _stem(index) if index else None, given)])
+        return Checkpoints(None, [Source("", given, _stem(index) if index else None, given)], store=given)
     if isinstance(given, ObjectRanges):
         return Checkpoints(None, [Source("", given, None, given.home)], is_file=True)
     if file_bytes(given) is not None or is_file_object(given):

@@ -75,8 +75,8 @@ class Target(NamedTuple):
         Raises:
             ValueError: Source or target is not a folder.
         """
-        if self.is_file or given.is_file or given.folder is None:
-            text = "copies the files beside a checkpoint from folder to folder, both on disk"
+        if self.is_file or given.is_file or (given.folder is None and given.store is None):
+            text = "copies the files beside a checkpoint from folder to folder"
             note = "give the folder as the source, and another as the target"
             raise _error("Value", text, note, argument="copy_others")
 
