@@ -2,7 +2,8 @@
 
 Each rank is this process, under torch's fake process group. It opens a checkpoint and calls `rustload.torch.load_into` on a model
 that FSDP and tensor parallelism have cut, so the planner is the real one. The checkpoint has real headers and no data: sparse
-files, whose reads the system counts, or one object of a store that counts requests.
+files, whose reads the system counts, or one object of a store that counts requests. For `share="node"`, the ranks of the first
+machine are processes that run at once, and share what they read of the object.
 """
 
 from __future__ import annotations
@@ -10,17 +11,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import rustload
-import rustload.torch
-from benches.scale.shapes import LLAMA_405B, Shapes, sharded_model
+from benches.scale.ranks import Layout, Reads, node, simulate
+from benches.scale.shapes import LLAMA_405B, Shapes
 from benches.scale.stores import CountedObject, system_calls, write_folder
 
 MIB = 1 << 20
@@ -31,36 +28,6 @@ The largest of the sampled ranks: its share, what it reads and in how many reads
 seconds of CPU to open and to load here; then seconds by the assumptions for metadata, requests, the rate of the rank, the rate of
 the store.
 layout           store  share MB  read MB   reads metadata KB reads    all GB   open   load | metadata requests    rank  store"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The mesh: `ranks / tensor_parallel` data-parallel groups of `tensor_parallel` ranks."""
-
-    ranks: int
-    tensor_parallel: int
-
-    def __str__(self) -> str:
-        """Its name in the table."""
-        data_parallel = self.ranks // self.tensor_parallel
-        return (
-            f"FSDP {data_parallel} x TP {self.tensor_parallel}"
-            if self.tensor_parallel > 1
-            else f"FSDP {self.ranks}"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Reads:
-    """What one rank does: its share, reads and bytes of metadata and of tensors, and seconds of its CPU."""
-
-    share: int
-    metadata_requests: int
-    metadata_bytes: int
-    requests: int
-    nbytes: int
-    open_seconds: float
-    load_seconds: float
 
 
 def main() -> None:
@@ -83,6 +50,7 @@ def main() -> None:
     parser.add_argument(
         "--total-gb-s", type=float, default=500, help="assumed rate of the store for all ranks in GB/s"
     )
+    parser.add_argument("--node", type=int, default=8, help='ranks of a machine, for share="node"')
     options = parser.parse_args()
     shapes = dataclasses.replace(LLAMA_405B, layers=options.layers)
     sample = [int(rank) for rank in options.sample.split(",") if int(rank) < options.ranks]
@@ -102,6 +70,8 @@ def main() -> None:
             ):
                 found = [load(shapes, layout, rank) for rank in sample]
                 print(row(layout, store, found, shapes.nbytes(), options), flush=True)
+            found = node(shapes, layout, options.node, latency)
+            print(row(layout, "shared", found, shapes.nbytes(), options), flush=True)
 
 
 def row(layout: Layout, store: str, found: list[Reads], model_bytes: int, options: argparse.Namespace) -> str:
@@ -142,61 +112,6 @@ def _of_object(shapes: Shapes, latency: float) -> Load:
         return simulate(shapes, layout, rank, source, lambda: (source.requests, source.nbytes))
 
     return load
-
-
-def simulate(
-    shapes: Shapes, layout: Layout, rank: int, path: Any, count: Callable[[], tuple[int, int]]
-) -> Reads:
-    """Loads the part of one rank, and returns what it read."""
-    with as_rank(rank, layout.ranks):
-        mesh = mesh_of(layout)
-        model = sharded_model(shapes, mesh)
-        of_counting = _difference(*(count() for _ in range(2)))  # reading /proc/self/io is itself a read
-        start, at_start = time.process_time(), count()
-        ckpt = rustload.open(path, framework="torch")
-        opened, at_open = time.process_time(), count()
-        report = rustload.torch.load_into(model, ckpt, copy=True)
-        loaded, at_end = time.process_time(), count()
-        of_metadata = _difference(of_counting, _difference(at_start, at_open))
-        of_tensors = _difference(of_counting, _difference(at_open, at_end))
-        return Reads(
-            share=report.bytes_read,
-            metadata_requests=of_metadata[0],
-            metadata_bytes=of_metadata[1],
-            requests=of_tensors[0],
-            nbytes=of_tensors[1],
-            open_seconds=opened - start,
-            load_seconds=loaded - opened,
-        )
-
-
-def _difference(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
-    return after[0] - before[0], after[1] - before[1]
-
-
-def mesh_of(layout: Layout) -> Any:
-    """The mesh of a layout: "dp", or "dp" and "tp"."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if layout.tensor_parallel == 1:
-        return init_device_mesh("cpu", (layout.ranks,), mesh_dim_names=("dp",))
-    sizes = (layout.ranks // layout.tensor_parallel, layout.tensor_parallel)
-    return init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
-
-
-@contextmanager
-def as_rank(rank: int, world_size: int) -> Iterator[None]:
-    """Makes this process a rank of a group that sends nothing."""
-    import torch.distributed as dist
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # torch's
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

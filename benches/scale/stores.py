@@ -57,11 +57,12 @@ class CountedObject:
 
     Attributes:
         latency: The seconds that each call takes. What a source is asked for depends on it.
+        identity: The same in all processes, so that they can share what they fetch.
     """
 
     def __init__(self, shapes: Shapes, latency: float) -> None:
         """Makes the header only."""
-        self.latency = latency
+        self.latency, self.identity = latency, "counted"
         self._head, self.size = header_of({name: shape for name, (shape, _) in shapes.tensors().items()})
         self._lock = threading.Lock()
         self.requests = self.nbytes = 0

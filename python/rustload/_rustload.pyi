@@ -370,6 +370,22 @@ class Checkpoint:
             ValueError: The layout lies outside the tensor.
         """
 
+    def share(self, folder: str, number: int, count: int, window: int) -> int:
+        """Shares what is read from stores from now on with other processes of this machine, which fetch it once.
+
+        Args:
+            folder: A folder that only this user can enter; files in it have the bytes.
+            number: The number of this process.
+            count: The number of processes.
+            window: The most bytes of files that this process keeps there.
+
+        Returns:
+            The number of files of the checkpoint that are shared.
+        """
+
+    def unshare(self) -> None:
+        """Ends `share`."""
+
     @property
     def end(self) -> int | None:
         """The length of a legacy stream, so the offset of its end from its start; None for other formats."""

@@ -15,6 +15,7 @@ mod io_choice;
 mod manifest;
 mod mapping;
 mod mappings;
+mod node;
 mod os;
 mod price;
 mod probe;
@@ -40,6 +41,7 @@ pub use io_choice::{DIRECT_ALIGNMENT, Io, IoChoice};
 pub use manifest::{Digest, ListedFile, Manifest, UNIT_MAX_BYTES};
 pub use mapping::Mapping;
 pub use mappings::Mappings;
+pub use node::NodeShare;
 #[cfg(feature = "cuda")]
 pub(crate) use os::memory_file;
 pub use probe::Probe;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::access::Access;
 use super::file::LocalFile;
+use super::node::{self, NodeShare};
 use super::price::Price;
 use super::read_ranges::{RangeRead, ReadRanges};
 use super::request_meter::{RequestMeter, Requests};
@@ -35,6 +36,8 @@ struct Shared {
     access: Access,
     price: Price,
     blocks: Mutex<VecDeque<Block>>,
+    /// With whom tensor data is shared, and the object's identity.
+    node: Mutex<Option<(Arc<NodeShare>, Arc<str>)>>,
 }
 
 /// Some bytes of the object.
@@ -57,7 +60,14 @@ impl Remote {
     pub(super) fn new(ranges: Arc<dyn ReadRanges>, file: Option<Arc<LocalFile>>) -> Remote {
         let access = ranges.access();
         Remote {
-            shared: Arc::new(Shared { ranges, file, access, price: Price::new(), blocks: Mutex::default() }),
+            shared: Arc::new(Shared {
+                ranges,
+                file,
+                access,
+                price: Price::new(),
+                blocks: Mutex::default(),
+                node: Mutex::default(),
+            }),
             meter: Weak::new(),
         }
     }
@@ -81,6 +91,46 @@ impl Remote {
     /// As [`Source::data_access`](super::Source::data_access).
     pub(super) fn data_access(&self) -> Access {
         self.shared.price.access(self.access())
+    }
+
+    /// Shares what is read from now on with other processes of this machine, or with none. False where that is not possible: for files, which
+    /// the page cache shares, for what has no identity, and for what is compared with a manifest, which other processes may not do.
+    pub(super) fn share(&self, node: Option<&Arc<NodeShare>>) -> bool {
+        let is_verified = || self.ranges().folder().is_some_and(|folder| folder.is_verified());
+        let identity = match self.file() {
+            None if self.access().waits_for_requests() && !is_verified() => self.ranges().identity(),
+            _ => None,
+        };
+        let shared = node.zip(identity).map(|(node, identity)| (node.clone(), identity.into()));
+        let is_shared = shared.is_some();
+        if let Some(mut node) = lock_unless_stuck(&self.shared.node) {
+            *node = shared;
+        }
+        is_shared
+    }
+
+    /// Reads ranges that the cache does not have.
+    fn send(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        match ranges {
+            [] => Ok(()),
+            [RangeRead { offset, out }] => self.request(*offset, out),
+            // How many of them the source sends at once, it does not tell.
+            _ => self.ranges().read_ranges(ranges),
+        }
+    }
+
+    /// As [`Remote::send`], or from what another process has read.
+    fn send_or_take(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        let bytes = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(to_u64(range.out.len())));
+        let node = lock_unless_stuck(&self.shared.node).and_then(|node| node.clone());
+        match node.filter(|_| bytes >= node::GRANULE_BYTES) {
+            None => self.send(ranges),
+            Some((node, identity)) => {
+                let fetch = |ranges: &mut [RangeRead<'_>]| self.send(ranges);
+                let object = node::Shared { identity: &identity, size: self.ranges().size(), fetch: &fetch };
+                node.read(&object, ranges)
+            }
+        }
     }
 
     /// Sends one request and times it.
@@ -118,7 +168,7 @@ impl Remote {
             return Ok(());
         }
         // A range that reaches past the end is the object's error.
-        self.request(offset, out)
+        self.send_or_take(&mut [RangeRead { offset, out }])
     }
 
     /// As [`ReadRanges::read_ranges`]; what the cache has is not requested.
@@ -131,12 +181,7 @@ impl Remote {
         }
         let bytes = missing.iter().fold(0, |sum: u64, range| sum.saturating_add(to_u64(range.out.len())));
         self.count(to_u64(missing.len()), bytes)?;
-        match &mut missing[..] {
-            [] => Ok(()),
-            [RangeRead { offset, out }] => self.request(*offset, out),
-            // How many of them the source sends at once, it does not tell.
-            _ => self.ranges().read_ranges(&mut missing),
-        }
+        self.send_or_take(&mut missing)
     }
 
     /// Keeps these bytes for small reads that follow.

@@ -15,6 +15,7 @@ use super::fetched::{self, Fetched};
 use super::file::{FileStamp, LocalFile};
 use super::io_choice::Io;
 use super::mapping::Mapping;
+use super::node::NodeShare;
 use super::os;
 use super::read_ranges::{RangeRead, ReadFolder, ReadRanges};
 use super::region::Region;
@@ -241,6 +242,14 @@ impl Source {
         };
         let backing = backing.unwrap_or_else(|| self.backing.clone());
         Limited { source: Source { backing, ..self.clone() }, _meter: meter }
+    }
+
+    /// Shares what is read from now on through this and every source of the same backing: see [`NodeShare`]. False where nothing is shared.
+    pub fn share(&self, node: Option<&Arc<NodeShare>>) -> bool {
+        match &self.backing {
+            Backing::Remote(remote) => remote.share(node),
+            _ => false,
+        }
     }
 
     /// The requests that [`Source::limited`] leaves; `None` without limits.

@@ -11,9 +11,9 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-#[cfg(feature = "python")]
-use crate::bytes::FileStamp;
 use crate::bytes::{Bytes, ReadFolder, ReadRanges, Source};
+#[cfg(feature = "python")]
+use crate::bytes::{FileStamp, NodeShare};
 use crate::container::Format;
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{OpaqueClass, Options, SavedValue, Tree};
@@ -116,6 +116,12 @@ impl Checkpoint {
     /// The metadata of all files, as pairs of key and value. For a key in several files, the last file's value.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.0.metadata
+    }
+
+    /// Shares what is read from stores from now on with other processes of this machine, or with none. Returns of how many files.
+    #[cfg(feature = "python")]
+    pub(crate) fn share(&self, node: Option<&Arc<NodeShare>>) -> usize {
+        self.0.shards.iter().filter(|shard| shard.index.source.share(node)).count()
     }
 
     /// Warnings: what is unusual about the files, but not an error.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
@@ -11,7 +13,7 @@ use super::buffer::Buffer;
 use super::limits::changed;
 use super::tensor::Tensor;
 use super::{extra, objects, run};
-use crate::bytes::FileStamp;
+use crate::bytes::{FileStamp, NodeShare};
 use crate::checkpoint::Checkpoint as Core;
 use crate::container::Format;
 use crate::error::{Code, Error};
@@ -214,6 +216,16 @@ impl Checkpoint {
             offset,
         };
         Ok(Tensor(whole.restored(layout_of(layout), channel_layout.map(layout_of))?))
+    }
+
+    /// Shares what is read from stores from now on by the files of a folder, with `count` processes of which this has the number
+    /// `number`. Returns of how many files of the checkpoint.
+    fn share(&self, folder: PathBuf, number: usize, count: usize, window: u64) -> usize {
+        self.0.share(Some(&Arc::new(NodeShare::new(folder, number, count, window))))
+    }
+
+    fn unshare(&self) {
+        self.0.share(None);
     }
 
     #[getter]

@@ -31,7 +31,7 @@ from rustload.torch._plan import LoadOptions, Plan, apply_transpose, check_casts
 from rustload.torch._private_views import private_context
 from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
 from rustload.torch._shards import is_dtensor, local_tensor
-from rustload.torch._share import Share, agreed, is_shared, rows_needed, warm_up
+from rustload.torch._share import Share, SharedReads, agreed, is_shared, rows_needed
 from rustload.torch._slots import check_device_map, device_rule, slots_of
 from rustload.torch._state_dict import module_versions
 
@@ -90,10 +90,10 @@ def load_into(
         cast: Whether the CPU or the GPU casts tensors that go to a GPU, as for `LazyTensor.materialize`.
         memory: The most host memory for temporary tensors, used where a tensor cannot be read directly into its destination; in
             bytes or as "256MiB"; at least 1 MiB.
-        share: "node" for a cold file on a network file system: the ranks of `torch.distributed` on one machine read what they
-            need once, each a share, into the page cache. All ranks of the default group call it, and an error of one is an error
-            of all. None: each rank reads for itself, and nothing is communicated; where the page cache fetches each page once,
-            this is faster (docs/guides/distributed.md).
+        share: "node": the ranks of `torch.distributed` on one machine read what they need once. From a store, a rank fetches what
+            no other has; of a cold file on a network file system, each reads a share into the page cache. All ranks of the
+            default group call it, and an error of one is an error of all. None: each rank reads for itself, and nothing is
+            communicated; where the page cache fetches each page once, this is faster (docs/guides/distributed.md).
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
         **options: What to load, and which conversions are made (`IntoOptions`).
 
@@ -176,36 +176,38 @@ def load_into(
             _warn_of_no_match(checkpoint, model, plan)
         check_casts(plan, tensors)
         check_memory(plan.steps, applied)
-    warmed = []
-    if shared:
-        with agreed(shared=True):
-            needed = rows_needed(checkpoint, plan.steps)
-        with agreed(shared=True):
-            warmed = [warm_up(checkpoint, needed)]
-    peak = PeakMemory()
-    done = 0
-    with agreed(shared=shared):
-        try:
-            with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
-                for step in execute_steps(plan.steps, applied, peak.sample):
-                    peak.sample()
-                    done += 1
-                    report(step.nbytes, step.slot.names[0])
-        except Exception as error:
-            error.add_note(
-                f"while loading into the model; {done} of its {len(plan.steps)} tensors were loaded before"
-            )
-            raise
-        for module, extra in plan.extra:
-            module.set_extra_state(extra)
-        _move_unfilled(plan, applied)
-        made = make_buffers(model, slots, applied.device_of)
-        missing, unexpected = list(plan.missing), list(plan.unexpected)
-        if run_post_hooks(model, missing, unexpected):
-            plan.missing = {name: plan.missing.get(name, ()) for name in missing}
-            plan.unexpected = {name: plan.unexpected.get(name, ()) for name in unexpected}
-            if strict and plan.faults():
-                raise _mismatch(checkpoint, model, plan, loaded=True)
+    with SharedReads(checkpoint) as reads:
+        warmed = []
+        if shared:
+            with agreed(shared=True):
+                needed = rows_needed(checkpoint, plan.steps)
+                reads.offer()
+            with agreed(shared=True):
+                warmed = [reads.begin(needed)]
+        peak = PeakMemory()
+        done = 0
+        with agreed(shared=shared):
+            try:
+                with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
+                    for step in execute_steps(plan.steps, applied, peak.sample):
+                        peak.sample()
+                        done += 1
+                        report(step.nbytes, step.slot.names[0])
+            except Exception as error:
+                error.add_note(
+                    f"while loading into the model; {done} of its {len(plan.steps)} tensors were loaded before"
+                )
+                raise
+            for module, extra in plan.extra:
+                module.set_extra_state(extra)
+            _move_unfilled(plan, applied)
+            made = make_buffers(model, slots, applied.device_of)
+            missing, unexpected = list(plan.missing), list(plan.unexpected)
+            if run_post_hooks(model, missing, unexpected):
+                plan.missing = {name: plan.missing.get(name, ()) for name in missing}
+                plan.unexpected = {name: plan.unexpected.get(name, ()) for name in unexpected}
+                if strict and plan.faults():
+                    raise _mismatch(checkpoint, model, plan, loaded=True)
     return LoadReport(
         missing=missing,
         unexpected=unexpected,

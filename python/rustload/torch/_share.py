@@ -1,14 +1,15 @@
-"""`share="node"`: the ranks of a machine read its part of a file once, each a share of it, into the page cache.
+"""`share="node"`: the ranks of a machine read what they need once.
 
-For cold files on a network file system, where each rank that reads by itself fetches replicated tensors again. Ranks exchange
-what they need, and errors, by collectives of the default group; elements are never sent.
+Of cold files on a network file system, each rank reads a share of it into the page cache. From a store, the first rank that needs
+some bytes fetches them into a file, and the others read that. Ranks exchange what they need, and errors, by collectives of the
+default group; elements are never sent.
 """
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch.distributed as dist
 
@@ -17,6 +18,7 @@ from rustload._common.request import Request
 from rustload._common.sizes import format_bytes
 from rustload.errors import _check_one_of
 from rustload.torch._hooks import ComputedTensor
+from rustload.torch._node_folder import NodeFolder
 from rustload.torch._shards import is_dtensor, local_runs
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload.torch._plan import Step
 
-__all__ = ["Share", "agreed", "is_shared", "rows_needed", "share_of", "warm_up"]
+__all__ = ["Share", "SharedReads", "agreed", "is_shared", "rows_needed", "share_of"]
 
 Share: TypeAlias = Literal["node"] | None
 """Who shares reads: the ranks of one machine, or none."""
@@ -108,20 +110,82 @@ def rows_needed(checkpoint: Checkpoint, steps: Sequence[Step]) -> Rows:
     return needed
 
 
-def warm_up(checkpoint: Checkpoint, needed: Rows) -> str:
-    """Reads this rank's share of what its machine needs; returns a note that says how much.
+class SharedReads:
+    """What a rank shares while it loads. As a context, it ends that."""
 
-    Called by all ranks.
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Reads of a checkpoint."""
+        self._checkpoint = checkpoint
+        self._folder: NodeFolder | None = None
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Reads nothing of others any more."""
+        self._checkpoint._core.unshare()
+        self._leave()
+
+    def _leave(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
+
+    def offer(self) -> None:
+        """Makes a folder by which the ranks of this machine can share, if the checkpoint is in a store."""
+        core = self._checkpoint._core
+        if core.reopening() is not None:
+            return
+        with contextlib.suppress(OSError):
+            self._folder = NodeFolder.made()
+            if not core.share(self._folder.path, 0, 1, self._folder.window):
+                self._leave()
+            core.unshare()
+
+    def begin(self, needed: Rows) -> str:
+        """Begins to share, for which files are read ahead; returns a note that says what.
+
+        Called by all ranks.
+        """
+        offered = None if self._folder is None else self._folder.path
+        try:
+            machine = _BOOT_ID.read_text()
+        except OSError:
+            machine = str(dist.get_rank())  # nothing is shared with another rank
+        every = enumerate(_gather((machine, needed, offered)))
+        there = [(rank, rows, folder) for rank, (name, rows, folder) in every if name == machine]
+        number = [rank for rank, _, _ in there].index(dist.get_rank())
+        if self._checkpoint._core.reopening() is not None:
+            return warm_up(self._checkpoint, [rows for _, rows, _ in there], number)
+        folder = next((folder for _, _, folder in there if folder is not None), None)
+        if folder != offered:
+            self._leave()
+            with contextlib.suppress(OSError):  # in another container, each rank fetches for itself
+                self._folder = None if folder is None else NodeFolder(folder)
+        files = 0
+        if self._folder is not None:
+            window = self._folder.window // len(there)
+            files = self._checkpoint._core.share(self._folder.path, number, len(there), window)
+        with_whom = f"with the {len(there)} ranks of this machine"
+        return (
+            f"what was fetched of {files} files of a store was shared {with_whom}"
+            if files
+            else "nothing was shared"
+        )
+
+
+def warm_up(checkpoint: Checkpoint, every: Sequence[Rows], number: int) -> str:
+    """Reads a share of what the ranks of a machine need; returns a note that says how much.
+
+    Args:
+        checkpoint: The checkpoint.
+        every: What each rank needs.
+        number: The index of this rank.
     """
-    try:
-        machine = _BOOT_ID.read_text()
-    except OSError:
-        machine = str(dist.get_rank())  # nothing is shared with another rank
-    there = [(rank, rows) for rank, (name, rows) in enumerate(_gather((machine, needed))) if name == machine]
-    number = [rank for rank, _ in there].index(dist.get_rank())
-    sizes = {name: _row_bytes(checkpoint, name) for _, rows in there for name in rows}
+    sizes = {name: _row_bytes(checkpoint, name) for rows in every for name in rows}
     order = [name for name in checkpoint if name in sizes]
-    pieces = share_of([rows for _, rows in there], sizes, order, number)
+    pieces = share_of(every, sizes, order, number)
     total, parts = 0, []
     for name, start, stop in pieces:
         lazy = checkpoint[name]
@@ -141,7 +205,7 @@ def warm_up(checkpoint: Checkpoint, needed: Rows) -> str:
         while stream.next() is not None:
             pass
     return (
-        f"{format_bytes(total)} were read ahead, as a share of what {len(there)} ranks of this machine need"
+        f"{format_bytes(total)} were read ahead, as a share of what {len(every)} ranks of this machine need"
     )
 
 
