@@ -6,7 +6,8 @@
 #   make bench    the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
 #   make counts   count instructions of parsers and kernels, and compare with the kept counts (COUNTS="--update" keeps new ones)
 #   make sanitize run the Rust tests under AddressSanitizer (SANITIZER=thread: the threaded ones under ThreadSanitizer)
-#   make cross    run the core's tests for another processor under qemu (TARGET=aarch64-unknown-linux-gnu)
+#   make cross    run the core's tests for another processor under qemu, or for Windows under wine (TARGET=aarch64-unknown-linux-gnu,
+#                 x86_64-pc-windows-gnu)
 #   make deny     check licenses and sources of dependencies, if cargo-deny is installed
 #   make fuzz     run every fuzz target for a minute with coverage guidance (FUZZ="pickle zip" SECONDS_EACH=600 to choose)
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
@@ -51,7 +52,7 @@ RUST := $(shell find src -name '*.rs')
 AT_ONCE := @$(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 .PHONY: help demo test check docs release-check bench counts sanitize sanitize-changed fuzz mutants memory test-portable \
-	cross check-macos build build-rust fmt clean cargo lint-rust lint-features deny crate-user test-rust lint-python test-python test-project
+	cross check-macos check-windows build build-rust fmt clean cargo lint-rust lint-features deny crate-user test-rust lint-python test-python test-project
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -84,7 +85,7 @@ test: $(INSTALLED) cargo
 
 check: $(INSTALLED) cargo
 	$(AT_ONCE) build-rust lint-python
-	@$(MAKE) --no-print-directory --jobs=1 lint-features check-macos deny crate-user test-rust sanitize test-project test-python
+	@$(MAKE) --no-print-directory --jobs=1 lint-features check-macos check-windows deny crate-user test-rust sanitize test-project test-python
 
 # In an environment of its own: it reads the sources and needs no extension.
 docs: $(DOCS_VENV)/.installed
@@ -130,13 +131,15 @@ lint-features: $(INSTALLED) cargo
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings --cfg rustload_portable
 
-# The types of the core and the binding: nothing can be linked for macOS here.
-check-macos: cargo
+# The types of the core and the binding for other systems: nothing can be linked for macOS here.
+check-macos: SYSTEM := aarch64-apple-darwin
+check-windows: SYSTEM := x86_64-pc-windows-gnu
+check-macos check-windows: cargo
 	@if environment=$$(tests/rust-web); then \
 		eval "$$environment" && \
-			$(CARGO) check --locked --target aarch64-apple-darwin -Zbuild-std --features internals,python; \
+			$(CARGO) check --locked --target $(SYSTEM) -Zbuild-std --features internals,python; \
 	else \
-		echo "skipped: make check-macos: the standard library for macOS cannot be built" >&2; \
+		echo "skipped: make $@: the standard library for $(SYSTEM) cannot be built" >&2; \
 	fi
 
 # Without advisories, which would have to be downloaded.

@@ -50,10 +50,8 @@
 // The list below is complete: what a public function takes or gives can be named.
 #![cfg_attr(all(feature = "cuda", feature = "scan", not(feature = "internals")), warn(unnameable_types))]
 
-#[cfg(not(any(target_os = "linux", target_os = "macos")))]
-compile_error!(
-    "rustload supports Linux, and macOS untested: it reads, maps and renames files with POSIX system calls"
-);
+#[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
+compile_error!("rustload supports Linux; macOS and Windows are less tested");
 
 mod builder;
 mod bytes;
@@ -76,6 +74,7 @@ mod python;
 mod sink;
 pub mod statistics;
 mod stream;
+mod sys;
 mod tensor;
 mod text;
 pub mod write;

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File, Metadata};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use super::mapping::Mapping;
 use super::os;
 use super::read_ranges::ReadRanges;
 use crate::error::{Code, Error, Result, ResultExt};
+use crate::sys::{self, FileExt, FileId};
 
 /// An open regular file.
 pub struct LocalFile {
@@ -39,16 +40,17 @@ pub struct LocalFile {
 struct Stamp {
     len: u64,
     modified: (i64, i64),
-    inode: (u64, u64),
+    inode: FileId,
 }
 
 impl Stamp {
-    fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
-            len: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            inode: (metadata.dev(), metadata.ino()),
-        }
+    fn of(file: &File) -> io::Result<Stamp> {
+        let metadata = file.metadata()?;
+        Ok(Stamp::new(&metadata, sys::file_id(file, &metadata)?))
+    }
+
+    fn new(metadata: &Metadata, inode: FileId) -> Stamp {
+        Stamp { len: metadata.len(), modified: sys::modified(metadata), inode }
     }
 }
 
@@ -74,8 +76,9 @@ impl FileStamp {
 
     /// That of the file that is at a path now.
     pub fn of_path(path: &Path) -> Result<FileStamp> {
-        let metadata = fs::metadata(path).map_err(|error| Error::io(error, path.to_owned()))?;
-        Ok(FileStamp::new(path, &Stamp::of(&metadata)))
+        let stamp =
+            fs::metadata(path).and_then(|metadata| Ok(Stamp::new(&metadata, sys::path_id(path, &metadata)?)));
+        Ok(FileStamp::new(path, &stamp.map_err(|error| Error::io(error, path.to_owned()))?))
     }
 }
 
@@ -89,7 +92,7 @@ impl LocalFile {
         let file = handle::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         check_regular(&metadata, path)?;
-        let stamp = Stamp::of(&metadata);
+        let stamp = Stamp::new(&metadata, sys::file_id(&file, &metadata).map_err(failed)?);
         if stamp.len == 0 && file.read_at(&mut [0], 0).is_ok_and(|read| read > 0) {
             let text = "this is not a regular file: its size is 0, but it has bytes to read";
             return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
@@ -126,18 +129,14 @@ impl LocalFile {
         self.handle.get(|| {
             let failed = |error| Error::io(error, self.path.clone());
             let file = handle::open(&self.absolute).map_err(failed)?;
-            if Stamp::of(&file.metadata().map_err(failed)?) == self.stamp {
-                Ok(file)
-            } else {
-                Err(self.changed_error())
-            }
+            if Stamp::of(&file).map_err(failed)? == self.stamp { Ok(file) } else { Err(self.changed_error()) }
         })
     }
 
     /// Fills `out` through this descriptor of the file.
     pub(super) fn read_through(&self, descriptor: &File, offset: u64, out: &mut [u8]) -> Result<()> {
         descriptor.read_exact_at(out, offset).map_err(|error| {
-            if error.kind() == std::io::ErrorKind::UnexpectedEof {
+            if error.kind() == io::ErrorKind::UnexpectedEof {
                 self.changed_error()
             } else {
                 Error::io(error, self.path.clone())
@@ -232,8 +231,8 @@ impl ReadRanges for LocalFile {
     }
 
     fn check_unchanged(&self) -> Result<()> {
-        let metadata = self.opened()?.file.metadata().map_err(|error| Error::io(error, self.path.clone()))?;
-        if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed_error()) }
+        let stamp = Stamp::of(&self.opened()?.file).map_err(|error| Error::io(error, self.path.clone()))?;
+        if stamp == self.stamp { Ok(()) } else { Err(self.changed_error()) }
     }
 
     fn identity(&self) -> Option<String> {

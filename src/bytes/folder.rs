@@ -10,6 +10,7 @@ use super::io_choice::Io;
 use super::read_ranges::ReadFolder;
 use super::source::Source;
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// A folder of files.
 #[derive(Clone)]
@@ -107,7 +108,10 @@ fn list(path: &Path, is_listed: fn(&Path) -> bool) -> Result<Vec<String>> {
 /// Whether a name is a single path component that cannot leave its folder, in any file system.
 pub fn is_plain_name(name: &str) -> bool {
     let is_drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
-    !is_drive && !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
+    !is_drive
+        && !matches!(name, "" | "." | "..")
+        && !name.contains(['/', '\\', '\0'])
+        && !sys::is_special_name(name)
 }
 
 #[cfg(test)]
@@ -121,8 +125,13 @@ mod tests {
         fs::write(root.path().join("a"), b"123").unwrap();
         fs::write(root.path().join(".hidden"), b"").unwrap();
         fs::create_dir(root.path().join("folder")).unwrap();
+        // On Windows, links need a privilege.
+        #[cfg(unix)]
         std::os::unix::fs::symlink("/nonexistent", root.path().join("dangling")).unwrap();
+        #[cfg(unix)]
         std::os::unix::fs::symlink("a", root.path().join("link")).unwrap();
+        #[cfg(not(unix))]
+        fs::write(root.path().join("link"), b"123").unwrap();
         let folder = Folder::Disk(root.path().to_owned(), Io::Auto);
         let mut names = folder.names().unwrap();
         names.sort();

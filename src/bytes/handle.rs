@@ -9,12 +9,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 
 use once_cell::race::OnceBox;
-use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 
 use super::os;
 use crate::num::to_usize;
 use crate::parallel::lock_unless_stuck;
+use crate::sys;
 
 /// The share of the descriptors of a process that may be kept, each with a second one for direct reads; the rest is for others.
 const KEPT_SHARE: u64 = 4;
@@ -78,12 +77,12 @@ impl Handle {
 
 /// Opens a file for reading. If the process may open no more, it closes the files that are kept.
 pub(super) fn open(path: &Path) -> io::Result<File> {
-    File::open(path).or_else(|error| match Errno::from_io_error(&error) {
-        Some(Errno::MFILE | Errno::NFILE) => {
-            close_surplus(0, None);
-            File::open(path)
+    File::open(path).or_else(|error| {
+        if !sys::has_too_many_files(&error) {
+            return Err(error);
         }
-        _ => Err(error),
+        close_surplus(0, None);
+        File::open(path)
     })
 }
 
@@ -107,6 +106,5 @@ fn close_surplus(max: usize, added: Option<&Arc<Slot>>) {
 
 /// The most files that are kept open.
 fn kept_max() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    to_usize((limit / KEPT_SHARE).clamp(KEPT_MIN, KEPT_MAX))
+    to_usize((sys::open_files_max() / KEPT_SHARE).clamp(KEPT_MIN, KEPT_MAX))
 }

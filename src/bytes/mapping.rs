@@ -3,10 +3,15 @@
 //! A driver that copies from host memory to an accelerator pins its pages, with the intent to write if the mapping is writable: of a
 //! copy-on-write mapping each page is copied to anonymous memory then. Pages of a read-only mapping stay those of the page cache.
 //!
+//! On Windows a copy-on-write mapping counts as memory of its whole size, so there is none (`sys::HAS_COPY_ON_WRITE`): what asks for
+//! one gets a copy. A mapping that is only read counts as none.
+//!
 //! **Protocol.** The mapping is private, so an edit through a view of a writable one stays in this process and never reaches
 //! the file. rustload itself never reads or writes through it: it hands out addresses, and the holder of an address keeps the
-//! `Arc<Mapping>` alive and writes only if the mapping is writable; a write to a read-only one ends the process (SIGSEGV). If another process truncates the file, touching a page past the new end raises SIGBUS; that is
-//! the documented price of a view. Owned results are read by position and cannot meet it.
+//! `Arc<Mapping>` alive and writes only if the mapping is writable; a write to a read-only one ends the process (SIGSEGV). If
+//! another process truncates the file, touching a page past the new end raises SIGBUS; that is the documented price of a view. Windows
+//! lets nobody cut a mapped file; there the end of the process is a page that disk or network cannot read (EXCEPTION_IN_PAGE_ERROR).
+//! Owned results are read by position and cannot meet either.
 
 use std::fs::File;
 use std::io;
@@ -15,6 +20,7 @@ use std::ptr::NonNull;
 use memmap2::{MmapOptions, MmapRaw};
 
 use super::Region;
+use crate::sys;
 
 /// A mapped file. Dropping the last owner unmaps it.
 #[derive(Debug)]
@@ -37,7 +43,12 @@ impl Mapping {
         let mut options = MmapOptions::new();
         options.no_reserve_swap();
         // `MmapRaw` gives its address without a reference to the bytes.
-        let map = if writable {
+        let map = if !sys::HAS_COPY_ON_WRITE {
+            if writable {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            options.no_probe_handle().map_raw_read_only(file)?
+        } else if writable {
             // SAFETY: the mapping is private, and no Rust reference into it is made. The protocol above says what happens when
             // another process changes the file.
             MmapRaw::from(unsafe { options.map_copy(file) }?)

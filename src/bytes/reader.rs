@@ -9,7 +9,6 @@
 use std::fs::File;
 use std::mem;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::access::Access;
@@ -20,6 +19,7 @@ use super::scratch::{BounceBuffer, Scratch};
 use super::source::Source;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
+use crate::sys::FileExt;
 
 /// Reads of fewer bytes go through the page cache: they are not worth the wait for the disk.
 const DIRECT_READ_MIN_BYTES: usize = 256 << 10;

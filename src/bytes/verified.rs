@@ -219,9 +219,9 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
+    use crate::sys::FileExt;
     use std::collections::BTreeMap;
     use std::fs::{self, File};
-    use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::super::manifest::UNIT_MAX_BYTES;

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::code::{Code, Kind};
 pub use self::remedy::{Remedy, Value};
+use crate::sys;
 use crate::text::{into_printable, printable};
 
 /// When a limit may be raised that a file exceeds.
@@ -104,7 +105,7 @@ impl Error {
 
     /// The error for a new file whose name is taken.
     pub(crate) fn target_exists(path: &Path) -> Error {
-        let mut error = Error::io(rustix::io::Errno::EXIST.into(), path.to_owned());
+        let mut error = Error::io(sys::already_exists(), path.to_owned());
         error.0.code = Code::TargetExists;
         error
     }

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyEllipsis, PyTuple};
 
 use crate::error::{Code, Error, Remedy, Subject, Value};
+use crate::sys;
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
@@ -25,7 +26,7 @@ fn exception(py: Python<'_>, mut error: Error) -> PyResult<PyErr> {
     fields.set_item("member", error.member())?;
     fields.set_item("offset", error.offset())?;
     fields.set_item("remedies", remedies(py, error.remedies())?)?;
-    fields.set_item("errno", error.io_error().and_then(std::io::Error::raw_os_error))?;
+    fields.set_item("errno", error.io_error().and_then(sys::errno))?;
     match error.subject() {
         Subject::Global { module, name } => {
             fields.set_item("module", module)?;

@@ -40,7 +40,8 @@ impl Pages {
     /// unless they are slower than small ones; one in many is touched to find out.
     pub(super) fn new(len: usize, huge: bool) -> Option<Pages> {
         let len = Pages::rounded_len(len.max(1))?;
-        let start = map_aligned(len)?;
+        let start = os::map(len, HUGE_PAGE_BYTES)?;
+        let huge = huge && os::HAS_PARTS;
         let pages = Pages { start, len, huge, process: process::id() };
         if huge {
             pages.advise_huge_pages();
@@ -120,9 +121,9 @@ impl Pages {
     }
 
     /// Splits the range at `at` and returns the rest; this value keeps the front. `None`, with no change, unless `at` is a multiple
-    /// of a huge page inside the range.
+    /// of a huge page inside the range, and the system unmaps parts.
     pub(super) fn split_off(&mut self, at: usize) -> Option<Pages> {
-        if at == 0 || at >= self.len || !at.is_multiple_of(HUGE_PAGE_BYTES) {
+        if !os::HAS_PARTS || at == 0 || at >= self.len || !at.is_multiple_of(HUGE_PAGE_BYTES) {
             return None;
         }
         let start = NonNull::new(self.start.as_ptr().wrapping_add(at))?;
@@ -134,7 +135,8 @@ impl Pages {
     /// Whether `next` begins where this range ends and both consist of whole huge pages: a range that ends with small pages is of
     /// use only to a buffer of exactly its size.
     pub(super) fn is_followed_by(&self, next: &Pages) -> bool {
-        let all_huge = self.len == self.whole_huge_bytes() && next.len == next.whole_huge_bytes();
+        let all_huge =
+            os::HAS_PARTS && self.len == self.whole_huge_bytes() && next.len == next.whole_huge_bytes();
         all_huge && self.end() == next.start.addr().get() && self.huge == next.huge
     }
 
@@ -149,33 +151,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        unmap(self.start.as_ptr(), self.len);
-    }
-}
-
-/// Maps `len` bytes that start on a huge page boundary.
-fn map_aligned(len: usize) -> Option<NonNull<u8>> {
-    let start = os::map(len)?;
-    if start.align_offset(HUGE_PAGE_BYTES) == 0 {
-        // Newer kernels align a large mapping by themselves, and adjacent ranges can then be joined.
-        return Some(start);
-    }
-    let start = start.as_ptr();
-    unmap(start, len);
-    let padded = len.checked_add(HUGE_PAGE_BYTES)?;
-    let start = os::map(padded)?.as_ptr();
-    let lead = start.align_offset(HUGE_PAGE_BYTES);
-    let inside = start.wrapping_add(lead);
-    unmap(start, lead);
-    unmap(inside.wrapping_add(len), HUGE_PAGE_BYTES - lead);
-    NonNull::new(inside)
-}
-
-/// Unmaps a range that the caller owns and does not use any more.
-fn unmap(start: *mut u8, len: usize) {
-    if len > 0 {
-        // SAFETY: private to this file, whose callers own the range and use none of its addresses afterwards.
-        unsafe { os::unmap(start, len) };
+        // SAFETY: the range is owned, is as it was mapped if the system does not unmap parts, and its addresses are not used any more.
+        unsafe { os::unmap(self.start.as_ptr(), self.len, HUGE_PAGE_BYTES) };
     }
 }
 
@@ -194,6 +171,8 @@ mod tests {
         assert!(Pages::new(1 << 60, true).is_none());
     }
 
+    // Windows releases ranges as a whole.
+    #[cfg(unix)]
     #[test]
     fn only_adjacent_whole_ranges_are_joined() {
         let mut front = Pages::new(4 * HUGE_PAGE_BYTES + PAGE_BYTES, true).unwrap();

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use super::lock::{TargetLock, hidden_name};
 use super::publication::Publication;
-use super::resume;
 use super::staged::folder_of;
 use super::walk::remove_all;
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// The ends of the names of hidden folders: of a run, and of one that can be resumed.
 pub(super) const ENDS: [&str; 2] = ["part", "resume"];
@@ -20,8 +20,7 @@ pub(super) fn lock_target(anchor: &Path, target: &Path) -> Result<TargetLock> {
     for end in ENDS.iter().filter(|_| lock.excludes_others()) {
         let outer = hidden_name(anchor, end);
         // What another user has put there would say which files are moved and removed.
-        let is_own = fs::symlink_metadata(&outer)
-            .is_ok_and(|found| found.is_dir() && resume::check_owner(&found, &outer).is_ok());
+        let is_own = sys::is_private_folder(&outer).unwrap_or(false);
         if is_own && (Publication::finish(&outer, target)? || *end == ENDS[0]) {
             remove_all(&outer).map_err(|error| Error::io(error, outer.clone()))?;
         }

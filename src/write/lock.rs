@@ -9,14 +9,11 @@ use std::collections::hash_map::RandomState;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
-
-use super::os;
 use super::walk::remove_all;
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// How often a lock file is opened that another writer removes meanwhile, and how many names are tried for a temporary.
 const ATTEMPTS: u64 = 16;
@@ -95,7 +92,7 @@ impl TargetLock {
         let Some(tag) = self.tag() else { return };
         let path = hidden_name(&self.target, &format!("{tag:016x}.part"));
         if let Ok(found) = fs::symlink_metadata(&path)
-            && found.uid() == os::user()
+            && sys::is_own_file(&path, &found)
         {
             let _ = if found.is_dir() { remove_all(&path) } else { fs::remove_file(&path) };
         }
@@ -127,7 +124,7 @@ pub(super) fn hidden_name(target: &Path, end: &str) -> PathBuf {
 
 /// Stands for this boot of this machine; `None` if that is not known.
 fn boot_tag() -> Option<u64> {
-    let boot = os::boot_id();
+    let boot = sys::boot_id();
     let digits: String = boot.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     u64::from_str_radix(&digits, 16).ok()
 }
@@ -136,8 +133,8 @@ fn boot_tag() -> Option<u64> {
 fn open(path: &Path) -> Option<(File, bool)> {
     for _ in 0..ATTEMPTS {
         // An existing file is opened without O_CREAT, which `fs.protected_regular` forbids for files of other users.
-        for options in [OpenOptions::new().read(true).write(true), OpenOptions::new().read(true)] {
-            if let Ok(file) = options.custom_flags(no_follow()).open(path) {
+        for writable in [true, false] {
+            if let Ok(file) = sys::lock_file(path, writable) {
                 return file.metadata().is_ok_and(|found| found.is_file()).then_some((file, false));
             }
         }
@@ -149,17 +146,11 @@ fn open(path: &Path) -> Option<(File, bool)> {
     None
 }
 
-/// Neither follows a link nor waits for a FIFO.
-fn no_follow() -> i32 {
-    OFlags::union(OFlags::NOFOLLOW, OFlags::NONBLOCK).bits().cast_signed()
-}
-
 /// Whether a path is the name of an open file.
 fn has_name(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::symlink_metadata(path)) {
-        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
-        _ => false,
-    }
+    let open = file.metadata().and_then(|found| sys::file_id(file, &found));
+    let named = fs::symlink_metadata(path).and_then(|found| sys::path_id(path, &found));
+    matches!((open, named), (Ok(open), Ok(named)) if open == named)
 }
 
 #[cfg(test)]
@@ -203,6 +194,8 @@ mod tests {
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
+    // Without the number of the boot, as on Windows, nobody knows that a temporary is of a killed writer.
+    #[cfg(unix)]
     #[test]
     fn what_a_killed_writer_has_left_is_removed_and_nothing_else() {
         let root = tempfile::tempdir().unwrap();
@@ -224,16 +217,20 @@ mod tests {
         assert_eq!(again, part);
         fs::remove_file(again).unwrap();
         drop(lock);
-        // Another user's may be of a writer that this one cannot see.
-        if os::user() == 0 {
+        // Another user's, which only root can make, may be of a writer that this one cannot see.
+        #[cfg(unix)]
+        {
             fs::write(&part, "").unwrap();
-            std::os::unix::fs::chown(&part, Some(1), None).unwrap();
-            drop(TargetLock::take(&target).unwrap());
+            if std::os::unix::fs::chown(&part, Some(1), None).is_ok() {
+                drop(TargetLock::take(&target).unwrap());
+            }
             fs::remove_file(&part).unwrap();
         }
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), others.len());
     }
 
+    // On Windows, links need a privilege.
+    #[cfg(unix)]
     #[test]
     fn where_no_lock_can_be_made_temporaries_have_names_that_occur_once() {
         let root = tempfile::tempdir().unwrap();

@@ -4,11 +4,9 @@
 //! sources (`stream::write_all`). The file gets its name when it is complete.
 #![deny(unsafe_code)]
 
-mod attributes;
 mod folder;
 mod leftover;
 mod lock;
-mod os;
 mod plan;
 mod planned;
 mod progress;

@@ -392,11 +392,12 @@ mod tests {
             ..FolderPlan::new()
         };
         let options = WriteOptions::new().sync(false);
-        let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).unwrap());
+        let id = || crate::sys::path_id(&path, &fs::metadata(&path).unwrap()).unwrap();
+        let before = id();
         plan().write(&path, &options).unwrap();
         assert_eq!(names(&path), ["config.json", "m.safetensors"]);
         // One file needs no new folder: a shell in the folder stays in it.
-        assert_eq!(std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).unwrap()), inode);
+        assert_eq!(id(), before);
         let refused = plan().write(&path, &options).unwrap_err();
         assert_eq!(refused.code(), Code::TargetExists);
         assert!(refused.to_string().contains("m.safetensors"), "{refused}");

@@ -7,16 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::os;
 use super::shards::INDEX_EXTENSION;
 use super::staged::{folder_of, sync_folder};
 use super::walk::{into_io, remove_all, walk};
 use crate::error::{Error, Result};
+use crate::sys::{self, FileId};
 
 /// How often the old folder is emptied while other programs make files in it.
 const EMPTYING_ATTEMPTS: u32 = 1000;
@@ -29,7 +28,7 @@ const STEPS: &str = "publish";
 pub(super) struct Publication {
     /// The device and the inode of the staged folder, if that takes the place of the target as a whole. Otherwise its files are moved
     /// to the target one by one.
-    pub(super) folder: Option<(u64, u64)>,
+    pub(super) folder: Option<FileId>,
     /// Whether the new files may replace others.
     pub(super) overwrite: bool,
     /// Whether a step is on the disk before the next one that depends on it.
@@ -127,9 +126,10 @@ impl Publication {
         for files in [indexes, named] {
             self.for_each(&files, target, &mut |(path, inode)| {
                 let path = target.join(path);
-                match fs::symlink_metadata(&path) {
-                    Ok(found) if found.ino() == *inode => fs::remove_file(path),
-                    _ => Ok(()),
+                if link_id(&path).is_ok_and(|(_, found)| found == *inode) {
+                    fs::remove_file(path)
+                } else {
+                    Ok(())
                 }
             })?;
         }
@@ -166,8 +166,9 @@ impl Publication {
         let Ok(noted) = fs::metadata(outer.join(STEPS)) else { return };
         for (path, inode) in &self.add {
             let moved = target.join(path);
-            let found = fs::symlink_metadata(&moved);
-            if found.is_ok_and(|found| found.ino() == *inode && modified(&found) <= modified(&noted)) {
+            let Ok(found) = fs::symlink_metadata(&moved) else { continue };
+            let is_same = sys::path_id(&moved, &found).is_ok_and(|(_, found)| found == *inode);
+            if is_same && sys::modified(&found) <= sys::modified(&noted) {
                 let _ = move_to_free_name(&moved, &staged(outer).join(path));
             }
         }
@@ -221,19 +222,20 @@ impl Publication {
         known: &BTreeMap<&Path, u64>,
     ) -> io::Result<()> {
         let found = fs::symlink_metadata(from)?;
-        if known.get(relative) == Some(&found.ino()) {
+        let id = sys::path_id(from, &found)?;
+        if known.get(relative) == Some(&id.1) {
             return fs::remove_file(from);
         }
         let there = match fs::symlink_metadata(to) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return os::rename_to_free_name(from, to);
+                return sys::rename_to_free_name(from, to);
             }
             there => there?,
         };
         if is_folder && there.is_dir() {
             return Ok(());
         }
-        let is_same = (there.dev(), there.ino()) == (found.dev(), found.ino())
+        let is_same = sys::path_id(to, &there)? == id
             || (found.is_symlink() && fs::read_link(from)? == fs::read_link(to).unwrap_or_default());
         let is_new = self.add.iter().any(|(path, _)| Path::new(path) == relative);
         if is_same {
@@ -241,9 +243,9 @@ impl Publication {
         } else if is_new || is_folder || there.is_dir() {
             // Somebody else made a file of this name in the last instant.
             let mut name = to.file_name().unwrap_or_default().to_owned();
-            name.push(format!(".{:016x}.kept", found.ino()));
-            os::rename_to_free_name(from, &to.with_file_name(name))
-        } else if modified(&found) > modified(&there) {
+            name.push(format!(".{:016x}.kept", id.1));
+            sys::rename_to_free_name(from, &to.with_file_name(name))
+        } else if sys::modified(&found) > sys::modified(&there) {
             fs::rename(from, to)
         } else {
             fs::remove_file(from)
@@ -257,21 +259,27 @@ pub(super) fn staged(outer: &Path) -> PathBuf {
 }
 
 /// The device and the inode of a folder.
-pub(super) fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    fs::metadata(path).map(|found| (found.dev(), found.ino()))
+pub(super) fn identity(path: &Path) -> io::Result<FileId> {
+    sys::path_id(path, &fs::metadata(path)?)
+}
+
+/// Those of a file, or of a link.
+pub(super) fn link_id(path: &Path) -> io::Result<FileId> {
+    sys::path_id(path, &fs::symlink_metadata(path)?)
 }
 
 /// Files of a folder with their inodes.
 pub(super) fn with_inodes(folder: &Path, files: Vec<String>) -> io::Result<Vec<(String, u64)>> {
-    let with_inode = |path: String| fs::metadata(folder.join(&path)).map(|found| (path, found.ino()));
+    let with_inode = |path: String| identity(&folder.join(&path)).map(|(_, inode)| (path, inode));
     files.into_iter().map(with_inode).collect()
 }
 
 /// Moves a file to a free name. It may have that already beside its own, where an earlier run moved it by a link and was killed.
 fn move_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
-    let identity = |path: &Path| fs::symlink_metadata(path).map(|found| (found.dev(), found.ino())).ok();
-    match os::rename_to_free_name(from, to) {
-        Err(error) if is_taken(&error) && identity(from).is_some() && identity(from) == identity(to) => {
+    match sys::rename_to_free_name(from, to) {
+        Err(error)
+            if is_taken(&error) && link_id(from).is_ok_and(|from| link_id(to).is_ok_and(|to| to == from)) =>
+        {
             fs::remove_file(from)
         }
         moved => moved,
@@ -281,11 +289,6 @@ fn move_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
 /// Whether a file could not be moved because there is another one of its name, or of the name of its folder.
 fn is_taken(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory)
-}
-
-/// When the content of a file was last changed.
-fn modified(of: &fs::Metadata) -> (i64, i64) {
-    (of.mtime(), of.mtime_nsec())
 }
 
 fn is_there(path: &Path) -> bool {

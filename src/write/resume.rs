@@ -7,18 +7,18 @@
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use super::Values;
 use super::lock::{TargetLock, hidden_name};
 use super::staged::StagedFile;
 use super::walk::remove_all;
-use super::{Values, os};
 use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result};
+use crate::sys;
 
 /// The version of plan and journal.
 const FORMAT: &str = "rustload resume 2";
@@ -117,7 +117,7 @@ impl Staging {
     /// As [`Staging::open`], with the folder made, and the target locked by the caller.
     pub(super) fn open_in(folder: PathBuf, plan: &str) -> Result<Staging> {
         let failed = |error| Error::io(error, folder.clone());
-        let boot = os::boot_id();
+        let boot = sys::boot_id();
         let (plan_path, journal_path) = (folder.join("plan"), folder.join("journal"));
         let mut finished = Finished::default();
         let mut valid = 0;
@@ -128,10 +128,10 @@ impl Staging {
         if valid == 0 {
             (finished, valid) = (Finished::default(), 0);
             clear(&folder).map_err(failed)?;
-            let mut file = create(&plan_path).map_err(failed)?;
+            let mut file = sys::append_private_file(&plan_path).map_err(failed)?;
             file.write_all(plan.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
         }
-        let mut journal = create(&journal_path).map_err(failed)?;
+        let mut journal = sys::append_private_file(&journal_path).map_err(failed)?;
         // What follows the last whole line was being written when the process was killed.
         journal.set_len(valid).map_err(failed)?;
         writeln!(journal, "boot {}", boot.trim()).map_err(failed)?;
@@ -206,22 +206,12 @@ pub(super) fn describe(text: &mut String, file: &str, plan: &FilePlan, tensors: 
 /// Makes the folder if there is none, and checks that what it has is of this user.
 pub(super) fn make_folder(folder: &Path) -> Result<()> {
     let failed = |error| Error::io(error, folder.to_owned());
-    match DirBuilder::new().mode(0o700).create(folder) {
+    match sys::private_folder(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
-    let found = open_folder(folder).and_then(|opened| opened.metadata()).map_err(failed)?;
-    check_owner(&found, folder)
-}
-
-fn open_folder(folder: &Path) -> io::Result<File> {
-    let flags = (rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW).bits();
-    OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(folder)
-}
-
-/// Fails for a folder that others can write to: what it has would become the target.
-pub(super) fn check_owner(found: &fs::Metadata, folder: &Path) -> Result<()> {
-    if found.uid() == os::user() && found.mode() & 0o022 == 0 {
+    // What it has would become the target.
+    if sys::is_private_folder(folder).map_err(failed)? {
         return Ok(());
     }
     let text = "this folder of an earlier run belongs to another user, or others may write to it";
@@ -232,11 +222,6 @@ pub(super) fn check_owner(found: &fs::Metadata, folder: &Path) -> Result<()> {
 fn read(path: &Path) -> Option<Vec<u8>> {
     let metadata = fs::symlink_metadata(path).ok()?;
     (metadata.is_file() && metadata.len() <= TEXT_MAX_BYTES).then(|| fs::read(path).ok())?
-}
-
-fn create(path: &Path) -> io::Result<File> {
-    let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-    OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// Removes everything in a folder.
@@ -333,6 +318,8 @@ mod tests {
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
+    // Windows has no modes, and links need a privilege there.
+    #[cfg(unix)]
     #[test]
     fn a_folder_that_others_can_write_to_is_refused() {
         let root = tempfile::tempdir().unwrap();

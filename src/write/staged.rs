@@ -5,15 +5,14 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::lock::TargetLock;
-use super::os;
 pub(super) use super::target::{check_target, folder_of, refuse_hub_blobs, sync_folder};
 use crate::bytes::Source;
 use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
+use crate::sys::{self, FileExt};
 
 /// How many names are tried for a temporary file.
 const NAME_ATTEMPTS: u32 = 16;
@@ -55,10 +54,10 @@ impl StagedFile {
     pub(crate) fn create(target: &Path, len: u64, overwrite: bool) -> Result<StagedFile> {
         let (target, replaced) = check_target(target, overwrite)?;
         let lock = TargetLock::take(&target)?;
-        let (file, temporary) = match os::unnamed_file(folder_of(&target)) {
+        let (file, temporary) = match sys::unnamed_file(folder_of(&target)) {
             Some(file) => (file, None),
             None => {
-                let made = lock.temporary(os::named_file);
+                let made = lock.temporary(sys::named_file);
                 let (file, path) = made.map_err(|error| Error::io(error, target.clone()))?;
                 (file, Some(path))
             }
@@ -82,11 +81,11 @@ impl StagedFile {
         let failed = |error| Error::io(error, data.clone());
         let is_there = fs::symlink_metadata(&data).is_ok_and(|found| found.is_file() && found.len() == len);
         let file = if is_there {
-            os::existing_file(&data).map_err(failed)?
+            sys::existing_file(&data).map_err(failed)?
         } else {
             match fs::remove_file(&data) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-                _ => os::named_file(&data).map_err(failed)?,
+                _ => sys::named_file(&data).map_err(failed)?,
             }
         };
         let temporary = Some(data);
@@ -102,12 +101,12 @@ impl StagedFile {
         if let Some(permissions) = permissions {
             self.file.set_permissions(permissions).map_err(failed)?;
         }
-        os::reserve(&self.file, len).map_err(failed)
+        sys::reserve(&self.file, len).map_err(failed)
     }
 
     /// Waits until the data is on the disk. If that fails, it is not kept: pages that are missing there look written afterwards.
     pub(crate) fn sync(&mut self) -> Result<()> {
-        let synced = self.file.sync_all().and_then(|()| os::flush(&self.file));
+        let synced = self.file.sync_all().and_then(|()| sys::flush(&self.file));
         if synced.is_err() {
             self.distrust();
         }
@@ -144,7 +143,7 @@ impl StagedFile {
 
     fn wrote(&self, offset: u64, nbytes: usize) {
         if self.writes_back && nbytes >= WRITE_BACK_MIN_BYTES {
-            os::start_write_back(&self.file, offset, to_u64(nbytes));
+            sys::start_write_back(&self.file, offset, to_u64(nbytes));
         }
     }
 
@@ -156,7 +155,7 @@ impl StagedFile {
     /// Waits until the data is on the disk, and drops it from the page cache, so that later reads are of the disk.
     pub(crate) fn sync_and_drop_cache(&mut self) -> Result<()> {
         self.sync()?;
-        os::drop_cache(&self.file);
+        sys::drop_cache(&self.file);
         Ok(())
     }
 
@@ -179,14 +178,14 @@ impl StagedFile {
             io::ErrorKind::AlreadyExists => Error::target_exists(&target),
             _ => Error::io(error, target.clone()),
         };
-        if let Err(error) = os::flush(&self.file) {
+        if let Err(error) = sys::flush(&self.file) {
             self.distrust();
             return Err(failed(error));
         }
         // Opened before, so that only writing it to the disk can fail afterwards.
-        let folder = if sync { Some(File::open(folder_of(&target)).map_err(failed)?) } else { None };
+        let folder = if sync { Some(sys::open_folder(folder_of(&target)).map_err(failed)?) } else { None };
         self.publish().map_err(failed)?;
-        match folder.map_or(Ok(()), |folder| folder.sync_all()) {
+        match folder.map_or(Ok(()), |folder| sys::sync_folder(&folder)) {
             Err(error) => Err(failed(error).note(IN_PLACE)),
             Ok(()) => Ok(()),
         }
@@ -194,8 +193,8 @@ impl StagedFile {
 
     fn publish(&mut self) -> io::Result<()> {
         match (&self.temporary, self.overwrite) {
-            (None, false) => os::name_file(&self.file, &self.target)?,
-            (Some(temporary), false) => os::rename_to_free_name(temporary, &self.target)?,
+            (None, false) => sys::name_file(&self.file, &self.target)?,
+            (Some(temporary), false) => sys::rename_to_free_name(temporary, &self.target)?,
             (Some(temporary), true) => fs::rename(temporary, &self.target)?,
             (None, true) => self.name_or_replace()?,
         }
@@ -205,12 +204,12 @@ impl StagedFile {
 
     /// Gives an unnamed file its name. Only a named file can replace another one: where there is one, this has another name before.
     fn name_or_replace(&mut self) -> io::Result<()> {
-        match os::name_file(&self.file, &self.target) {
+        match sys::name_file(&self.file, &self.target) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             named => return named,
         }
         let file = &self.file;
-        let name = |path: &Path| os::name_file(file, path);
+        let name = |path: &Path| sys::name_file(file, path);
         let ((), named) = match &self.lock {
             Some(lock) => lock.temporary(name)?,
             None => temporary(&self.target, name)?,
@@ -249,7 +248,6 @@ pub(super) fn temporary<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>)
 mod tests {
     use super::*;
     use crate::error::Code;
-    use std::os::unix::fs::{MetadataExt, symlink};
 
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap();
@@ -293,25 +291,28 @@ mod tests {
         assert_eq!(StagedFile::create(&target, 3, false).unwrap_err().code(), Code::TargetExists);
         // It appeared after the first check.
         assert_eq!(late.commit(false).unwrap_err().code(), Code::TargetExists);
-        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o640);
-        fs::set_permissions(&target, permissions).unwrap();
+        #[cfg(unix)]
+        fs::set_permissions(&target, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
         let view = fs::File::open(&target).unwrap();
         let staged = StagedFile::create(&target, 3, true).unwrap();
         staged.write_at(0, b"new").unwrap();
         staged.commit(false).unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"new");
-        assert_eq!(fs::metadata(&target).unwrap().mode() & 0o777, 0o640);
+        #[cfg(unix)]
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&target).unwrap()) & 0o777, 0o640);
         let mut old = [0; 3];
         view.read_exact_at(&mut old, 0).unwrap();
         assert_eq!(&old, b"old");
         assert_eq!(names(folder.path()), ["a"]);
     }
 
+    // On Windows, links need a privilege.
+    #[cfg(unix)]
     #[test]
     fn the_target_of_a_link_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
-        symlink("file", &link).unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
         assert_eq!(StagedFile::create(&link, 3, true).unwrap_err().code(), Code::Value);
         assert!(!file.exists());
         fs::write(&file, "old").unwrap();
@@ -329,6 +330,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let code = |path: &Path| StagedFile::create(path, 1, true).unwrap_err().code();
         assert_eq!(code(folder.path()), Code::NotRegularFile);
+        #[cfg(unix)]
         assert_eq!(code(Path::new("/dev/null")), Code::NotRegularFile);
         assert_eq!(code(&folder.path().join("missing").join("a")), Code::Io);
         for name in ["blobs", "snapshots"] {

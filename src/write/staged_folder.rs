@@ -9,18 +9,17 @@
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::attributes::copy_attributes;
 use super::leftover::{ENDS, lock_target};
 use super::lock::{TargetLock, hidden_name};
 use super::planned::Planned;
-use super::publication::{Publication, identity, staged, with_inodes};
+use super::publication::{Publication, identity, link_id, staged, with_inodes};
+use super::resume;
 use super::staged::{folder_of, refuse_hub_blobs, sync_folder};
 use super::walk::{into_io, remove_all, walk};
-use super::{os, resume};
 use crate::error::{Code, Error, Result};
+use crate::sys::{self, copy_attributes};
 
 /// The file that tells whose a hidden folder is, where locks do not.
 const TOKEN: &str = "token";
@@ -109,7 +108,7 @@ impl StagedFolder {
     /// Makes the hidden folder for a target of this name, and the staged folder in it.
     fn make_outer(&mut self, anchor: &Path, resume: bool) -> Result<()> {
         let failed = |error| Error::io(error, anchor.to_owned());
-        let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
+        let make = |path: &Path| sys::private_folder(path);
         if resume && !self.lock.excludes_others() {
             let text = "other writers of this folder cannot be kept out, as no file beside it can be locked";
             return Err(Error::new(Code::Value, text).note("Write without resume.").in_file(&self.target));
@@ -164,7 +163,7 @@ impl StagedFolder {
     fn try_exchange(&self, probe: &Path, planned: &Planned) -> std::result::Result<(), String> {
         let (one, two, full) = (probe.join("one"), probe.join("two"), probe.join("full/x"));
         let made = [&one, &two, &full].into_iter().try_for_each(fs::create_dir_all);
-        let exchanged = made.and_then(|()| os::exchange(&one, &two));
+        let exchanged = made.and_then(|()| sys::exchange(&one, &two));
         exchanged.map_err(|error| format!("the file system cannot exchange two folders ({error})"))?;
         // A folder that is not empty is never replaced: so this fails with that, or with what forbids to move the target.
         match fs::rename(&self.target, folder_of(&full)) {
@@ -261,7 +260,7 @@ impl StagedFolder {
                 let folder = Some(identity(&staged).map_err(failed)?);
                 let steps = Publication { folder, overwrite: self.overwrite, sync, add, remove };
                 steps.note(&self.outer).map_err(failed)?;
-                os::exchange(&staged, &target).map_err(failed)?;
+                sys::exchange(&staged, &target).map_err(failed)?;
                 // From here on the staged folder is the old one.
                 self.stays = true;
                 match steps.empty_old(&staged, &target) {
@@ -300,13 +299,13 @@ impl StagedFolder {
     /// those that are replaced, with their inodes.
     fn mirror(&self, folder: &Path, planned: &Planned) -> io::Result<Vec<(String, u64)>> {
         let mut replaced = Vec::new();
-        let device = fs::metadata(&self.target)?.dev();
+        let (volume, _) = identity(&self.target)?;
         let walked = walk(&self.target, &mut |relative, entry, is_folder| {
             let mut link = || {
-                let found = entry.metadata()?;
+                let (found_volume, inode) = link_id(&entry.path())?;
                 let to = folder.join(relative);
                 if is_folder {
-                    if found.dev() != device {
+                    if found_volume != volume {
                         return Err(io::ErrorKind::CrossesDevices.into());
                     }
                     fs::create_dir_all(&to)?;
@@ -316,11 +315,11 @@ impl StagedFolder {
                     // It would be a file that has been made meanwhile.
                     Some(_) if !self.overwrite => Err(io::ErrorKind::AlreadyExists.into()),
                     Some(path) => {
-                        replaced.push((path.to_owned(), found.ino()));
+                        replaced.push((path.to_owned(), inode));
                         Ok(())
                     }
-                    None if found.is_symlink() => {
-                        std::os::unix::fs::symlink(fs::read_link(entry.path())?, &to)
+                    None if entry.file_type()?.is_symlink() => {
+                        sys::symlink(fs::read_link(entry.path())?, &to)
                     }
                     None => fs::hard_link(entry.path(), &to),
                 }
@@ -341,8 +340,8 @@ impl StagedFolder {
                     // It has been made meanwhile.
                     return Err(Error::target_exists(&entry.path()));
                 }
-                let found = entry.metadata().map_err(|error| Error::io(error, entry.path()))?;
-                outdated.push((path.to_owned(), found.ino()));
+                let (_, inode) = link_id(&entry.path()).map_err(|error| Error::io(error, entry.path()))?;
+                outdated.push((path.to_owned(), inode));
             }
             Ok(())
         })?;

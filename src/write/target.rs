@@ -1,10 +1,11 @@
 //! What a path means as the target of a writer: the file that is made or replaced, and its folder.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Code, Error, Result, ResultExt};
+use crate::sys;
 
 /// The file that a target means, and the permissions of the one that is there. Fails as `StagedFile::create` does.
 pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<(PathBuf, Option<fs::Permissions>)> {
@@ -31,7 +32,7 @@ pub(super) fn folder_of(path: &Path) -> &Path {
 
 /// With `sync`, returns once the names in a folder are on the disk.
 pub(super) fn sync_folder(folder: &Path, sync: bool) -> io::Result<()> {
-    if sync { File::open(folder)?.sync_all() } else { Ok(()) }
+    if sync { sys::sync_folder(&sys::open_folder(folder)?) } else { Ok(()) }
 }
 
 /// The path with a symbolic link in its last part replaced by what it points to.

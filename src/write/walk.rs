@@ -1,5 +1,6 @@
 //! Goes through everything in a folder.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,17 @@ pub(super) fn into_io(error: Error) -> io::Error {
     io::Error::new(kind, error.to_string())
 }
 
+/// The path of a name in a folder. As the paths of plans, it has a `/` between names on all systems.
+fn below(folder: &Path, name: &OsStr) -> PathBuf {
+    if folder.as_os_str().is_empty() {
+        return name.into();
+    }
+    let mut path = folder.as_os_str().to_owned();
+    path.push("/");
+    path.push(name);
+    path.into()
+}
+
 /// Calls `visit` with everything below `root`: the path from there, the entry, and whether it is a folder, which comes before what is
 /// in it.
 pub(super) fn walk(
@@ -49,7 +61,7 @@ pub(super) fn walk(
         for entry in fs::read_dir(&folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let is_folder = entry.file_type().map_err(failed)?.is_dir();
-            let relative = within.join(entry.file_name());
+            let relative = below(&within, &entry.file_name());
             visit(&relative, &entry, is_folder)?;
             if is_folder {
                 pending.push(relative);

@@ -42,7 +42,8 @@ def commit_of(repository: str, reference: str) -> str:
     """The text of `refs/<reference>`; empty if it is not a regular file (a pipe would block) or longer than a commit hash."""
     path = os.path.join(repository, "refs", reference)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        # Windows has neither pipes in folders nor these flags.
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     except (OSError, ValueError):
         return ""
     try:

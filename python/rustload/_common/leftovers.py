@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -114,7 +113,15 @@ def _settled(path: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(lock: str, *, make: bool) -> Iterator[bool | None]:
-    """Has the lock of a target meanwhile, as its writers do. Says whether another one has it; None if that cannot be told."""
+    """Has the lock of a target meanwhile, as its writers do. Says whether another one has it; None if that cannot be told.
+
+    On Windows, which has no flock(2), it is never told.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield None
+        return
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     try:
         descriptor = os.open(lock, flags, 0o666)

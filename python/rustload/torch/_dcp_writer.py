@@ -169,7 +169,7 @@ class Writer(StorageWriter):
                 with Path(stage.path, file).open("xb") as new:
                     new.write(head)
                     new.truncate(size)
-                    if size and hasattr(os, "posix_fallocate"):  # macOS lacks it
+                    if size and hasattr(os, "posix_fallocate"):  # macOS and Windows lack it
                         os.posix_fallocate(new.fileno(), 0, size)
         except BaseException:
             self._release()
@@ -211,7 +211,7 @@ class Writer(StorageWriter):
         results = []
         items = sorted(plan.items, key=lambda item: target.tensors[item.index.fqn])
         for file, group in itertools.groupby(items, key=lambda item: target.tensors[item.index.fqn].file):
-            descriptor = os.open(folder / file, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = os.open(folder / file, os.O_WRONLY | getattr(os, "O_BINARY", 0))
             try:
                 for item in group:
                     tensor = planner.resolve_data(item)
@@ -318,7 +318,12 @@ def _runs(
 
 def _write_all(descriptor: int, content: memoryview, position: int) -> None:
     while content:
-        written = os.pwrite(descriptor, content[: 1 << 30], position)
+        part = content[: 1 << 30]
+        if hasattr(os, "pwrite"):
+            written = os.pwrite(descriptor, part, position)
+        else:  # Windows; one thread writes to a file
+            os.lseek(descriptor, position, os.SEEK_SET)
+            written = os.write(descriptor, part)
         content, position = content[written:], position + written
 
 

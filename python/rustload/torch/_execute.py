@@ -125,7 +125,8 @@ def _threads_per_gpu(gpus: int) -> int | None:
     """The threads that read and cast for each GPU: a share of the cores if there are several GPUs; None for the default."""
     if gpus < 2:
         return None
-    share = len(os.sched_getaffinity(0)) // gpus
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = cores // gpus
     return max(1, share) if share < _SHARE_WITHOUT_BOUND else None
 
 

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Cast, Overflow, convert};
 use crate::parallel;
+use crate::sys::FileExt;
 
 /// The bytes of one read and cast, which stay in the core's cache, like a block of a load.
 const SOURCE_BYTES: usize = 256 << 10;

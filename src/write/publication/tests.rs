@@ -138,7 +138,7 @@ fn an_exchanged_folder_is_emptied_and_what_is_new_in_it_moves_over() {
             &[("sub/late", "late"), ("deep/er/late", "late"), ("later", "later"), ("new", "theirs")],
         );
         fs::rename(target.join("later"), target.join("others")).unwrap();
-        os::exchange(&staged(&outer), &target).unwrap();
+        sys::exchange(&staged(&outer), &target).unwrap();
         match killed {
             true => assert!(Publication::finish(&outer, &target).unwrap()),
             false => steps.empty_old(&staged(&outer), &target).unwrap(),
@@ -159,7 +159,7 @@ fn an_old_folder_is_not_resumed_where_the_new_one_was_removed() {
     let folder = Some(identity(&staged(&outer)).unwrap());
     let steps = Publication { folder, ..steps(&outer, &target, true) };
     steps.note(&outer).unwrap();
-    os::exchange(&staged(&outer), &target).unwrap();
+    sys::exchange(&staged(&outer), &target).unwrap();
     fs::remove_dir_all(&target).unwrap();
     assert!(Publication::finish(&outer, &target).unwrap());
     assert!(!staged(&outer).exists(), "before the note is removed");

@@ -1,9 +1,9 @@
 //! Tests of archives past 4 GiB as torch's writer makes them (modelled on a real file), in a sparse temporary file.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use tempfile::NamedTempFile;
 
 use super::*;
+use crate::sys::FileExt;
 
 const GIB: u64 = 1 << 30;
 
@@ -54,11 +54,11 @@ fn descriptor(crc: u32, size: u64, wide: bool) -> Vec<u8> {
 
 /// An archive of a storage with `size` zero bytes (a hole in the file) and `a/version`. `offset_in_version` is added to the offset in
 /// the zip64 extra field of `a/version`.
-fn sparse(size: u64, offset_in_version: u64) -> File {
-    let file = tempfile::tempfile().unwrap();
+fn sparse(size: u64, offset_in_version: u64) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
     let mut at = 0;
     let mut put = |bytes: &[u8], hole: u64| {
-        file.write_all_at(bytes, at).unwrap();
+        file.as_file().write_all_at(bytes, at).unwrap();
         let start = at;
         at += bytes.len() as u64 + hole;
         start
@@ -87,10 +87,8 @@ fn sparse(size: u64, offset_in_version: u64) -> File {
     file
 }
 
-fn open_file(file: &File) -> Archive {
-    use std::os::fd::AsRawFd;
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let source = Source::open(std::path::Path::new(&path)).unwrap();
+fn open_file(file: &NamedTempFile) -> Archive {
+    let source = Source::open(file.path()).unwrap();
     Archive::open(&source, &Limits::default(), Trailing::Error).unwrap()
 }
 

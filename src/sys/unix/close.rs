@@ -11,7 +11,7 @@ use rustix::io::{Errno, try_close};
 
 /// Does what closing the file does, and leaves it open: network file systems and FUSE send what they hold, and report errors, whenever
 /// one of a file's descriptors is closed.
-pub(in crate::write) fn flush(file: &File) -> io::Result<()> {
+pub(crate) fn flush(file: &File) -> io::Result<()> {
     let descriptor = file.try_clone()?.into_raw_fd();
     // SAFETY: the clone has given its descriptor away, and nothing uses it afterwards.
     match unsafe { try_close(descriptor) } {

@@ -10,7 +10,7 @@ use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
 /// Gives a folder the attributes of another one. Fails if it does not have all of them then: the kernel drops some without an error.
-pub(super) fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     let (wanted, found) = (fs::metadata(from)?, fs::metadata(to)?);
     if (found.uid(), found.gid()) != (wanted.uid(), wanted.gid()) {
         chown(to, Some(wanted.uid()), Some(wanted.gid()))?;

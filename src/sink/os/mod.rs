@@ -3,13 +3,20 @@
 //!
 //! **Protocol.** The functions map and unmap exactly the ranges that they are given. `sink/pages.rs` owns the ranges.
 
-use std::ffi::c_void;
-use std::ptr::{self, NonNull};
-use std::time::Duration;
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
 
 use once_cell::race::OnceBox;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use rustix::time::{ClockId, clock_gettime};
+
+#[cfg(feature = "cuda")]
+pub(super) use system::CUDA_LIBRARY;
+pub(super) use system::{HAS_PARTS, map, thread_cpu_time, unmap};
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
 
 /// A multiple of the size of a small page; on architectures other than x86-64 the largest one in use.
 pub(super) const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
@@ -27,24 +34,6 @@ pub(super) enum Advice {
     MarkFree,
     /// Leave it out of forked children (`MADV_DONTFORK`), which must not access it.
     ExcludeFromFork,
-}
-
-/// Maps `len` zeroed bytes; `None` if that fails.
-pub(super) fn map(len: usize) -> Option<NonNull<u8>> {
-    // SAFETY: a new private mapping at an address that the system chooses touches no other memory.
-    let found = unsafe {
-        mmap_anonymous(ptr::null_mut::<c_void>(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-    };
-    found.ok().and_then(|start| NonNull::new(start.cast()))
-}
-
-/// Unmaps a range. If the process has too many mappings, the range stays, unused.
-///
-/// # Safety
-/// The caller owns the range, and no code uses its addresses afterwards.
-pub(super) unsafe fn unmap(start: *mut u8, len: usize) {
-    // SAFETY: promised by the caller.
-    let _ = unsafe { munmap(start.cast(), len) };
 }
 
 /// Gives advice. It may be refused: if huge pages are switched off, or by an old kernel.
@@ -96,11 +85,6 @@ pub(super) fn free_pages_are_reported() -> bool {
     })
 }
 
-/// The processor time of this thread: waiting while other threads run does not count.
-pub(super) fn thread_cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
-}
-
 /// The size of the last-level cache in bytes, as Linux reports it ("32768K"); `None` on other systems.
 #[cfg(feature = "cuda")]
 pub(super) fn last_level_cache_bytes() -> Option<usize> {
@@ -140,10 +124,6 @@ pub(super) fn allowed_cpus() -> Vec<usize> {
 #[cfg(all(feature = "cuda", any(not(target_os = "linux"), rustload_portable)))]
 pub(super) fn stay_on(_cpus: &[usize]) {}
 
-/// The CUDA driver's library, which is opened if `RUSTLOAD_LIBCUDA` is not set.
-#[cfg(feature = "cuda")]
-pub(super) const CUDA_LIBRARY: &str = "libcuda.so.1";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,12 +141,12 @@ mod tests {
 
     #[test]
     fn populated_pages_are_resident() {
-        let start = map(64 * PAGE_BYTES).unwrap();
+        let start = map(64 * PAGE_BYTES, PAGE_BYTES).unwrap();
         // SAFETY: the range was mapped just now, is zeroed, and nothing else uses it until it is unmapped below.
         populate(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), 64 * PAGE_BYTES) });
         let resident = resident_pages(start.as_ptr().addr());
         // SAFETY: as above; the slice is not used any more.
-        unsafe { unmap(start.as_ptr(), 64 * PAGE_BYTES) };
+        unsafe { unmap(start.as_ptr(), 64 * PAGE_BYTES, PAGE_BYTES) };
         if cfg!(all(target_os = "linux", not(rustload_portable))) {
             assert!(resident >= Some(64), "{resident:?}");
         }
