@@ -73,7 +73,8 @@ def open(
             weight, decoded as it is read, and its codes and scales are not listed. False: all tensors as they are stored. For
             tensors of torch's own quantized dtypes, see `materialize(dequantize=True)`.
         manifest: A `rustload.Manifest`, or what it reads: the SHA-256 digests of the files. All bytes are compared with it before
-            anything gets them, and files that it does not list are refused. Tensors are read, never viewed.
+            anything gets them, and files that it does not list are refused. Tensors are read, never viewed. `"hf"`: the digests
+            that huggingface_hub has kept in its cache or in a `local_dir`.
         storage_options: What fsspec makes the file system of a URL with, credentials for example; for web servers `headers` and a
             few more. No message shows them.
         remote: The schemes of URLs that are allowed; `()` for none. The default is all that are encrypted, and `memory`.
@@ -93,12 +94,12 @@ def open(
     """
     chosen = None if framework is None else adapters.framework_name(framework)
     how = _rustload.OpenOptions(verify=verify, dequantize=dequantize, **filled(open, options))
+    source: Any = remote_source(path, storage_options=storage_options, remote=remote)
     listed = None
     if manifest is not None:
         from rustload._common.manifest import core_of
 
-        listed = core_of(manifest)
-    source: Any = remote_source(path, storage_options=storage_options, remote=remote)
+        listed = core_of(manifest, source)
     if isinstance(source, ObjectRanges):
         source = ObjectList([source])
     content = file_bytes(source)

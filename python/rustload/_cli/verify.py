@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import rustload
 from rustload._cli.arguments import add_color, file
 from rustload._cli.exit_codes import GATE_FAILED, USAGE
 from rustload._cli.report import report_error
+from rustload._common.manifest import manifest_of
 from rustload._common.terminal import Page, count
 from rustload.errors import RustloadError
 
@@ -35,14 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     parser.add_argument("path", metavar="PATH", type=file, help="a file or a folder")
-    parser.add_argument("--manifest", metavar="FILE", required=True, help="the manifest")
+    parser.add_argument(
+        "--manifest", metavar="FILE", required=True, help="the manifest; hf for what the Hub's cache states"
+    )
     add_color(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compares the files and returns the exit code."""
     try:
-        manifest = rustload.Manifest(args.manifest)
+        manifest = manifest_of(args.manifest, args.path)
         faults = manifest.check(args.path)
         unlisted = manifest.unlisted(args.path)
     except (RustloadError, OSError, ValueError) as error:

@@ -24,7 +24,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Fault", "Manifest", "ManifestLike", "core_of"]
+__all__ = ["Fault", "Manifest", "ManifestLike", "core_of", "manifest_of"]
 
 PIECE_BYTES = 8 << 20
 """The size of a piece unless the caller says otherwise."""
@@ -187,11 +187,31 @@ class Manifest:
 ManifestLike: TypeAlias = Manifest | StrPath | bytes | Mapping[str, Any]
 
 
-def core_of(given: ManifestLike | None) -> _rustload.Manifest | None:
+def manifest_of(given: ManifestLike, source: Any) -> Manifest:
+    """The manifest for an argument `manifest=`, for what is opened with it: a path, or several.
+
+    Raises:
+        ValueError: It is `"hf"`, and the Hub has stated no digests for the files.
+        RustloadError: As for `Manifest`, like OSError.
+    """
+    if isinstance(given, Manifest):
+        return given
+    if given != "hf":
+        return Manifest(given)
+    from rustload._common.manifest_hub import hub_files
+
+    one = isinstance(source, (str, os.PathLike))
+    several = isinstance(source, (list, tuple)) and all(
+        isinstance(path, (str, os.PathLike)) for path in source
+    )
+    made = Manifest.__new__(Manifest)
+    made._take(hub_files([source] if one else source if several else []))
+    return made
+
+
+def core_of(given: ManifestLike | None, source: Any) -> _rustload.Manifest | None:
     """The extension's manifest for an argument `manifest=`; None for None."""
-    if given is None:
-        return None
-    return (given if isinstance(given, Manifest) else Manifest(given))._core
+    return None if given is None else manifest_of(given, source)._core
 
 
 def _content(path: str | os.PathLike[str]) -> bytes:

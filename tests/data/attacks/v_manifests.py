@@ -53,3 +53,9 @@ shown(
     "the bytes that were listed, or a code of these",
     f"{HERE}test_random_changes_of_files_and_manifests_return_nothing_else",
 )
+shown(
+    "V09",
+    "a changed file in the Hub's cache or a folder downloaded from it",
+    "`ManifestMismatch`",
+    "tests/python/test_manifest_hub.py::test_the_digests_of_the_hub_are_those_of_its_cache",
+)
