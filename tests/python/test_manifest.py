@@ -511,52 +511,6 @@ def test_the_lines_of_sha256sum_are_read(tmp_path: Path) -> None:
             assert len(rustload.open(path, manifest=given)) == 3
 
 
-def flip(seed: int, content: bytes) -> bytes:
-    """A few random changes."""
-    random_ = random.Random(seed)
-    changed = bytearray(content)
-    for _ in range(random_.choice((1, 1, 1, 2, 8))):
-        at = random_.randrange(len(changed))
-        match random_.randrange(4):
-            case 0 | 1:
-                changed[at] ^= 1 << random_.randrange(8)
-            case 2:
-                changed[at : at + random_.randrange(9)] = random_.randbytes(random_.randrange(9))
-            case _:
-                other = random_.randrange(len(changed))
-                changed[at], changed[other] = changed[other], changed[at]
-    return bytes(changed)
-
-
-def _parsed(content: bytes) -> rustload.Manifest | None:
-    try:
-        return rustload.Manifest(content)
-    except rustload.FormatError as error:
-        if error.code != "ManifestInvalid":
-            raise
-        return None
-
-
-def test_random_changes_of_files_and_manifests_return_nothing_else(tmp_path: Path) -> None:
-    """RUSTLOAD_FLIPS=10000 makes that many."""
-    path = _write(tmp_path / "m", "safetensors")
-    content, manifest = path.read_bytes(), rustload.Manifest.of(path, piece=PIECE)
-    good, _ = _read(path, manifest)
-    text = manifest.to_json().encode()
-    for seed in range(int(os.environ.get("RUSTLOAD_FLIPS", "400"))):
-        path.write_bytes(flip(seed, content))
-        found, codes = _read(path, manifest)
-        assert codes <= {"ManifestMismatch"}, seed
-        assert found.items() <= good.items(), seed
-        path.write_bytes(content)
-        changed = _parsed(flip(seed, text))
-        if changed is None:
-            continue
-        found, codes = _read(path, changed)
-        assert codes <= {"ManifestMismatch", "ManifestMissing"}, seed
-        assert found.items() <= good.items(), seed
-
-
 # The command line.
 
 

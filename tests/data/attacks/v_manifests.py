@@ -49,9 +49,9 @@ shown(
 )
 shown(
     "V08",
-    "random changes of files and manifests",
+    "random changes of files, manifests and the answers of stores: 10,000 flipped bits",
     "the bytes that were listed, or a code of these",
-    f"{HERE}test_random_changes_of_files_and_manifests_return_nothing_else",
+    "tests/python/test_manifest_fuzz.py::test_of_ten_thousand_flipped_bits_none_is_returned",
 )
 shown(
     "V09",
