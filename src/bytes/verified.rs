@@ -10,9 +10,11 @@ use std::path::Path;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use sha2::{Digest as _, Sha256};
+
 use super::access::Access;
 use super::folder::Folder;
-use super::manifest::{ListedFile, Manifest, Unit, digest};
+use super::manifest::{Digest, ListedFile, Manifest, Unit};
 use super::read_ranges::{ReadFolder, ReadRanges};
 use super::source::Source;
 use crate::error::{Code, Error, Result, ResultExt};
@@ -21,6 +23,9 @@ use crate::parallel::{self, Cancel};
 
 /// Units are at least so far apart where a result is cut, so that threads do not wait for each other's.
 const CUT_MIN_BYTES: u64 = 1 << 20;
+
+/// The bytes of a file that are hashed right after they were read.
+const HASHED_AT_ONCE_BYTES: usize = 128 << 10;
 
 /// A folder whose files are read only as a manifest lists them.
 #[derive(Clone)]
@@ -85,13 +90,26 @@ impl Verified {
             let pass = (!self.listed.is_known(unit)).then(|| cache.lock(&self.listed.pass));
             let expected = self.listed.digest(unit, |at, bytes, len| self.read(at, bytes, len))?;
             drop(pass);
-            self.read(unit.start, bytes, unit.len)?;
-            if digest(bytes) == expected { Ok(()) } else { Err(self.listed.mismatch(unit)) }
+            let mut hash = Sha256::new();
+            self.read_with(unit.start, bytes, unit.len, |block| hash.update(block))?;
+            let found: Digest = hash.finalize().into();
+            if found == expected { Ok(()) } else { Err(self.listed.mismatch(unit)) }
         })
     }
 
     /// Reads `len` bytes, at most those of a unit, in place of what is in `bytes`.
     fn read(&self, offset: u64, bytes: &mut Vec<u8>, len: u64) -> Result<()> {
+        self.read_with(offset, bytes, len, |_| {})
+    }
+
+    /// As [`Verified::read`]. Each block is given to `visit` when it was read, as long as it is in the processor's cache.
+    fn read_with(
+        &self,
+        offset: u64,
+        bytes: &mut Vec<u8>,
+        len: u64,
+        mut visit: impl FnMut(&[u8]),
+    ) -> Result<()> {
         if Cancel::is_current_cancelled() {
             return Err(Error::new(Code::Cancelled, "the operation was cancelled"));
         }
@@ -100,7 +118,15 @@ impl Verified {
             return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
         }
         bytes.resize(len, 0);
-        self.source.read_at(offset, bytes)
+        // A request to a store is not divided.
+        let block = if self.source.file().is_some() { HASHED_AT_ONCE_BYTES } else { len.max(1) };
+        let mut at = offset;
+        for block in bytes.chunks_mut(block) {
+            self.source.read_at(at, block)?;
+            visit(block);
+            at = at.saturating_add(to_u64(block.len()));
+        }
+        Ok(())
     }
 }
 
@@ -224,7 +250,7 @@ mod tests {
     use std::fs::{self, File};
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::super::manifest::UNIT_MAX_BYTES;
+    use super::super::manifest::{UNIT_MAX_BYTES, digest};
     use super::*;
     use crate::bytes::Io;
 
