@@ -540,6 +540,14 @@ class Manifest:
             FormatError: A name is there twice, or the number of digests does not fit the size.
         """
 
+    def to_json(self, name: str) -> str:
+        """The unsigned statement of OpenSSF model signing for a model of this name.
+
+        Raises:
+            FormatError: A name is not plain.
+            ValueError: The files are not all in pieces of one size, or there are none.
+        """
+
 def open(  # noqa: A001 - the package's name for it
     source: _Source, options: OpenOptions, manifest: Manifest | None = None
 ) -> Checkpoint:
@@ -737,6 +745,7 @@ class _WriteOptions(TypedDict):
     sync: bool
     verify: bool
     resume: bool
+    manifest: bool
     memory: int
     threads: int | None
     report: Callable[[str, int, bool], object] | None
@@ -756,7 +765,8 @@ def write_file(
         metadata: The texts of the header.
         options: `overwrite`: whether an existing file is replaced; `sync`: whether the data is on the disk before the file gets
             its name; `verify`: whether it is read back and compared with its sources; `resume`: whether what is written stays
-            for a later call if this one fails; `memory`: the most bytes of buffers; `threads`: the number of threads, None for
+            for a later call if this one fails; `manifest`: whether the digests of what is written are in a manifest beside it,
+            whose name ends with `.manifest.json`; `memory`: the most bytes of buffers; `threads`: the number of threads, None for
             one per core; `report`: is called on this thread with a name, a number of bytes, and whether an earlier call had
             written them.
 
@@ -856,7 +866,7 @@ def write_object(
         options: As for `write_file`; `overwrite` and `sync` have no effect.
 
     Raises:
-        ValueError: `verify` or `resume` is set.
+        ValueError: `verify`, `resume` or `manifest` is set.
         OSError: `write` returned None or a wrong number.
         RustloadError: As for `write_file`; an exception of `write` is the cause.
     """
@@ -1575,7 +1585,12 @@ class ScanOptions:
     """What a scan accepts and leaves out."""
 
     def __new__(
-        cls, *, limits: Limits | None = ..., allow: Sequence[str] = ..., exclude: Sequence[str] = ...
+        cls,
+        *,
+        limits: Limits | None = ...,
+        allow: Sequence[str] = ...,
+        exclude: Sequence[str] = ...,
+        manifest: Manifest | None = ...,
     ) -> Self:
         """Checks the options.
 
@@ -1583,6 +1598,7 @@ class ScanOptions:
             limits: The limits.
             allow: The names that are accepted, as for `rustload.Policy`.
             exclude: The names of files and directories that are left out, as for `rustload.Policy`.
+            manifest: What paths and folders have to be; others are refused.
 
         Raises:
             ValueError: A name cannot be allowed.

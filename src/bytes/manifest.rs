@@ -44,6 +44,11 @@ impl Manifest {
         Ok(Manifest(all))
     }
 
+    /// All files and their names, sorted by name.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &ListedFile)> {
+        self.0.iter().map(|(name, file)| (name.as_str(), &**file))
+    }
+
     /// The file of that name.
     pub fn get(&self, name: &str) -> Option<&Arc<ListedFile>> {
         self.0.get(name)
@@ -102,6 +107,16 @@ impl ListedFile {
         let pieces = digests.into_iter().map(|digest| Piece { digest, units: OnceBox::new() }).collect();
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         ListedFile { serial, size, piece, pieces, pass: Mutex::new(()) }
+    }
+
+    /// The size of the file and that of its pieces, in bytes; `None` where only the digest of the whole is known.
+    pub fn size_and_piece(&self) -> Option<(u64, u64)> {
+        self.size.map(|size| (size, self.piece))
+    }
+
+    /// The digests of its pieces.
+    pub fn digests(&self) -> impl Iterator<Item = &Digest> {
+        self.pieces.iter().map(|piece| &piece.digest)
     }
 
     /// The bytes of one unit; fewer at the end of a piece.

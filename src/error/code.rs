@@ -84,6 +84,13 @@ macro_rules! codes {
     };
 }
 
+impl Code {
+    /// Whether bytes could not be read, or are not those that were to be read: no fault of a format, which a reader could get over.
+    pub(crate) fn is_read_failure(self) -> bool {
+        matches!(self, Code::Io | Code::FileChanged | Code::ManifestMismatch | Code::ManifestMissing)
+    }
+}
+
 codes! {
     Io: Io, "The operating system refused to read or map the file.",
         "Check the path, its permissions and the disk.";

@@ -7,6 +7,7 @@ use pyo3::pybacked::PyBackedBytes;
 
 use crate::bytes::{Digest, ListedFile, Manifest as Core};
 use crate::error::{Code, Error, Result};
+use crate::write;
 
 /// The SHA-256 digests of files: of a whole file, or of pieces of one size.
 #[pyclass(frozen, module = "rustload._rustload")]
@@ -33,5 +34,10 @@ impl Manifest {
             Ok((name, file))
         });
         Ok(Manifest(Arc::new(Core::new(files.collect::<Result<Vec<_>>>()?)?)))
+    }
+
+    /// The unsigned statement of model signing for a model of this name.
+    fn to_json(&self, name: &str) -> PyResult<String> {
+        Ok(write::statement(&self.0, name)?)
     }
 }

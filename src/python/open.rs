@@ -87,7 +87,7 @@ impl Source<'_> {
     }
 }
 
-fn no_folder() -> Error {
+pub(super) fn no_folder() -> Error {
     let text = "is about files of one folder, and this is not a path, a list of paths in one folder, or the URL of a folder";
     Error::new(Code::Value, text).on_argument("manifest")
 }

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 
 use super::arguments::LimitsArg;
 use super::file_object::FileObject;
-use super::open::{Folder, Source};
+use super::manifest::Manifest;
+use super::open::{Folder, Source, no_folder};
 use super::run;
 use crate::parallel::Cancel;
 use crate::scan::{self as core, Options, Policy, Report};
@@ -19,10 +20,16 @@ pub(crate) struct ScanOptions(Options);
 #[pymethods]
 impl ScanOptions {
     #[new]
-    #[pyo3(signature = (*, limits=LimitsArg::default(), allow=Vec::new(), exclude=Vec::new()))]
-    fn new(limits: LimitsArg, allow: Vec<String>, exclude: Vec<String>) -> PyResult<ScanOptions> {
+    #[pyo3(signature = (*, limits=LimitsArg::default(), allow=Vec::new(), exclude=Vec::new(), manifest=None))]
+    fn new(
+        limits: LimitsArg,
+        allow: Vec<String>,
+        exclude: Vec<String>,
+        manifest: Option<&Manifest>,
+    ) -> PyResult<ScanOptions> {
         let policy = allow.iter().try_fold(Policy::new(), |policy, pattern| policy.allow(pattern))?;
-        Ok(ScanOptions(Options::new().limits(limits.0).policy(policy).exclude(exclude)))
+        let manifest = manifest.map(|manifest| manifest.0.clone());
+        Ok(ScanOptions(Options::new().limits(limits.0).policy(policy).exclude(exclude).manifest(manifest)))
     }
 }
 
@@ -34,6 +41,9 @@ pub(crate) fn scan(py: Python<'_>, source: Source<'_>, options: &ScanOptions) ->
     let run = |work: &mut (dyn FnMut() -> crate::error::Result<Report> + Send)| {
         run::interruptible_if(py, true, &cancel, || work().map(|report| report.to_json()))
     };
+    if options.manifest.is_some() && !matches!(source, Source::Paths(_) | Source::Folder(_)) {
+        return Err(no_folder().into());
+    }
     match source {
         Source::Content(data) => {
             let data = Arc::new(data);

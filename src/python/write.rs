@@ -63,6 +63,7 @@ pub(crate) struct OptionsArg {
     sync: bool,
     verify: bool,
     resume: bool,
+    manifest: bool,
     memory: u64,
     threads: Option<usize>,
     report: Option<Py<PyAny>>,
@@ -70,9 +71,9 @@ pub(crate) struct OptionsArg {
 
 impl OptionsArg {
     fn options(&self, metadata: Vec<(String, String)>, cancel: &Cancel) -> WriteOptions {
-        let OptionsArg { overwrite, sync, verify, resume, memory, threads, .. } = *self;
+        let OptionsArg { overwrite, sync, verify, resume, manifest, memory, threads, .. } = *self;
         let options = WriteOptions::new().metadata(metadata).overwrite(overwrite).sync(sync);
-        let options = options.verify(verify).resume(resume);
+        let options = options.verify(verify).resume(resume).manifest(manifest);
         options.memory(memory).threads(threads).cancel(cancel.clone())
     }
 }

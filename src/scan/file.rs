@@ -65,7 +65,7 @@ fn scan_with(
     match scan(&mut scanner, source).and_then(|()| source.check_unchanged()) {
         Ok(()) => {}
         Err(error) if error.code() == Code::Cancelled => return Err(error),
-        Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => {
+        Err(error) if error.code().is_read_failure() => {
             return Ok(unreadable(scanner.report, &error));
         }
         Err(error) => {
@@ -166,7 +166,7 @@ impl Scanner<'_> {
         self.budget.input()?;
         let head = source.read_vec(0, source.len().min(HEAD_BYTES))?;
         let sniffed = match sniff(source) {
-            Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => return Err(error),
+            Err(error) if error.code().is_read_failure() => return Err(error),
             sniffed => sniffed,
         };
         let format = sniffed.as_ref().ok().copied();
@@ -285,9 +285,7 @@ impl Scanner<'_> {
             }
         });
         match read {
-            Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
-                Err(error)
-            }
+            Err(error) if error.code() == Code::Cancelled || error.code().is_read_failure() => Err(error),
             read => Ok(detected.read.insert(read).as_ref().ok()),
         }
     }

@@ -28,8 +28,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::distributed::Folders;
-use crate::bytes::{Bytes, ReadFolder, ReadRanges, Source};
-use crate::error::Result;
+use crate::bytes::{Bytes, Folder, Io, Manifest, ReadFolder, ReadRanges, Source, VerifiedFolder};
+use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
@@ -48,6 +48,9 @@ pub struct Options {
     pub policy: Arc<Policy>,
     /// The names of files and directories that are not scanned where they are found in a directory.
     pub exclude: Vec<String>,
+    /// What files have to be: those that it does not list, or that differ, are not read. Names are relative to the folder that is
+    /// scanned.
+    pub manifest: Option<Arc<Manifest>>,
 }
 
 impl Options {
@@ -79,6 +82,12 @@ impl Options {
     pub fn exclude(self, exclude: Vec<String>) -> Options {
         Options { exclude, ..self }
     }
+
+    /// Sets `manifest`.
+    #[must_use]
+    pub fn manifest(self, manifest: Option<Arc<Manifest>>) -> Options {
+        Options { manifest, ..self }
+    }
 }
 
 /// Scans files, and all files in directories. Faults of a file are in the report. Fails where a path does not exist, or when
@@ -104,11 +113,25 @@ where
     let mut options = options.clone();
     let mut folders = Folders::default();
     for path in paths {
-        for (path, named) in walk::files(path.as_ref(), &options.exclude)? {
+        let root = path.as_ref();
+        let folder = if root.is_dir() { root } else { root.parent().unwrap_or(Path::new("")) };
+        let listed = options.manifest.clone();
+        let verified =
+            listed.map(|listed| VerifiedFolder::new(Folder::Disk(folder.to_owned(), Io::Auto), listed));
+        let open = |path: &Path| match &verified {
+            None => walk::open(path),
+            Some(verified) => {
+                let name = path.strip_prefix(folder).ok().and_then(Path::to_str);
+                let no_name =
+                    || Error::new(Code::ManifestMissing, "the name of the file is not UTF-8").in_file(path);
+                verified.open(name.ok_or_else(no_name)?).map(Source::new)
+            }
+        };
+        for (path, named) in walk::files(root, &options.exclude)? {
             options.cancel.check()?;
-            let metadata = |folder: &Path| Source::open(&folder.join(distributed::METADATA));
+            let metadata = |folder: &Path| open(&folder.join(distributed::METADATA));
             let items = folders.items(&path, metadata, &options)?;
-            let file = file::scan_file(walk::open(&path), &path, named, items.as_deref(), &options)?;
+            let file = file::scan_file(open(&path), &path, named, items.as_deref(), &options)?;
             options.limits.report_bytes = options.limits.report_bytes.saturating_sub(file.bytes());
             report.files.push(file);
         }
@@ -121,6 +144,10 @@ where
 pub fn scan_folder(folder: Arc<dyn ReadFolder>, names: &[String], options: &Options) -> Result<Report> {
     let mut report = Report::default();
     let mut options = options.clone();
+    let folder: Arc<dyn ReadFolder> = match options.manifest.clone() {
+        None => folder,
+        Some(listed) => Arc::new(VerifiedFolder::new(Folder::Store(folder), listed)),
+    };
     let mut folders = Folders::default();
     let mut all = if names.is_empty() { folder.names()? } else { names.to_vec() };
     all.retain(|name| !names.is_empty() || !options.exclude.contains(name));

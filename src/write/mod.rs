@@ -4,9 +4,11 @@
 //! sources (`stream::write_all`). The file gets its name when it is complete.
 #![deny(unsafe_code)]
 
+mod copy;
 mod folder;
 mod leftover;
 mod lock;
+mod manifest;
 mod plan;
 mod planned;
 mod progress;
@@ -29,11 +31,13 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use crate::builder::setters;
+use crate::bytes::ListedFile;
 use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result};
 use crate::num::to_u64;
 use crate::parallel::Cancel;
 use crate::stream::ByteTarget;
+use manifest::ManifestBeside;
 use resume::{ResumedFile, Staging};
 use staged::StagedFile;
 use tensors::Pass;
@@ -42,6 +46,8 @@ pub use crate::container::safetensors::Declaration;
 pub use folder::{FolderOptions, write_folder};
 #[cfg(feature = "python")]
 pub(crate) use leftover::finish_publication;
+#[cfg(feature = "python")]
+pub(crate) use manifest::statement;
 pub use plan::{FolderPlan, SafetensorsFile, WrittenFile};
 pub use progress::{Progress, Step};
 #[cfg(feature = "python")]
@@ -70,6 +76,9 @@ pub struct WriteOptions {
     /// what is missing. It does if nothing has changed that decides the bytes; otherwise it starts anew. Arrays in memory, and
     /// sources without [an identity](crate::ReadRanges::identity), are written again.
     pub resume: bool,
+    /// Whether the digests of what is written are in a manifest beside the file or folder: its name, and `.manifest.json`. They are
+    /// taken from the bytes as they are written.
+    pub manifest: bool,
     /// Bytes of buffers, at most; less where a quarter of what the process may still take is less. At least 1 MiB per
     /// thread.
     pub memory: u64,
@@ -89,6 +98,7 @@ impl Default for WriteOptions {
             sync: true,
             verify: false,
             resume: false,
+            manifest: false,
             memory: MEMORY_BYTES,
             threads: None,
             progress: None,
@@ -109,6 +119,7 @@ impl WriteOptions {
         sync: bool,
         verify: bool,
         resume: bool,
+        manifest: bool,
         memory: u64,
         threads: impl Into<Option<usize>>,
         progress: impl Into<Option<Progress>>,
@@ -159,27 +170,52 @@ pub fn write_file(
     tensors: Vec<(String, Values)>,
     options: &WriteOptions,
 ) -> Result<u64> {
+    let path = path.as_ref();
     let plan = plan(&tensors, options)?;
+    let manifest = ManifestBeside::new(path, options)?;
     if !options.resume {
-        return write_planned(path.as_ref(), &tensors, &plan, options, None);
+        return write_planned(path, &tensors, &plan, options, None)?.commit(manifest, options);
     }
-    let target = staged::check_target(path.as_ref(), options.overwrite)?.0;
+    let target = staged::check_target(path, options.overwrite)?.0;
     let mut text = String::new();
     resume::describe(&mut text, "", &plan, &tensors);
     let staging = Staging::open(&target, &text)?;
-    let nbytes = write_planned(&target, &tensors, &plan, options, Some(&staging.single_file()))?;
+    let written = write_planned(&target, &tensors, &plan, options, Some(&staging.single_file()))?;
+    let nbytes = written.commit(manifest, options)?;
     staging.remove();
     Ok(nbytes)
 }
 
-/// Writes a planned file; returns its size. With `resumed`, writes what that lacks.
+/// A file that is complete and has no name yet, its size, and how a manifest lists it.
+struct Written {
+    file: StagedFile,
+    nbytes: u64,
+    listed: Option<ListedFile>,
+}
+
+impl Written {
+    /// Gives the file its name, and then its manifest; returns its size.
+    fn commit(self, manifest: Option<ManifestBeside>, options: &WriteOptions) -> Result<u64> {
+        let prepare = |mut manifest: ManifestBeside| {
+            manifest.add(manifest.name(), self.listed);
+            manifest.prepare(options)
+        };
+        let manifest = manifest.map(prepare).transpose()?;
+        options.settle()?;
+        self.file.commit(options.sync)?;
+        manifest.map_or(Ok(()), PreparedFile::commit)?;
+        Ok(self.nbytes)
+    }
+}
+
+/// Writes a planned file. With `resumed`, writes what that lacks.
 fn write_planned(
     path: &Path,
     tensors: &[(String, Values)],
     plan: &FilePlan,
     options: &WriteOptions,
     resumed: Option<&ResumedFile<'_>>,
-) -> Result<u64> {
+) -> Result<Written> {
     let mut file = match resumed {
         None => StagedFile::create(path, plan.len, options.overwrite)?,
         Some(resumed) => resumed.open(path, plan.len, options.overwrite)?,
@@ -187,9 +223,14 @@ fn write_planned(
     if options.sync || options.verify {
         file.start_write_back();
     }
+    if options.manifest {
+        file.hash_pieces(plan.len);
+    }
     file.write_at(0, &plan.head)?;
     let pass = Pass { tensors, plan, options, step: Step::Written, resumed };
-    pass.run(&file, Values::position)?;
+    // Bytes are hashed in the order of the file.
+    pass.run(&file, |values| if options.manifest { None } else { values.position() })?;
+    let listed = file.listed()?;
     if options.sync || options.verify {
         resumed.map_or(Ok(()), ResumedFile::begin_sync)?;
         file.sync()?;
@@ -198,20 +239,18 @@ fn write_planned(
     if options.verify {
         verify::verify(&mut file, &pass)?;
     }
-    options.settle()?;
-    file.commit(options.sync)?;
-    Ok(plan.len)
+    Ok(Written { file, nbytes: plan.len, listed })
 }
 
 /// As [`write_file`], to anything that takes bytes in order. One thread writes. Returns the number of bytes. Fails if `options` ask to
-/// verify or to resume, for which a file is needed.
+/// verify, to resume or for a manifest, for which a file is needed.
 pub fn write_in_order(
     target: &mut (dyn io::Write + Send),
     tensors: Vec<(String, Values)>,
     options: &WriteOptions,
 ) -> Result<u64> {
-    if options.verify || options.resume {
-        let text = "what is written in order cannot be read back, to verify or to resume it: write to a file";
+    if options.verify || options.resume || options.manifest {
+        let text = "what is written in order has no file to verify, to resume or to write a manifest beside: write to a file";
         return Err(Error::new(Code::Value, text));
     }
     let plan = plan(&tensors, options)?;

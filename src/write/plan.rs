@@ -1,23 +1,23 @@
 //! Plans a folder of checkpoints and the files beside them, and writes it. The folder appears, or is replaced, in one step.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::copy::{copy, fetch};
+use super::manifest::ManifestBeside;
 use super::planned::{Planned, split};
 use super::resume::{self, ResumedFile, Staging};
 use super::shards::{FileNames, Sized, divide, index_json};
 use super::staged::folder_of;
 use super::staged_folder::{FolderRules, StagedFolder, check_joins};
 use super::values::limit_growth;
-use super::{Values, WriteOptions, plan, write_bytes, write_file, write_planned};
+use super::{PreparedFile, Values, WriteOptions, plan, write_bytes, write_planned};
 use crate::bytes::{ReadRanges, Source};
 use crate::error::{Code, Error, Result};
 use crate::layout::numel;
-use crate::num::{to_u64, to_usize};
-use crate::parallel::{self, Cancel};
+use crate::num::to_u64;
 
 /// A file that was written: its path in the folder, and its size in bytes.
 pub type WrittenFile = (String, u64);
@@ -74,6 +74,7 @@ impl FolderPlan {
         path: impl AsRef<Path>,
         options: &WriteOptions,
     ) -> Result<(Vec<WrittenFile>, Option<String>)> {
+        let mut manifest = ManifestBeside::new(path.as_ref(), options)?;
         limit_growth(self.files.iter().flat_map(|file| &file.tensors).map(|(_, values)| values))?;
         let mut divided = Vec::with_capacity(self.files.len());
         for file in self.files {
@@ -88,8 +89,10 @@ impl FolderPlan {
         let mut planned = plan_paths(&divided, &others)?;
         let is_one_file = divided.len() == 1 && planned.paths.len() == 1;
         if self.joins && !options.overwrite && is_one_file && path.as_ref().is_dir() {
-            let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options);
-            return Ok((divided.into_iter().map(join).collect::<Result<_>>()?, None));
+            let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options, &mut manifest);
+            let written = divided.into_iter().map(join).collect::<Result<_>>()?;
+            prepare(manifest, options)?.map_or(Ok(()), PreparedFile::commit)?;
+            return Ok((written, None));
         }
         let WriteOptions { overwrite, resume, sync, .. } = *options;
         let rules = FolderRules { overwrite, joins: self.joins, stays: false, resume };
@@ -113,7 +116,8 @@ impl FolderPlan {
         let inner = options.inner();
         for (number, file) in divided.into_iter().enumerate() {
             let place = staged.place_for(&file.path)?;
-            written.push(file.write(&place, &inner, staging.as_ref().map(|staging| staging.file(number)))?);
+            let resumed = staging.as_ref().map(|staging| staging.file(number));
+            written.push(file.write(&place, &inner, resumed, &mut manifest)?);
         }
         // Indexes name other files, and so take their places last.
         let mut order: Vec<String> = written.iter().map(|file| file.0.clone()).collect();
@@ -121,21 +125,32 @@ impl FolderPlan {
         order.extend(indexes.iter().map(|index| index.0.clone()));
         for (path, bytes) in indexes.into_iter().chain(self.texts) {
             write_bytes(staged.place_for(&path)?, &bytes, resume, sync)?;
+            manifest.as_mut().map_or(Ok(()), |manifest| manifest.add_bytes(&path, &bytes))?;
             written.push((path, to_u64(bytes.len())));
         }
         for (path, source) in self.copies {
             options.cancel.check()?;
             let place = staged.place_for(&path)?;
-            let nbytes = copy(&source, &place, sync)?;
+            let (nbytes, listed) = copy(&source, &place, sync, manifest.is_some(), &options.cancel)?;
+            if let Some(manifest) = &mut manifest {
+                manifest.add(path.clone(), listed);
+            }
             written.push((path, nbytes));
         }
         for (path, object) in self.objects {
             let place = staged.place_for(&path)?;
-            written.push((path, fetch(&Source::new(object), &place, sync, &options.cancel)?));
+            let (nbytes, listed) =
+                fetch(&Source::new(object), &place, sync, manifest.is_some(), &options.cancel)?;
+            if let Some(manifest) = &mut manifest {
+                manifest.add(path.clone(), listed);
+            }
+            written.push((path, nbytes));
         }
+        let manifest = prepare(manifest, options)?;
         options.settle()?;
         drop(staging);
         let note = staged.publish(&planned, order, sync)?;
+        manifest.map_or(Ok(()), PreparedFile::commit)?;
         Ok((written, note))
     }
 }
@@ -154,17 +169,16 @@ impl SafetensorsFile {
         place: &Path,
         options: &WriteOptions,
         resumed: Option<ResumedFile<'_>>,
+        manifest: &mut Option<ManifestBeside>,
     ) -> Result<WrittenFile> {
         let options = self.options(options);
         let SafetensorsFile { path, tensors, .. } = self;
-        let nbytes = match resumed {
-            None => write_file(place, tensors, &options)?,
-            Some(resumed) => {
-                let plan = plan(&tensors, &options)?;
-                write_planned(place, &tensors, &plan, &options, Some(&resumed))?
-            }
-        };
-        Ok((path, nbytes))
+        let plan = plan(&tensors, &options)?;
+        let mut written = write_planned(place, &tensors, &plan, &options, resumed.as_ref())?;
+        if let Some(manifest) = manifest {
+            manifest.add(path.clone(), written.listed.take());
+        }
+        Ok((path, written.commit(None, &options)?))
     }
 
     /// The options, with the file's own metadata.
@@ -184,12 +198,18 @@ impl SafetensorsFile {
     }
 
     /// Writes a file into an existing folder, which needs no other folder to take its place.
-    fn join(self, folder: &Path, planned: &Planned, options: &WriteOptions) -> Result<WrittenFile> {
+    fn join(
+        self,
+        folder: &Path,
+        planned: &Planned,
+        options: &WriteOptions,
+        manifest: &mut Option<ManifestBeside>,
+    ) -> Result<WrittenFile> {
         check_joins(folder, planned)?;
         let place = folder.join(&self.path);
         let above = folder_of(&place);
         fs::create_dir_all(above).map_err(|error| Error::io(error, above.to_owned()))?;
-        self.write(&place, options, None)
+        self.write(&place, options, None, manifest)
     }
 
     /// Adds the file to `divided`, or the shards that it is divided into.
@@ -254,39 +274,8 @@ fn size(name: &str, values: &Values) -> Result<Sized> {
     Ok(Sized { storage: values.tie(), nbytes: nbytes.ok_or_else(too_large)? })
 }
 
-/// Copies a regular file with its permissions; returns its size. The copy is not linked to it, as many programs edit files in place.
-fn copy(source: &Path, target: &Path, sync: bool) -> Result<u64> {
-    let failed = |error| Error::io(error, source.to_owned());
-    if !fs::metadata(source).map_err(failed)?.is_file() {
-        return Err(Error::new(Code::NotRegularFile, "this is not a regular file").in_file(source));
-    }
-    let nbytes = fs::copy(source, target).map_err(failed)?;
-    if sync {
-        fs::File::open(target).and_then(|file| file.sync_all()).map_err(failed)?;
-    }
-    Ok(nbytes)
-}
-
-/// Writes the bytes of a source to a file; returns their number.
-fn fetch(source: &Source, target: &Path, sync: bool, cancel: &Cancel) -> Result<u64> {
-    let failed = |error| Error::io(error, target.to_owned());
-    let file = File::create(target).map_err(failed)?;
-    let (len, access) = (source.len(), source.data_access());
-    let threads = if access.concurrent { access.in_flight.unwrap_or(1) } else { 1 };
-    let block = access.block.max(1);
-    let starts = (0..len.div_ceil(block)).map(|number| number.saturating_mul(block));
-    let threads = threads.min(to_usize(len.div_ceil(block))).max(1);
-    parallel::for_each(threads, starts, Vec::new, |buffer: &mut Vec<u8>, start| {
-        cancel.check()?;
-        buffer.resize(to_usize(block.min(len.saturating_sub(start))), 0);
-        source.read_at(start, buffer)?;
-        file.write_all_at(buffer, start).map_err(failed)
-    })?;
-    source.check_unchanged()?;
-    if sync {
-        file.sync_all().map_err(failed)?;
-    }
-    Ok(len)
+fn prepare(manifest: Option<ManifestBeside>, options: &WriteOptions) -> Result<Option<PreparedFile>> {
+    manifest.map(|manifest| manifest.prepare(options)).transpose()
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ pub(super) fn index_json(
 }
 
 /// A JSON string in ASCII.
-fn ascii_json(text: &str) -> String {
+pub(super) fn ascii_json(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     for c in serde_json::Value::from(text).to_string().chars() {
         if c.is_ascii() && c != '\x7f' {

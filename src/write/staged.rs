@@ -8,8 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::lock::TargetLock;
+use super::manifest::PieceDigests;
 pub(super) use super::target::{check_target, folder_of, refuse_hub_blobs, sync_folder};
-use crate::bytes::Source;
+use crate::bytes::{ListedFile, Source};
 use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::sys::{self, FileExt};
@@ -35,6 +36,8 @@ pub(crate) struct StagedFile {
     stays: bool,
     /// Keeps other writers of the target out; `None` if the caller has the lock.
     lock: Option<TargetLock>,
+    /// Those of what is written, for a manifest.
+    digests: Option<PieceDigests>,
 }
 
 /// What the error says if the folder of a new file cannot be written to the disk.
@@ -62,9 +65,17 @@ impl StagedFile {
                 (file, Some(path))
             }
         };
-        let lock = Some(lock);
-        let staged =
-            StagedFile { file, target, temporary, overwrite, writes_back: false, stays: false, lock };
+        let (lock, digests) = (Some(lock), None);
+        let staged = StagedFile {
+            file,
+            target,
+            temporary,
+            overwrite,
+            writes_back: false,
+            stays: false,
+            lock,
+            digests,
+        };
         staged.prepare(replaced, len)?;
         Ok(staged)
     }
@@ -88,9 +99,9 @@ impl StagedFile {
                 _ => sys::named_file(&data).map_err(failed)?,
             }
         };
-        let temporary = Some(data);
+        let (temporary, lock, digests) = (Some(data), None, None);
         let staged =
-            StagedFile { file, target, temporary, overwrite, writes_back: false, stays: true, lock: None };
+            StagedFile { file, target, temporary, overwrite, writes_back: false, stays: true, lock, digests };
         staged.prepare(replaced, len)?;
         Ok((staged, is_there))
     }
@@ -124,16 +135,33 @@ impl StagedFile {
         self.writes_back = true;
     }
 
+    /// Hashes what is written from now on to this file of `len` bytes, for a manifest.
+    pub(super) fn hash_pieces(&mut self, len: u64) {
+        self.digests = Some(PieceDigests::new(len));
+    }
+
+    /// The file as a manifest lists it, once all is written; `None` for an empty one, and without [`StagedFile::hash_pieces`].
+    pub(super) fn listed(&mut self) -> Result<Option<ListedFile>> {
+        let digests = self.digests.take();
+        digests.map_or(Ok(None), |digests| digests.finish(|offset, out| self.read_at(offset, out)))
+    }
+
     /// Writes bytes at an offset. Several threads may write at once.
     pub(crate) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.file.write_all_at(bytes, offset).map_err(|error| Error::io(error, self.target.clone()))?;
         self.wrote(offset, bytes.len());
+        if let Some(digests) = &self.digests {
+            digests.update(offset, bytes);
+        }
         Ok(())
     }
 
-    /// Copies all bytes of a source to an offset, inside the kernel. False if the kernel cannot do that for this source; then some
-    /// bytes may have been written.
+    /// Copies all bytes of a source to an offset, inside the kernel. False if the kernel cannot do that for this source, or they are
+    /// to be hashed; then some bytes may have been written.
     pub(crate) fn copy_at(&self, offset: u64, source: &Source) -> Result<bool> {
+        if self.digests.is_some() {
+            return Ok(false);
+        }
         let is_copied = source.copy_to_file(&self.file, offset)?;
         if is_copied {
             self.wrote(offset, to_usize(source.len()));

@@ -1,11 +1,12 @@
 //! Writes a safetensors file whose tensors are declared first and come in any order, whole or in parts.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::manifest::ManifestBeside;
 use super::staged::StagedFile;
-use super::{Values, WriteOptions};
+use super::{Values, WriteOptions, Written};
 use crate::container::safetensors::{Declaration, FilePlan};
 use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, numel};
@@ -46,6 +47,7 @@ pub struct Writer {
     /// The parts of each tensor that are written, or being written.
     written: Mutex<Vec<Vec<Block>>>,
     options: WriteOptions,
+    path: PathBuf,
 }
 
 /// A rectangular part of a tensor: first index and size along each dimension.
@@ -81,11 +83,16 @@ impl Writer {
             return Err(Error::new(Code::Value, text));
         }
         let plan = FilePlan::new(&tensors, &options.metadata)?;
-        let file = StagedFile::create(path.as_ref(), plan.len, options.overwrite)?;
+        let path = path.as_ref().to_owned();
+        ManifestBeside::new(&path, options)?;
+        let mut file = StagedFile::create(&path, plan.len, options.overwrite)?;
+        if options.manifest {
+            file.hash_pieces(plan.len);
+        }
         file.write_at(0, &plan.head)?;
         let by_name = tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
         let written = Mutex::new(vec![Vec::new(); tensors.len()]);
-        Ok(Writer { file, tensors, plan, by_name, written, options: options.clone() })
+        Ok(Writer { file, tensors, plan, by_name, written, options: options.clone(), path })
     }
 
     /// Writes a tensor, cast to the dtype that was declared. Fails for a name or shape that was not declared, and for a second
@@ -165,8 +172,10 @@ impl Writer {
             }
             return Err(Error::new(Code::WriterIncomplete, format!("not written, or not all of it: {text}")));
         }
-        self.file.commit(self.options.sync)?;
-        Ok(self.plan.len)
+        let Writer { mut file, options, path, plan, .. } = self;
+        let listed = file.listed()?;
+        let manifest = ManifestBeside::new(&path, &options)?;
+        Written { file, nbytes: plan.len, listed }.commit(manifest, &options)
     }
 
     /// The size that the file will have, in bytes.

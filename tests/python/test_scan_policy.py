@@ -251,6 +251,7 @@ class TestGate:
             "fail_on": "unknown",
             "baseline": None,
             "exclude": [],
+            "manifest": None,
         }
         assert (document["passes"], document["files"][0]["passes"]) == (True, True)
         assert document["files"][0]["findings"][0]["allowed"] == "mylib.*"

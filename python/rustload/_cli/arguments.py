@@ -57,7 +57,8 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--manifest",
         metavar="FILE",
-        help="read only bytes with the digests in FILE (see rustload manifest), and no file that it does not list",
+        help="read only bytes with the digests in FILE, and no file that it does not list (see rustload manifest);\n"
+        "hf: those in the cache of the Hub",
     )
 
 

@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, NoReturn
 
 import rustload
+from rustload._cli.arguments import add_manifest
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._common.terminal import message_line, print_messages, terminal_columns
 
@@ -38,6 +39,9 @@ COMMANDS = {
     "completion": "print the completions of bash, zsh or fish",
 }
 """The commands, each a module of this package with `add_arguments` and `run`, and what they do."""
+
+OPENING = frozenset({"info", "show", "view", "diff", "stats", "convert", "scan"})
+"""Those that open files, and so have `--manifest`, which means what `manifest=` of `rustload.open` does."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -156,6 +160,8 @@ def parser(given: Sequence[str]) -> Parser:
         if name in given:
             module = importlib.import_module(f"rustload._cli.{name}")
             module.add_arguments(command)
+            if name in OPENING:
+                add_manifest(command)
             options = {one.dest: (one.option_strings or [str(one.metavar)])[-1] for one in command._actions}
             command.set_defaults(run=module.run, refuse=command.error, options=options)
     return made

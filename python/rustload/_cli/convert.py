@@ -8,7 +8,7 @@ import warnings
 from typing import Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, add_json, add_manifest, dtype, pair, rename
+from rustload._cli.arguments import REPEATED, add_json, dtype, pair, rename
 from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
@@ -99,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--keep", metavar="P", help="of tied names, write those that match P", **REPEATED)
     add("--discard", metavar="P", help="of tied names, leave out those that match P", **REPEATED)
+    add(
+        "--write-manifest",
+        action="store_true",
+        help="write the digests of what is written to DST.manifest.json (see rustload manifest)",
+    )
     add("--verify", action="store_true", help="read everything back and compare it before DST appears")
     add(
         "--resume", action="store_true", help="keep what is written if this fails, for the same command later"
@@ -114,7 +119,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep-config", action="store_true", help="copy config.json as it is after --dtype and --dequantize")
     add("--objects", metavar="FILE", help="write the non-tensor values as JSON")
     add("--overwrite", action="store_true", help="replace what exists; other files in a folder are kept")
-    add_manifest(parser)
     add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
     add_json(parser)
 
@@ -134,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         "keep": args.keep,
         "discard": args.discard,
         "verify": args.verify,
+        "write_manifest": args.write_manifest,
         "resume": args.resume,
         "progress": _on_terminal() and not args.quiet if args.progress is None else args.progress,
         "max_shard_size": args.max_shard_size,
@@ -148,8 +153,7 @@ def run(args: argparse.Namespace) -> int:
     }
     document: Document = {}
     code = 0
-    if args.manifest is None:
-        _warn_of_code(args.src)
+    _warn_of_code(args.src, args.manifest)
     with report_warnings(args.options):
         try:
             report = rustload.convert(args.src, args.dst or args.output, **options)
@@ -178,11 +182,11 @@ def _note_config(source: str, target: str) -> None:
         print_messages([f"rustload: {name} and other files were not copied: --copy-others copies them"])
 
 
-def _warn_of_code(path: str) -> None:
+def _warn_of_code(path: str, manifest: str | None) -> None:
     """Says what unpickling the source would execute."""
     try:
-        with warnings.catch_warnings(action="ignore"), rustload.open(path) as checkpoint:
-            seen = scanned(checkpoint)
+        with warnings.catch_warnings(action="ignore"), rustload.open(path, manifest=manifest) as checkpoint:
+            seen = scanned(checkpoint, manifest)
     except (RustloadError, OSError, ValueError, TypeError, MemoryError):
         return  # the conversion says why, or converts several checkpoints
     if seen is not None and seen["verdict"] == "would execute":

@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 key=args.key,
                 strip=args.strip or None,
                 rename=dict(args.rename) or None,
+                manifest=args.manifest,
             )
     except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
         document["error"] = report_error(error, args.options)

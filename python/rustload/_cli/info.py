@@ -11,7 +11,6 @@ from rustload._cli.arguments import (
     SOURCE,
     add_color,
     add_json,
-    add_manifest,
     add_paths,
     dtype,
     number,
@@ -80,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print a CycloneDX bill of materials with the models",
     )
     add("--hashes", action="store_true", help="with --cyclonedx: read the files, and give their SHA-256")
-    add_manifest(parser)
     add_color(parser)
 
 
@@ -111,8 +109,7 @@ def run(args: argparse.Namespace) -> int:
                 if args.dtype is not None:
                     counted = checkpoint if chosen is None else chosen
                     described["memory"] = needed(counted.values(), args.dtype)
-                # A scan reads the files by their paths, without the manifest.
-                if args.manifest is None and (seen := scanned(checkpoint)):
+                if seen := scanned(checkpoint, args.manifest):
                     described["scan"] = seen
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED

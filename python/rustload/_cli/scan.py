@@ -36,7 +36,7 @@ EPILOG = """\
 exit codes:
   0    all files are inert: nothing but data, all of it looked at
   1    a file is unknown or would execute, and --allow, --policy, --fail-on and
-       --baseline do not accept that
+       --baseline do not accept that; or it is not as --manifest lists it
   2    wrong usage, or a policy that is not valid
   3    something could not be read, there was nothing to scan, or the output
        could not be written
@@ -48,6 +48,7 @@ a policy:
   allow = ["mylib.Config", "mylib.models.*"]
   exclude = [".git"]
   fail_on = "would-execute"
+  manifest = "models.manifest.json"
 """
 
 
@@ -118,9 +119,11 @@ class JsonPolicy(TypedDict):
 
     Attributes:
         baseline: The path of the earlier report; None for none.
+        manifest: The path of the manifest; None for none.
     """
 
     baseline: str | None
+    manifest: str | None
 
 
 class Document(TypedDict):
@@ -205,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
     parts: list[dict[str, Any]] = []
     try:
         gate = Gate(_policy(args))
-    except (OSError, ValueError) as error:
+    except (RustloadError, OSError, ValueError) as error:
         report_error(error)
         return USAGE
     for path in args.paths:
@@ -233,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _policy(args: argparse.Namespace) -> Policy | None:
     """The policy that the arguments state; None without any."""
-    if not (args.allow or args.policy or args.fail_on or args.baseline or args.exclude):
+    if not (args.allow or args.policy or args.fail_on or args.baseline or args.exclude or args.manifest):
         return None
     policy = Policy.from_file(args.policy) if args.policy else Policy()
     return Policy(
@@ -241,16 +244,22 @@ def _policy(args: argparse.Namespace) -> Policy | None:
         fail_on=args.fail_on or policy.fail_on,
         baseline=args.baseline,
         exclude=(*policy.exclude, *args.exclude),
+        manifest=args.manifest or policy.manifest,
     )
 
 
 def _exit_code(report: dict[str, Any], *, pass_if_empty: bool) -> int:
     statuses = {file["status"] for file in report["files"]}
-    if not all(file["passes"] for file in report["files"] if file["status"] == "scanned"):
+    if not all(file["passes"] for file in report["files"] if file["status"] == "scanned" or _differs(file)):
         return GATE_FAILED
     if "unreadable" in statuses:
         return READ_FAILED
     return 0 if "scanned" in statuses or pass_if_empty else READ_FAILED
+
+
+def _differs(file: dict[str, Any]) -> bool:
+    """Whether a file was not read because it is not the one in the manifest."""
+    return any(found["code"] in ("ManifestMismatch", "ManifestMissing") for found in file["findings"])
 
 
 def _print_text(report: dict[str, Any], *, quiet: bool, color: str) -> None:

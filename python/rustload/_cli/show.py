@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     page = Page(sys.stdout, args.color)
     shown = _Shown(page, document, dequantize=args.dequantize, as_json=args.json)
     try:
-        with rustload.open(args.path, dequantize=args.dequantize) as checkpoint:
+        with rustload.open(args.path, dequantize=args.dequantize, manifest=args.manifest) as checkpoint:
             for name in args.names:
                 try:
                     shown.show(checkpoint, name)

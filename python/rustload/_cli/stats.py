@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, add_manifest, number
+from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, number
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, report_warnings
 from rustload._common.columns import columns_of
@@ -110,7 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="exit with 1 if a tensor has this: nan, inf, zero (nothing else), or several with commas",
     )
-    add_manifest(parser)
     add_json(parser)
     add_color(parser)
 

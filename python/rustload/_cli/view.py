@@ -64,7 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the files, prints their names, and returns the exit code."""
     stats = None if args.stats == "none" else args.stats
-    view = functools.partial(rustload.view, args.path, dequantize=args.dequantize, overwrite=args.overwrite)
+    view = functools.partial(
+        rustload.view,
+        args.path,
+        dequantize=args.dequantize,
+        manifest=args.manifest,
+        overwrite=args.overwrite,
+    )
     try:
         if args.svg is not None:
             _print(view(args.svg, svg=True))

@@ -15,7 +15,6 @@ from rustload._common.manifest_forms import (
     MANIFEST_BYTES_MAX,
     Listed,
     files_of,
-    statement,
 )
 from rustload._common.paths import StrPath
 from rustload._common.sizes import parse_bytes
@@ -132,9 +131,7 @@ class Manifest:
         Raises:
             ValueError: The files were not all hashed in pieces of one size.
         """
-        import json
-
-        return json.dumps(statement(self.files, name), indent=1) + "\n"
+        return self._core.to_json(name)
 
     def check(self, path: StrPath) -> list[Fault]:
         """Reads files and compares them with the manifest; stops in each at the first piece that differs.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rustload.errors import _error, _shown
 
-__all__ = ["DIGEST_BYTES", "IGNORED", "MANIFEST_BYTES_MAX", "Listed", "files_of", "statement"]
+__all__ = ["DIGEST_BYTES", "IGNORED", "MANIFEST_BYTES_MAX", "Listed", "files_of"]
 
 DIGEST_BYTES = 32
 IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
@@ -71,47 +71,6 @@ def files_of(given: Any, *, is_bundle_allowed: bool) -> dict[str, Listed]:
             )
         document = _payload(document)
     return _resources(document)
-
-
-def statement(files: Mapping[str, Listed], name: str) -> dict[str, Any]:
-    """The statement of these files, without a signature.
-
-    Raises:
-        ValueError: They are not all in pieces of one size.
-    """
-    sizes = {listed.pieces[1] if listed.pieces else None for listed in files.values()}
-    if len(sizes) != 1 or None in sizes:
-        raise _error("Value", "a statement has files in pieces of one size, and at least one file")
-    (piece,) = sizes
-    resources = []
-    root = hashlib.sha256()
-    for file, listed in files.items():
-        size, piece = listed.pieces or (0, 1)
-        for number, start in enumerate(range(0, size, piece)):
-            digest = listed.digests[number * DIGEST_BYTES :][:DIGEST_BYTES]
-            root.update(digest)
-            resources.append(
-                {
-                    "name": f"{_plain(file)}:{start}:{min(start + piece, size)}",
-                    "algorithm": f"sha256-sharded-{piece}",
-                    "digest": digest.hex(),
-                }
-            )
-    return {
-        "_type": _STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": root.hexdigest()}}],
-        "predicateType": _PREDICATE,
-        "predicate": {
-            "serialization": {
-                "method": "shards",
-                "hash_type": "sha256",
-                "shard_size": piece,
-                "allow_symlinks": True,
-                "ignore_paths": list(IGNORED),
-            },
-            "resources": resources,
-        },
-    }
 
 
 def _invalid(text: str) -> BaseException:

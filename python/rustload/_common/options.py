@@ -79,6 +79,7 @@ _DEFAULTS: dict[str, object] = {
     "trailing": "error",
     "unknown": "keep",
     "verify": False,
+    "write_manifest": False,
 }
 """The default of a keyword, in whatever group; None for all others."""
 

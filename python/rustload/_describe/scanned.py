@@ -7,21 +7,28 @@ from typing import TYPE_CHECKING
 
 from rustload import _rustload
 from rustload._describe.files import all_files
+from rustload._scan.gate import Gate
 from rustload._scan.verdict import ORDER
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._common.manifest import ManifestLike
     from rustload._describe.describe import Scanned
 
 __all__ = ["scanned"]
 
 
-def scanned(checkpoint: Checkpoint) -> Scanned | None:
+def scanned(checkpoint: Checkpoint, manifest: ManifestLike | None = None) -> Scanned | None:
     """The worst verdict on files on disk, and what it is about; None if a scan looks into none of them."""
-    files = all_files(checkpoint)
+    files, policy = all_files(checkpoint), None
+    if manifest is not None:
+        from rustload._scan.policy import Policy
+
+        policy = Policy(manifest=manifest)
     try:
-        report = json.loads(_rustload.scan(files, _rustload.ScanOptions()) if files else '{"files": []}')
+        options = Gate(policy).options(files)
+        report = json.loads(_rustload.scan(files, options) if files else '{"files": []}')
     except (RustloadError, OSError, ValueError):
         return None
     reports = [file for file in report["files"] if file["status"] == "scanned"]

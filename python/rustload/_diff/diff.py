@@ -26,6 +26,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from rustload._common.manifest import ManifestLike
     from rustload._common.progress import Progress
 
 __all__ = ["diff"]
@@ -47,6 +48,7 @@ def diff(
     cast: bool = False,
     dequantize: bool = False,
     select: str | Iterable[str] | None = None,
+    manifest: ManifestLike | None = None,
     progress: Progress = None,
     threads: int | None = None,
     **options: Unpack[NamesOptions],
@@ -72,6 +74,7 @@ def diff(
             are opened with it (`rustload.open`).
         select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`; without a
             prefix that only one of both has.
+        manifest: As for `rustload.open`, for the paths of both: it lists the files of both folders.
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
         threads: The number of threads; None for one per core.
         **options: The names of the tensors of `a` (`NamesOptions`).
@@ -98,8 +101,8 @@ def diff(
             raise _error("Value", f"is a number from 0 on, not {value!r}", argument=argument)
     request = Request(allow_lossy=True, dequantize=dequantize, threads=threads)
     notes: list[str] = []
-    label_a, of_a = _tensors(a, dequantize=dequantize)
-    label_b, of_b = _tensors(b, dequantize=dequantize)
+    label_a, of_a = _tensors(a, manifest, dequantize=dequantize)
+    label_b, of_b = _tensors(b, manifest, dequantize=dequantize)
     try:
         of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
     except ValueError as error:
@@ -159,7 +162,7 @@ class _Tensors(dict[str, LazyTensor]):
         self.texts = texts
 
 
-def _tensors(given: Any, *, dequantize: bool) -> tuple[str, _Tensors]:
+def _tensors(given: Any, manifest: ManifestLike | None, *, dequantize: bool) -> tuple[str, _Tensors]:
     """What to call a checkpoint, and its tensors by name."""
     if isinstance(given, Checkpoint):
         return given.files[0] if len(given.files) == 1 else repr(given), _Tensors(given, given.metadata)
@@ -172,7 +175,7 @@ def _tensors(given: Any, *, dequantize: bool) -> tuple[str, _Tensors]:
         if isinstance(given, (str, os.PathLike))
         else f"<{type(given).__name__}>"
     )
-    checkpoint = open_checkpoint(given, dequantize=dequantize)
+    checkpoint = open_checkpoint(given, dequantize=dequantize, manifest=manifest)
     return label, _Tensors(checkpoint, checkpoint.metadata)
 
 

@@ -174,6 +174,7 @@ def write_options(
         "sync": bool(options["fsync"]),
         "verify": bool(options.get("verify")),
         "resume": bool(options.get("resume")),
+        "manifest": bool(options.get("write_manifest")),
         "memory": parse_bytes(options["memory"], "memory"),
         "threads": options["threads"],
         "report": report,

@@ -30,6 +30,9 @@ class WriteOptions(WorkOptions, total=False):
         verify: Reads every byte back, from the disk if possible, and compares it with the source, which is read and converted
             again, before the target gets its name. Waits for the disk also with `fsync=False`. In progress, every byte then
             counts twice.
+        write_manifest: Writes the digests of the files beside the file or folder: to its path and `.manifest.json`, which
+            `rustload.open(path, manifest=...)` reads. They are taken from the bytes as they are written. All files that this call
+            writes are listed, others of an existing folder are not.
     """
 
     metadata: Mapping[str, str] | None
@@ -38,6 +41,7 @@ class WriteOptions(WorkOptions, total=False):
     overwrite: bool | None
     fsync: bool
     verify: bool
+    write_manifest: bool
 
 
 class SaveOptions(WriteOptions, CastOptions, total=False):

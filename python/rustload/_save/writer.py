@@ -45,6 +45,7 @@ class Writer:
         fsync: bool = True,
         memory: int | str = "256MiB",
         threads: int | None = None,
+        write_manifest: bool = False,
     ) -> None:
         """Plans the file and reserves its space.
 
@@ -56,6 +57,8 @@ class Writer:
             fsync: Whether to wait until the data is on the disk.
             memory: The most memory for buffers in one call of `write`.
             threads: The number of threads of one call of `write`.
+            write_manifest: As in `save`. Of pieces of 8 MiB that are not written from the start to the end, the digests are those
+                of the file, read back.
 
         Raises:
             FileExistsError: The file exists, and is not to be replaced.
@@ -68,7 +71,13 @@ class Writer:
             declared,
             metadata=list(header_texts(metadata).items()),
             options=write_options(
-                {"overwrite": overwrite, "fsync": fsync, "memory": memory, "threads": threads}
+                {
+                    "overwrite": overwrite,
+                    "fsync": fsync,
+                    "memory": memory,
+                    "threads": threads,
+                    "write_manifest": write_manifest,
+                }
             ),
         )
 

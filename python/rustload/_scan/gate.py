@@ -10,6 +10,7 @@ from rustload._scan.verdict import ORDER
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    from rustload._common.manifest import ManifestLike
     from rustload._rustload import Limits
     from rustload._scan.policy import Policy
 
@@ -25,18 +26,41 @@ class Gate:
     """A policy and its baseline, which is read once.
 
     Raises:
-        OSError: The baseline cannot be read.
-        ValueError: It is not a report.
+        FormatError: The manifest is not valid.
+        OSError: The baseline or the manifest cannot be read.
+        ValueError: The baseline is not a report.
     """
 
     def __init__(self, policy: Policy | None, limits: Limits | None = None) -> None:
         """Reads the baseline. `limits` are those of the scan."""
         self.allow: tuple[str, ...] = () if policy is None else policy.allow
         self.exclude: tuple[str, ...] = () if policy is None else policy.exclude
-        self.options = _rustload.ScanOptions(limits=limits, allow=self.allow, exclude=self.exclude)
+        self.manifest = None if policy is None else policy.manifest
+        self._limits = limits
+        if self.manifest is not None and self.manifest != "hf":
+            from rustload._common.manifest import manifest_of
+
+            self._read: ManifestLike | None = manifest_of(self.manifest, None)
+        else:
+            self._read = self.manifest
         self._fail_on = "unknown" if policy is None else policy.fail_on
         self._path = None if policy is None else policy.baseline
         self._known = {} if self._path is None else _baseline(self._path)
+
+    def options(self, source: Any) -> _rustload.ScanOptions:
+        """The options of a scan of this source.
+
+        Raises:
+            ValueError: The manifest is `"hf"`, and the Hub has stated no digests for the source.
+        """
+        listed = None
+        if self._read is not None:
+            from rustload._common.manifest import core_of
+
+            listed = core_of(self._read, source)
+        return _rustload.ScanOptions(
+            limits=self._limits, allow=self.allow, exclude=self.exclude, manifest=listed
+        )
 
     def judge(self, report: dict[str, Any]) -> None:
         """Adds `passes` to the report and to its files, `known` to its findings, and the policy itself.
@@ -62,7 +86,15 @@ class Gate:
             "fail_on": self._fail_on,
             "baseline": baseline,
             "exclude": list(self.exclude),
+            "manifest": _label(self.manifest),
         }
+
+
+def _label(manifest: ManifestLike | None) -> str | None:
+    """The path of a manifest, or what it is otherwise."""
+    if isinstance(manifest, (str, os.PathLike)):
+        return os.fsdecode(manifest)
+    return None if manifest is None else f"<{type(manifest).__name__}>"
 
 
 def _baseline(path: str | os.PathLike[str]) -> dict[Key, int]:

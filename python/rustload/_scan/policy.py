@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from rustload import _rustload
+from rustload._common.manifest import ManifestLike  # noqa: TC001  # `rustload schema` evaluates the types of the fields
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ __all__ = ["FailOn", "Policy"]
 FailOn: TypeAlias = Literal["unknown", "would-execute"]
 
 # The keys of a policy file.
-KEYS = ("allow", "fail_on", "exclude")
+KEYS = ("allow", "fail_on", "exclude", "manifest")
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class Policy:
         fail_on: The verdict from which on a file fails: `"unknown"`, or `"would-execute"`, which lets unknown files pass.
         baseline: A JSON report of an earlier scan: what it has does not make a file fail. None for no such report.
         exclude: The names of files and directories, such as `".git"`, that are not scanned where they are found in a directory.
+        manifest: As in `rustload.open`: what the files have to be. One that differs or is not listed is not scanned, and fails.
     """
 
     allow: tuple[str, ...] = ()
     fail_on: FailOn = "unknown"
     baseline: str | os.PathLike[str] | None = None
     exclude: tuple[str, ...] = ()
+    manifest: ManifestLike | None = None
 
     def __post_init__(self) -> None:
         """Checks the fields.
@@ -67,7 +70,10 @@ class Policy:
     def from_file(
         cls, path: str | os.PathLike[str], *, baseline: str | os.PathLike[str] | None = None
     ) -> Self:
-        """Reads a policy from a TOML file with the keys `allow` and `exclude` (lists of strings) and `fail_on`, all optional.
+        """Reads a policy from a TOML file.
+
+        Its keys, all optional: `allow` and `exclude` (lists of strings), `fail_on`, and `manifest` (a path, from the folder
+        of the file).
 
         Args:
             path: The file.
@@ -102,4 +108,10 @@ def _fields(read: dict[str, Any], path: str) -> dict[str, Any]:
     for key, names in lists.items():
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise _error("Value", f"{path}: {key} is a list of strings")
-    return {**read, **{key: tuple(names) for key, names in lists.items()}}
+    found = {**read, **{key: tuple(names) for key, names in lists.items()}}
+    if "manifest" in read:
+        if not isinstance(read["manifest"], str):
+            raise _error("Value", f"{path}: manifest is a string")
+        if read["manifest"] != "hf":
+            found["manifest"] = os.path.join(os.path.dirname(path), read["manifest"])
+    return found

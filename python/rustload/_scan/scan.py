@@ -88,7 +88,7 @@ def scan(
 
 def report_on(source: Any, gate: Gate) -> dict[str, Any]:
     """The report on one source, as a dict in the form of the JSON report; not judged yet."""
-    options = gate.options
+    options = gate.options(source)
     if isinstance(source, ObjectFolder):
         folders = [source] if source.chosen else source.all_folders(exclude=gate.exclude)
         parts = [_report(one, options) for one in folders]

@@ -17,6 +17,7 @@ from rustload._describe.describe import describe
 from rustload._describe.files import all_files
 from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
+from rustload._scan.policy import Policy
 from rustload._scan.scan import scan as scan_source
 from rustload._view.document import BINS, document
 from rustload._view.page import GENERATOR, page
@@ -24,6 +25,7 @@ from rustload._view.svg import SVG_GENERATOR, svg_image
 from rustload.errors import RustloadError, _check_one_of, _clipped, _error, _pass, _Remedy
 
 if TYPE_CHECKING:
+    from rustload._common.manifest import ManifestLike
     from rustload._common.paths import StrPath
     from rustload._describe.describe import Described
     from rustload._scan.report import ScanReport
@@ -44,6 +46,7 @@ def view(
     stats: Literal["sample", "full"] | None = None,
     dequantize: bool = False,
     scan: bool = True,
+    manifest: ManifestLike | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Writes a page that shows what a checkpoint holds: one HTML file that needs no network, or the treemap as an SVG image.
@@ -65,6 +68,7 @@ def view(
             elements of each, `"full"` all. None reads none.
         dequantize: Whether the page shows the weights that quantized tensors stand for; paths are opened with it.
         scan: Whether to scan the files, as `rustload.scan` does.
+        manifest: As for `rustload.open`, for paths: the files are read and scanned as it lists them.
         overwrite: Whether to replace a file that this function did not write. One that it wrote is always replaced.
 
     Returns:
@@ -81,7 +85,7 @@ def view(
     own = (
         contextlib.nullcontext(opened)
         if opened is not None
-        else open_checkpoint(source, dequantize=dequantize)
+        else open_checkpoint(source, dequantize=dequantize, manifest=manifest)
     )
     with own as checkpoint:
         path = _path_of(source, checkpoint)
@@ -92,7 +96,7 @@ def view(
         if svg:
             content = svg_image(described)
         else:
-            report = _scan(source, checkpoint) if scan else None
+            report = _scan(source, checkpoint, manifest) if scan else None
             numbers = None
             if stats is not None:
                 numbers = checkpoint.stats(sample=SAMPLE if stats == "sample" else None, bins=BINS)
@@ -155,14 +159,14 @@ def _exists(target: Path, note: str | _Remedy) -> BaseException:
     return _error("TargetExists", "", note, errno=errno.EEXIST, path=str(target))
 
 
-def _scan(source: Any, checkpoint: Checkpoint) -> ScanReport | str | None:
+def _scan(source: Any, checkpoint: Checkpoint, manifest: ManifestLike | None) -> ScanReport | str | None:
     """The report on the files of a checkpoint; a text if they cannot be scanned, None for one that has no files to scan."""
     is_object = hasattr(source, "read_ranges")
     given = (not is_object and all_files(checkpoint)) or (None if isinstance(source, Checkpoint) else source)
     if given is None or is_url(given) or (isinstance(given, list) and any(map(is_url, given))):
         return None
     try:
-        return scan_source(given)
+        return scan_source(given, policy=None if manifest is None else Policy(manifest=manifest))
     except (RustloadError, OSError, ValueError, TypeError) as error:
         return str(error)
 

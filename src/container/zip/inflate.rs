@@ -49,7 +49,7 @@ pub(super) fn prefix(source: &Source, payload: Region, max_len: u64, ratio: u64)
         if full { Err(Error::new(Code::Limit, "enough")) } else { Ok(()) }
     });
     match stopped {
-        Err(error) if matches!(error.code(), Code::Memory | Code::Io | Code::FileChanged) => Err(error),
+        Err(error) if error.code() == Code::Memory || error.code().is_read_failure() => Err(error),
         // `u64::MAX` is not a real size, so a sound stream ends with the error that it inflates to fewer bytes.
         _ => Ok((out, !full)),
     }
@@ -95,7 +95,7 @@ pub(super) fn tail(
         if out.is_whole { Ok(()) } else { Err(Error::new(Code::Limit, "enough")) }
     });
     match stopped {
-        Err(error) if matches!(error.code(), Code::Cancelled | Code::Io | Code::FileChanged) => Err(error),
+        Err(error) if error.code() == Code::Cancelled || error.code().is_read_failure() => Err(error),
         _ => Ok(out),
     }
 }

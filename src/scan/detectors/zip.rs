@@ -306,10 +306,9 @@ fn visible_members(salvaged: SalvagedArchive) -> Vec<VisibleMember> {
 
 /// Returns the errors that are not faults of the file: I/O, a changed file, cancellation and memory.
 pub(super) fn propagate_if_not_file_fault(error: &Error) -> Result<()> {
-    match error.code() {
-        Code::Io | Code::FileChanged | Code::Cancelled | Code::Memory => {
-            Err(Error::new(error.code(), error.message()))
-        }
-        _ => Ok(()),
+    let code = error.code();
+    match code.is_read_failure() || matches!(code, Code::Cancelled | Code::Memory) {
+        true => Err(Error::new(code, error.message())),
+        false => Ok(()),
     }
 }

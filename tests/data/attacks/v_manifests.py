@@ -59,3 +59,15 @@ shown(
     "`ManifestMismatch`",
     "tests/python/test_manifest_hub.py::test_the_digests_of_the_hub_are_those_of_its_cache",
 )
+shown(
+    "V10",
+    "a file that a scan's policy does not list, or lists otherwise",
+    "not scanned; the report does not pass",
+    "tests/python/test_manifest_commands.py::test_a_policy_demands_what_a_manifest_lists",
+)
+shown(
+    "V09",
+    "a changed file in the Hub's cache or a folder downloaded from it",
+    "`ManifestMismatch`",
+    "tests/python/test_manifest_hub.py::test_the_digests_of_the_hub_are_those_of_its_cache",
+)

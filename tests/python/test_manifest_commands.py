@@ -1,0 +1,91 @@
+"""`--manifest` of every command that opens files, and a policy that demands a manifest."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import rustload
+from rustload._cli import main
+from rustload._cli.command import OPENING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _model(folder: Path) -> tuple[Path, Path]:
+    folder.mkdir()
+    path = folder / "m.bin"
+    torch.save({"a": torch.ones(1000), "b": torch.arange(5)}, path)
+    manifest = folder.parent / "manifest.json"
+    manifest.write_text(rustload.Manifest.of(folder, piece=256).to_json())
+    return path, manifest
+
+
+ARGUMENTS = {
+    "show": ["a"],
+    "view": ["--stats", "full", "--force", "-o"],
+    "diff": [],
+    "convert": ["--overwrite"],
+}
+
+
+@pytest.mark.parametrize("command", sorted(OPENING))
+def test_commands_that_open_read_as_a_manifest_lists(command: str, tmp_path: Path) -> None:
+    path, manifest = _model(tmp_path / "m")
+    more = [*ARGUMENTS.get(command, [])]
+    if command in ("view", "convert"):
+        more.append(str(tmp_path / ("out.html" if command == "view" else "out.safetensors")))
+    if command == "diff":
+        more = [str(path), "--data"]
+    run = [command, str(path), *more, "--manifest", str(manifest)]
+    if command == "convert":
+        run = [command, str(path), more[-1], more[0], "--manifest", str(manifest)]
+    assert main(run) == 0
+    content = bytearray(path.read_bytes())
+    for at in (1, len(content) // 2, len(content) - 1):
+        bad = bytearray(content)
+        bad[at] ^= 1
+        path.write_bytes(bad)
+        # A scan reads no tensors.
+        assert main(run) in (
+            (0, 1) if command == "scan" else (0, 3) if command in ("info", "show") else (3,)
+        ), at
+    path.write_bytes(content)
+    manifest.write_text(rustload.Manifest.of(path).to_json().replace("m.bin", "other"))
+    assert main(run) == (1 if command == "scan" else 3)
+    manifest.write_text("{}")
+    assert main(run) == (2 if command == "scan" else 3)
+
+
+def test_a_policy_demands_what_a_manifest_lists(tmp_path: Path) -> None:
+    path, manifest = _model(tmp_path / "m")
+    policy = rustload.Policy(manifest=manifest)
+    report = rustload.scan(path.parent, policy=policy)
+    assert report.passes
+    assert json.loads(report.to_json())["policy"]["manifest"] == str(manifest)
+    new = path.parent / "new.bin"
+    new.write_bytes(path.read_bytes())
+    assert rustload.scan(path.parent).passes
+    report = rustload.scan(path.parent, policy=policy)
+    assert not report.passes
+    (found,) = [file for file in report.files if file.path == str(new)]
+    assert (found.status, found.findings[0].code) == ("unreadable", "ManifestMissing")
+    file = tmp_path / "policy.toml"
+    file.write_text('manifest = "manifest.json"\n')
+    assert main(["scan", str(path.parent), "--policy", str(file)]) == 1
+    new.unlink()
+    assert main(["scan", str(path.parent), "--policy", str(file)]) == 0
+    content = path.read_bytes()
+    for at in (0, 100, len(content) - 3):
+        bad = bytearray(content)
+        bad[at] ^= 1
+        path.write_bytes(bad)
+        assert main(["scan", str(path), "--policy", str(file)]) == 1, at
+    file.write_text("manifest = 5\n")
+    assert main(["scan", str(path), "--policy", str(file)]) == 2
+    with pytest.raises(ValueError, match="manifest="):
+        rustload.scan(b"N.", policy=policy)
