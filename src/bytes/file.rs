@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((mode.access(), mode.is_direct()), (Access::SLOW_FILE, false));
         assert_eq!(source.read_vec(5, 3).unwrap(), [7; 3]);
         // What asks for a view gets one.
-        assert!(source.map(true).unwrap().is_some());
+        assert!(source.map(sys::HAS_COPY_ON_WRITE).unwrap().is_some());
         // The limits on requests are for what is not on this machine.
         let limited = source.limited(&crate::limits::Limits::new().remote_requests(0));
         assert_eq!(limited.read_vec(1 << 20, 3).unwrap(), [7; 3]);

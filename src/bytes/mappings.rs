@@ -42,6 +42,8 @@ mod tests {
     use super::*;
     use std::io::Write;
 
+    // Windows has no copy-on-write mappings.
+    #[cfg(unix)]
     #[test]
     fn each_owner_has_one_mapping_per_file() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -59,6 +61,8 @@ mod tests {
         assert!(one.map(&Source::memory(Arc::new(*b"0123"))).unwrap().is_none());
     }
 
+    // Windows has no copy-on-write mappings.
+    #[cfg(unix)]
     #[test]
     fn a_cut_file_is_not_mapped() {
         let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -313,6 +313,8 @@ mod tests {
         assert_eq!(past.code(), Code::Truncated);
     }
 
+    // Windows opens no folder as a file.
+    #[cfg(unix)]
     #[test]
     fn refused_direct_reads_fall_back_to_the_page_cache() {
         let bytes = random_bytes(3 << 20);
