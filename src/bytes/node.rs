@@ -8,16 +8,14 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::slice;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};
 
 use super::fetched::zeroed;
@@ -25,6 +23,7 @@ use super::read_ranges::RangeRead;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{Cancel, lock_unless_stuck};
+use crate::sys::{self, FileExt};
 
 /// The bytes of a file.
 const STRIPE_BYTES: u64 = 1 << 20;
@@ -108,10 +107,7 @@ impl Part<'_> {
 
     /// Takes its bytes from the file if they are there, else the right to fetch them if no other process has it.
     fn try_take(&mut self) -> io::Result<()> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let flags = OFlags::NOFOLLOW.bits().cast_signed();
-        let file = options.custom_flags(flags).open(&self.path)?;
+        let file = sys::private_file(&self.path)?;
         match file.try_lock_shared() {
             Err(TryLockError::WouldBlock) => return Ok(()),
             Err(TryLockError::Error(error)) => return Err(error),
@@ -120,12 +116,14 @@ impl Part<'_> {
         if self.take(&file)? {
             return Ok(());
         }
+        // Windows does not turn a lock into another one, and Linux releases it for that.
+        file.unlock()?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(()),
             Err(TryLockError::Error(error)) => return Err(error),
             Ok(()) => {}
         }
-        // The system may have released the lock to take the other one.
+        // Another process may have had it between the two locks.
         if !self.take(&file)? {
             self.claim = Some(file);
         }
@@ -395,7 +393,7 @@ mod tests {
         object.read(&node(&folder, 0, 1), 0, to_usize(SIZE)).unwrap();
         for file in fs::read_dir(folder.path()).unwrap() {
             // Its bytes came, and the table did not.
-            let file = OpenOptions::new().write(true).open(file.unwrap().path()).unwrap();
+            let file = fs::OpenOptions::new().write(true).open(file.unwrap().path()).unwrap();
             file.set_len(STRIPE_BYTES).unwrap();
             file.write_all_at(b"half of it", 0).unwrap();
         }
@@ -447,6 +445,8 @@ mod tests {
         assert_eq!(object.counts().1, 6 << 20);
     }
 
+    // On Windows, links need a privilege.
+    #[cfg(unix)]
     #[test]
     fn links_in_the_folder_are_not_followed() {
         let (folder, object) = (tempfile::tempdir().unwrap(), Object::default());

@@ -116,6 +116,13 @@ pub(crate) fn append_private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
 }
 
+/// Opens a file of this user alone to read and write it, and makes it if there is none. Fails for a link.
+pub(crate) fn private_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
+}
+
 /// Opens an existing lock file for reading, and for writing too if `writable`. Neither follows a link nor waits for a FIFO.
 pub(crate) fn lock_file(path: &Path, writable: bool) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();

@@ -184,6 +184,13 @@ pub(crate) fn append_private_file(path: &Path) -> io::Result<File> {
     )
 }
 
+/// Opens a file to read and write it, and makes it if there is none. Fails for a link.
+pub(crate) fn private_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).custom_flags(FILE_FLAG_OPEN_REPARSE_POINT);
+    no_link(options.open(path)?)
+}
+
 /// Opens an existing lock file for reading, and for writing too if `writable`. Does not follow a link.
 pub(crate) fn lock_file(path: &Path, writable: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(writable).custom_flags(FILE_FLAG_OPEN_REPARSE_POINT).open(path)
