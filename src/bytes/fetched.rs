@@ -8,6 +8,7 @@ use super::backing::Backing;
 use super::read_ranges::RangeRead;
 use super::region::Region;
 use super::request_meter::Requests;
+use super::scratch::zeroed;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel};
@@ -123,16 +124,6 @@ fn merged(mut wanted: Vec<Region>, gap: u64, max: u64) -> Vec<Region> {
 
 fn allocate(regions: &[Region]) -> Result<Vec<Part>> {
     regions.iter().map(|region| Ok((region.start(), zeroed(region.len())?))).collect()
-}
-
-/// So many zeros. Fails with [`Code::Memory`].
-pub(super) fn zeroed(len: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    if bytes.try_reserve_exact(to_usize(len)).is_err() {
-        return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
-    }
-    bytes.resize(to_usize(len), 0);
-    Ok(bytes)
 }
 
 #[cfg(test)]

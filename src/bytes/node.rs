@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use super::fetched::zeroed;
 use super::read_ranges::RangeRead;
+use super::scratch::zeroed;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{Cancel, lock_unless_stuck};

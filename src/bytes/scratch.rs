@@ -3,6 +3,7 @@
 
 use super::io_choice::{DIRECT_ALIGNMENT, DIRECT_READ_MAX_BYTES};
 use crate::error::{Code, Error, Result};
+use crate::num::to_usize;
 
 /// Memory that starts on a block boundary, as direct reads need it.
 pub type AlignedMemory = Box<dyn AsMut<[u8]> + Send>;
@@ -15,6 +16,16 @@ const BOUNCE_MAX_BYTES: u64 = DIRECT_READ_MAX_BYTES + EDGE_BYTES;
 
 /// Bytes of the blocks at the two ends of a read.
 const EDGE_BYTES: u64 = 2 * DIRECT_ALIGNMENT;
+
+/// So many zeros. Fails with [`Code::Memory`].
+pub(super) fn zeroed(len: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if bytes.try_reserve_exact(to_usize(len)).is_err() {
+        return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
+    }
+    bytes.resize(to_usize(len), 0);
+    Ok(bytes)
+}
 
 /// The scratch memory of one thread.
 pub struct Scratch {

@@ -21,6 +21,7 @@ use super::read_ranges::{RangeRead, ReadFolder, ReadRanges};
 use super::region::Region;
 use super::remote::Remote;
 use super::request_meter::{RequestMeter, Requests};
+use super::scratch::zeroed;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::num::to_usize;
@@ -308,7 +309,7 @@ impl Source {
     /// Copies `len` bytes at `offset` of the window. The caller has checked `len` against a limit.
     pub fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         self.range(offset, len)?;
-        let mut out = fetched::zeroed(len)?;
+        let mut out = zeroed(len)?;
         self.read_at(offset, &mut out)?;
         Ok(out)
     }

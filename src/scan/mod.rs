@@ -50,7 +50,7 @@ pub struct Options {
     pub exclude: Vec<String>,
     /// What files have to be: those that it does not list, or that differ, are not read. Names are relative to the folder that is
     /// scanned.
-    pub manifest: Option<Arc<Manifest>>,
+    pub(crate) manifest: Option<Arc<Manifest>>,
 }
 
 impl Options {
@@ -84,8 +84,8 @@ impl Options {
     }
 
     /// Sets `manifest`.
-    #[must_use]
-    pub fn manifest(self, manifest: Option<Arc<Manifest>>) -> Options {
+    #[cfg(feature = "python")]
+    pub(crate) fn manifest(self, manifest: Option<Arc<Manifest>>) -> Options {
         Options { manifest, ..self }
     }
 }
