@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from quantized_files import write as write_quantized
 from quantized_ints import pack_quantized
+from web_server import Server
 
 import rustload
 import rustload.torch
@@ -217,6 +219,32 @@ def test_files_that_are_not_listed_are_refused(tmp_path: Path) -> None:
         assert caught.value.path == str(folder / name)
     with pytest.raises(ValueError, match="manifest="):
         rustload.open(b"123", manifest=manifest)
+
+
+@pytest.mark.parametrize("store", ["http", "memory"])
+def test_a_file_in_a_store_is_the_one_that_its_folder_lists(store: str, tmp_path: Path) -> None:
+    pytest.importorskip("urllib3")
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    path = _write(tmp_path / "m", "safetensors")
+    name = "a b%.safetensors"
+    path = path.rename(path.with_name(name))
+    manifest = rustload.Manifest.of(path.parent)
+    server = Server({name: path.read_bytes()})
+    memory.pipe(f"listed/{name}", path.read_bytes())
+    url = f"{server.host}/{quote(name)}" if store == "http" else f"memory://listed/{name}"
+    try:
+        found = rustload.open(url, manifest=manifest, remote=(store,))
+        assert list(found) == list(_model())
+        assert torch.equal(found["a.weight"].materialize(), _model()["a.weight"])
+        changed = path.read_bytes()[:-1] + b"!"
+        server.files[name] = changed
+        memory.pipe(f"listed/{name}", changed)
+        with pytest.raises(rustload.FormatError) as caught:
+            rustload.open(url, manifest=manifest, remote=(store,)).materialize()
+        assert caught.value.code == "ManifestMismatch"
+    finally:
+        server.close()
+        memory.rm("listed", recursive=True)
 
 
 def test_the_configuration_beside_a_file_is_verified_too(tmp_path: Path) -> None:
