@@ -469,7 +469,7 @@ def test_a_path_without_a_command_gets_a_hint(folder):
 
 def test_all_commands_document_color_alike(folder):
     texts = {
-        run(folder, name, "--help").stdout.split("--color")[-1].split("exit")[0]
+        run(folder, name, "--help").stdout.split("--color")[-1].split("\n  --")[0].split("exit")[0].strip()
         for name in ("info", "scan", "doctor")
     }
     assert len(texts) == 1

@@ -87,8 +87,6 @@ def test_the_command_prints_a_line_for_each_layout_and_store():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=110)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FSDP")]
     assert [line.split("  ")[0] for line in lines] == [
-        "FSDP 1024",
-        "FSDP 1024",
-        "FSDP 128 x TP 8",
-        "FSDP 128 x TP 8",
+        *["FSDP 1024"] * 3,
+        *["FSDP 128 x TP 8"] * 3,
     ]
