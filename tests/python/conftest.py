@@ -22,7 +22,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-collect_ignore = ["forward_child.py", "ranks_child.py", "tensor_parallel_child.py", "stand_ins"]
+collect_ignore = ["stand_ins"]
+collect_ignore_glob = ["*_child.py"]
 """Programs that tests run in processes of their own, and packages that tests import in place of others."""
 
 

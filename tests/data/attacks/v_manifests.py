@@ -65,9 +65,3 @@ shown(
     "not scanned; the report does not pass",
     "tests/python/test_manifest_commands.py::test_a_policy_demands_what_a_manifest_lists",
 )
-shown(
-    "V09",
-    "a changed file in the Hub's cache or a folder downloaded from it",
-    "`ManifestMismatch`",
-    "tests/python/test_manifest_hub.py::test_the_digests_of_the_hub_are_those_of_its_cache",
-)

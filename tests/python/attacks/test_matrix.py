@@ -135,7 +135,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "N": 23,
         "Q": 8,
         "W": 10,
-        "V": 8,
+        "V": 10,
         "Y": 9,
     }
 
