@@ -1,5 +1,7 @@
 """Which tests measure time or memory, and a quiet machine for these: each runs while no other test does.
 
+And how slow the machine is.
+
 Nobody has to remember a marker. A test measures if its source reads a clock or the memory of a process, or names a helper that
 does, of its file or imported from a file beside it; the text of a child process counts as source.
 """
@@ -11,6 +13,8 @@ import contextlib
 import fcntl
 import functools
 import re
+import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +23,35 @@ if TYPE_CHECKING:
 
 READS = re.compile(r"\b(perf_counter|monotonic|process_time|ru_maxrss|VmHWM|VmRSS|RssAnon|RssFile)\b")
 LOCKS = Path(__file__).resolve().parents[2] / ".cache"
+REFERENCE_SECONDS = 0.02
+"""What `_work` takes on the machine that the bounds of the tests are for."""
+
+
+def within(seconds: float, allowed: float) -> bool:
+    """Whether a test took no more seconds of a core than on the reference it may: on some days all takes three times as long."""
+    return seconds <= allowed or seconds <= allowed * slowness()
+
+
+def slowness() -> float:
+    """How many times as long as the reference this machine takes for the same work now; at least 1."""
+    taken = []
+    for _ in range(5):
+        start = time.thread_time()
+        _work()
+        taken.append(time.thread_time() - start)
+    return max(1.0, sorted(taken)[len(taken) // 2] / REFERENCE_SECONDS)
+
+
+def _work() -> None:
+    """Strings, dicts and a sort in Python; branches and copies in C."""
+    names = {f"layers.{at // 10}.w{at % 10}": at for at in range(40_000)}
+    zlib.decompress(_packed())
+    assert len(sorted(names, key=len)) == len(names)
+
+
+@functools.cache
+def _packed() -> bytes:
+    return zlib.compress(bytes((at * at) >> 3 & 7 for at in range(1 << 20)))
 
 
 def measures(path: Path, nodeid: str) -> bool:

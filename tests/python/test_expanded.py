@@ -18,6 +18,7 @@ from attacks.x_bounds import (
     quantized,
     with_scales,
 )
+from quiet import within
 from support import child
 
 import rustload
@@ -72,7 +73,7 @@ def test_equal_matrices_of_a_batch_are_checked_once():
         warnings.simplefilter("ignore")
         made = rustload.torch.load(io.BytesIO(data))["w"]
     assert made.shape == (60_000_000, 1, 1)
-    assert time.process_time() - start < 2
+    assert within(time.process_time() - start, 2)
 
 
 def test_ctrl_c_stops_the_check_of_indices(tmp_path):

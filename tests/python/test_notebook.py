@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from quiet import within
 from support import child, sparse
 
 import rustload
@@ -244,7 +245,7 @@ def test_150_000_tensors_are_50_kb_in_two_seconds(tmp_path):
         found = ckpt._repr_html_()
         seconds.append(time.process_time() - start)
     assert "391 × 384 tensors" in check(found).text or "50,048 × 3 tensors" in check(found).text
-    assert min(seconds) < 2.0
+    assert within(min(seconds), 2.0)
 
 
 def test_150_000_tensors_that_do_not_fold_are_cut(tmp_path):
@@ -253,7 +254,7 @@ def test_150_000_tensors_that_do_not_fold_are_cut(tmp_path):
     )
     start = time.process_time()
     page = check(ckpt._repr_html_())
-    assert time.process_time() - start < 3.0
+    assert within(time.process_time() - start, 3.0)
     assert "not all is shown: see list(ckpt), or rustload info " in page.text
     assert page.text.count("tensors") > 100
 

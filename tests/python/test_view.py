@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiet import within
 from support import child, cli, sparse
 from torch.distributed import checkpoint as dcp
 
@@ -274,7 +275,7 @@ def test_20_000_tensors_are_less_than_1_mb_in_seconds(tmp_path):
     path = sparse(tmp_path / "moe.safetensors", experts(53, 128))
     start = time.process_time()
     text = rustload.view(path, tmp_path / "page.html").read_text("utf-8")
-    assert time.process_time() - start < 4
+    assert within(time.process_time() - start, 4)
     assert len(Page(text).data["kind"]) == 20_352
     assert len(text.encode()) < 1_000_000
 

@@ -117,7 +117,7 @@ class Job:
         dims = self._rules.transpose(info)
         dtype = self._rules.dtype(info, is_float=dequantizes) or ("float32" if dequantizes else None)
         is_decoded = dequantizes or (isinstance(value, LazyTensor) and value.scheme is not None)
-        if not is_decoded:
+        if info._is_kept_as_stored and not is_decoded:
             self.kept += self._rules.kept([info])
         key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
         if key not in self._requests:

@@ -21,14 +21,14 @@ def meta(*sizes: Any, **fields: Any) -> dict[str, Any]:
     """A `TensorMeta` of float32 in C order; `fields` replace its fields."""
     strides, step = [], 1
     for size in reversed(sizes):
-        strides.insert(0, step)
+        strides.append(step)
         step *= size if isinstance(size, int) else 1
     return {
         "dtype": 7,
         "sizes": [number(size) for size in sizes],
         "requires_grad": False,
         "device": {"type": "cpu", "index": None},
-        "strides": [number(stride) for stride in strides],
+        "strides": [number(stride) for stride in reversed(strides)],
         "storage_offset": number(0),
         "layout": 7,
     } | fields
