@@ -12,6 +12,7 @@ import ast
 import contextlib
 import fcntl
 import functools
+import os
 import re
 import time
 import zlib
@@ -30,6 +31,11 @@ REFERENCE_SECONDS = 0.02
 def within(seconds: float, allowed: float) -> bool:
     """Whether a test took no more seconds of a core than on the reference it may: on some days all takes three times as long."""
     return seconds <= allowed or seconds <= allowed * slowness()
+
+
+def crowding() -> float:
+    """How many processes want each core of this machine; at least 1. For tests that measure and are not alone."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def slowness() -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from attacks import CASES, Case
 from attacks.registry import Named, Shown
-from quiet import within
+from quiet import crowding, within
 from schemas import check_sarif, errors, validator_of
 
 import rustload
@@ -85,6 +85,7 @@ def test_a_scan_of_a_bomb_stays_within_the_memory_and_time_bounds(case: Case, fo
         f"{outcome['scan']['peak'] >> 20} MiB, the bound is {bound >> 20}"
     )
     seconds = [outcome["scan"]["seconds"]]
-    while seconds[-1] > SECONDS and len(seconds) < 3:
+    allowed = SECONDS * crowding()
+    while seconds[-1] > allowed and len(seconds) < 3:
         seconds.append(prober.ask(source, scan=True, **case.options)["scan"]["seconds"])
-    assert rustload._rustload.DEBUG or within(min(seconds), SECONDS), seconds
+    assert rustload._rustload.DEBUG or within(min(seconds), allowed), seconds
