@@ -70,6 +70,7 @@ def test_all_ranks_together_read_every_element_once(store, tensor_parallel, tmp_
             assert one.nbytes <= (1 if tensor_parallel == 1 else 4) * one.share + gaps
 
 
+@pytest.mark.project
 def test_the_command_prints_a_line_for_each_layout_and_store():
     command = [
         sys.executable,
