@@ -9,7 +9,6 @@ use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device};
-use crate::sink::dlpack::CUDA;
 use crate::stream::upload::{Session, Waited};
 use crate::tensor::{Request, Tensor};
 
@@ -94,7 +93,7 @@ impl Upload {
         let (actual, device) = (destination.device(), self.device().ordinal());
         let text = if !destination.is_on_gpu() {
             "the destination is in host memory".to_owned()
-        } else if actual.kind != CUDA || u32::try_from(actual.id) != Ok(device) {
+        } else if u32::try_from(actual.id) != Ok(device) {
             format!("the destination is on CUDA device {}, the upload goes to {device}", actual.id)
         } else {
             return Ok(());

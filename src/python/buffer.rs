@@ -20,8 +20,7 @@ use super::arguments::DTypeArg;
 use super::capsule;
 use super::tensor::Tensor;
 use crate::dtype::DType;
-use crate::sink::Array;
-use crate::sink::dlpack;
+use crate::sink::{Array, cuda, dlpack};
 
 /// A tensor in host memory, owned or a view, or in GPU memory.
 #[pyclass(frozen, module = "rustload")]
@@ -39,7 +38,7 @@ struct Export {
 /// A buffer on contiguous bytes of GPU memory that another library allocated. It owns the capsule's structure.
 #[pyfunction]
 pub(crate) fn adopt(capsule: &Bound<'_, PyAny>) -> PyResult<Buffer> {
-    Ok(Buffer(capsule::import(capsule)?.into_gpu()?))
+    Ok(Buffer(capsule::import(capsule)?.into_gpu(cuda::device_type())?))
 }
 
 #[pymethods]

@@ -20,6 +20,8 @@ use crate::layout::contiguous_strides;
 pub const CPU: i32 = 1;
 /// `kDLCUDA`.
 pub const CUDA: i32 = 2;
+/// `kDLROCM`.
+pub const ROCM: i32 = 10;
 
 /// `DLDevice`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,13 +260,14 @@ impl Foreign {
         Ok(ForeignBytes { _foreign: self, start, len })
     }
 
-    /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in GPU memory. Fails if it is something else.
-    pub fn into_gpu(self) -> Result<Array> {
+    /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in the memory of a GPU of this `device_type`. Fails if it is
+    /// something else.
+    pub fn into_gpu(self, device_type: i32) -> Result<Array> {
         let unfit =
             |what: &str| Error::new(Code::Buffer, format!("no contiguous uint8 array in GPU memory: {what}"));
         let bytes = self.writable_byte_array().map_err(|what| unfit(&what))?;
-        let device = u32::try_from(bytes.device.id).ok().filter(|_| bytes.device.kind == CUDA);
-        let device = device.ok_or_else(|| unfit("it is not in the memory of a CUDA device"))?;
+        let device = u32::try_from(bytes.device.id).ok().filter(|_| bytes.device.kind == device_type);
+        let device = device.ok_or_else(|| unfit("it is not in the memory of a GPU"))?;
         let (address, nbytes) = (bytes.start.addr() as u64, bytes.len as u64);
         Ok(Array::on_gpu(Arc::new(Adopted { _foreign: self, device, address, nbytes })))
     }
@@ -367,7 +370,7 @@ struct Adopted {
 // SAFETY: a shared reference only reads three numbers; only the drop touches the structure.
 unsafe impl Sync for Adopted {}
 
-// SAFETY: the numbers are those of a writable CUDA tensor of the DLPack producer's, kept until the drop; they never change.
+// SAFETY: the numbers are those of a writable GPU tensor of the DLPack producer's, kept until the drop; they never change.
 unsafe impl GpuMemory for Adopted {
     fn device(&self) -> u32 {
         self.device

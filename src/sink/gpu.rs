@@ -7,7 +7,7 @@ use std::fmt::Debug;
 /// # Safety
 /// H2D copies write to the range that the three functions return. So for as long as the value lives
 /// - each function returns the same number at every call;
-/// - `nbytes()` bytes from `address()` are memory of the CUDA device `device()`, allocated and writable;
+/// - `nbytes()` bytes from `address()` are memory of the GPU `device()` of the driver, allocated and writable;
 /// - other users of that memory expect it to be written to, as with a tensor that was allocated to be filled.
 pub unsafe trait GpuMemory: Debug + Send + Sync {
     /// The GPU's ordinal in this process.

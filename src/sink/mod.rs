@@ -162,9 +162,10 @@ impl Array {
     /// The device that it is on, as DLPack describes it.
     pub(crate) fn device(&self) -> dlpack::Device {
         match &self.owner {
-            Owner::Gpu(memory) => {
-                dlpack::Device { kind: dlpack::CUDA, id: i32::try_from(memory.device()).unwrap_or(i32::MAX) }
-            }
+            Owner::Gpu(memory) => dlpack::Device {
+                kind: cuda::device_type(),
+                id: i32::try_from(memory.device()).unwrap_or(i32::MAX),
+            },
             Owner::Memory(_) | Owner::Mapping(_) => dlpack::Device { kind: dlpack::CPU, id: 0 },
         }
     }

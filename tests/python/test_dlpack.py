@@ -619,9 +619,9 @@ def test_a_gpu_buffer_is_exported_for_any_stream_to_its_own_device():
 
 def test_only_writable_contiguous_gpu_bytes_are_adopted():
     for foreign, text in (
-        (Foreign(8, kind=1), "not in the memory of a CUDA device"),
-        (Foreign(8, kind=3), "not in the memory of a CUDA device"),
-        (Foreign(8, device_id=-1), "not in the memory of a CUDA device"),
+        (Foreign(8, kind=1), "not in the memory of a GPU"),
+        (Foreign(8, kind=3), "not in the memory of a GPU"),
+        (Foreign(8, device_id=-1), "not in the memory of a GPU"),
         (Foreign(8, flags=1), "read-only"),
         (Foreign(8, stride=2), "not contiguous"),
         (Foreign(8, ndim=2), "not a one-dimensional uint8 array"),

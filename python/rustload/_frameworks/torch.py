@@ -6,6 +6,7 @@ the file. An owned result has its own storage.
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +78,10 @@ def _checked(device: torch.device) -> torch.device:
 
 
 def gpu_for(device: torch.device | None) -> Gpu | None:
-    """The CUDA GPU; None for other devices, and under ROCm, where torch calls AMD GPUs "cuda"."""
-    if device is None or device.type != "cuda" or torch.version.hip is not None:
+    """The GPU; None for other devices. AMD GPUs, which torch calls "cuda" too, are used where the user names HIP's library."""
+    if device is None or device.type != "cuda":
+        return None
+    if torch.version.hip is not None and not os.environ.get("RUSTLOAD_LIBCUDA"):
         return None
     from rustload._frameworks.torch_gpu import TorchGpu
 

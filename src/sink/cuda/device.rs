@@ -38,7 +38,7 @@ pub struct Info {
     pub reason: Option<String>,
     /// The driver library's name as it was opened.
     pub library: Option<String>,
-    /// The newest CUDA version that the driver supports: major and minor.
+    /// The newest version of CUDA that the driver supports, or its own of HIP: major and minor.
     pub version: Option<(i32, i32)>,
     /// The number of GPUs.
     pub devices: i32,
@@ -56,10 +56,12 @@ pub fn info() -> Info {
 fn fill_info(info: &mut Info) -> Result<()> {
     let driver = Driver::started()?;
     info.library = Some(driver.name().to_owned());
-    let version = driver.version()?;
-    info.version = Some((version / 1000, version % 1000 / 10));
+    info.version = Some(driver.version()?);
     info.devices = driver.device_count()?;
-    if info.devices == 0 { Err(Error::new(Code::Device, "the CUDA driver finds no GPU")) } else { Ok(()) }
+    match info.devices {
+        0 => Err(Error::new(Code::Device, format!("the {} driver finds no GPU", driver.api.name()))),
+        _ => Ok(()),
+    }
 }
 
 /// A GPU with its primary context. It lives as long as the process.

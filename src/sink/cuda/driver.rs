@@ -1,6 +1,7 @@
 //! The CUDA driver API: a table of its functions, found at run time, and a safe function that returns a `Result` for each.
 //!
-//! The driver is not linked, and its library is not opened before a GPU is asked for. `RUSTLOAD_LIBCUDA` names another library.
+//! The driver is not linked, and its library is not opened before a GPU is asked for. `RUSTLOAD_LIBCUDA` names another library: that
+//! of HIP (AMD) has the same functions, flags and codes under other names.
 //!
 //! **Protocol.** The library is never closed, so its functions stay callable. Streams, events, allocations and contexts are numbers
 //! that the driver returned: only this file makes them, only a context's can be copied, and destroying one consumes it. An `unsafe`
@@ -22,6 +23,7 @@ use once_cell::race::OnceBox;
 
 use crate::error::{Code, Error, Result};
 use crate::sink::HostBuffer;
+use crate::sink::dlpack;
 use crate::sink::os::CUDA_LIBRARY;
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the default stream.
@@ -73,16 +75,16 @@ unsafe impl Sync for Pinned {}
 
 /// Declares the function table and its symbol look-up. Handles and device addresses are numbers as wide as pointers.
 macro_rules! table {
-    ($($field:ident: $name:literal ($($argument:ty),*);)*) => {
+    ($($field:ident: $cuda:literal $hip:literal ($($argument:ty),*);)*) => {
         struct Table {
             $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
         }
 
         impl Table {
-            fn of(library: &Library) -> Result<Table> {
+            fn of(library: &Library, api: Api) -> Result<Table> {
                 Ok(Table {
-                    // SAFETY: in cuda.h the function of this name has this signature.
-                    $($field: unsafe { symbol(library, $name) }?,)*
+                    // SAFETY: in cuda.h or hip_runtime_api.h the function of this name has this signature.
+                    $($field: unsafe { symbol(library, api, api.choose($cuda, $hip)) }?,)*
                 })
             }
         }
@@ -90,49 +92,76 @@ macro_rules! table {
 }
 
 table! {
-    init: "cuInit"(c_uint);
-    driver_version: "cuDriverGetVersion"(*mut c_int);
-    device_count: "cuDeviceGetCount"(*mut c_int);
-    device_get: "cuDeviceGet"(*mut c_int, c_int);
-    device_pci_address: "cuDeviceGetPCIBusId"(*mut c_char, c_int, c_int);
-    context_retain: "cuDevicePrimaryCtxRetain"(*mut usize, c_int);
-    context_current: "cuCtxGetCurrent"(*mut usize);
-    context_set: "cuCtxSetCurrent"(usize);
-    capture_mode: "cuThreadExchangeStreamCaptureMode"(*mut c_uint);
-    memory_allocate: "cuMemAlloc_v2"(*mut u64, usize);
-    memory_free: "cuMemFree_v2"(u64);
-    memory_info: "cuMemGetInfo_v2"(*mut usize, *mut usize);
-    host_register: "cuMemHostRegister_v2"(*mut u8, usize, c_uint);
-    stream_create: "cuStreamCreate"(*mut usize, c_uint);
-    stream_destroy: "cuStreamDestroy_v2"(usize);
-    stream_synchronize: "cuStreamSynchronize"(usize);
-    stream_wait: "cuStreamWaitEvent"(usize, usize, c_uint);
-    stream_capturing: "cuStreamIsCapturing"(usize, *mut c_int);
-    event_create: "cuEventCreate"(*mut usize, c_uint);
-    event_destroy: "cuEventDestroy_v2"(usize);
-    event_record: "cuEventRecord"(usize, usize);
-    event_query: "cuEventQuery"(usize);
-    memcpy_h2d_async: "cuMemcpyHtoDAsync_v2"(u64, *const u8, usize, usize);
-    memcpy_d2h: "cuMemcpyDtoH_v2"(*mut u8, u64, usize);
-    error_name: "cuGetErrorName"(c_int, *mut *const c_char);
+    init: "cuInit" "hipInit"(c_uint);
+    driver_version: "cuDriverGetVersion" "hipDriverGetVersion"(*mut c_int);
+    device_count: "cuDeviceGetCount" "hipGetDeviceCount"(*mut c_int);
+    device_get: "cuDeviceGet" "hipDeviceGet"(*mut c_int, c_int);
+    device_pci_address: "cuDeviceGetPCIBusId" "hipDeviceGetPCIBusId"(*mut c_char, c_int, c_int);
+    context_retain: "cuDevicePrimaryCtxRetain" "hipDevicePrimaryCtxRetain"(*mut usize, c_int);
+    context_current: "cuCtxGetCurrent" "hipCtxGetCurrent"(*mut usize);
+    context_set: "cuCtxSetCurrent" "hipCtxSetCurrent"(usize);
+    capture_mode: "cuThreadExchangeStreamCaptureMode" "hipThreadExchangeStreamCaptureMode"(*mut c_uint);
+    memory_allocate: "cuMemAlloc_v2" "hipMalloc"(*mut u64, usize);
+    memory_free: "cuMemFree_v2" "hipFree"(u64);
+    memory_info: "cuMemGetInfo_v2" "hipMemGetInfo"(*mut usize, *mut usize);
+    host_register: "cuMemHostRegister_v2" "hipHostRegister"(*mut u8, usize, c_uint);
+    stream_create: "cuStreamCreate" "hipStreamCreateWithFlags"(*mut usize, c_uint);
+    stream_destroy: "cuStreamDestroy_v2" "hipStreamDestroy"(usize);
+    stream_synchronize: "cuStreamSynchronize" "hipStreamSynchronize"(usize);
+    stream_wait: "cuStreamWaitEvent" "hipStreamWaitEvent"(usize, usize, c_uint);
+    stream_capturing: "cuStreamIsCapturing" "hipStreamIsCapturing"(usize, *mut c_int);
+    event_create: "cuEventCreate" "hipEventCreateWithFlags"(*mut usize, c_uint);
+    event_destroy: "cuEventDestroy_v2" "hipEventDestroy"(usize);
+    event_record: "cuEventRecord" "hipEventRecord"(usize, usize);
+    event_query: "cuEventQuery" "hipEventQuery"(usize);
+    memcpy_h2d_async: "cuMemcpyHtoDAsync_v2" "hipMemcpyHtoDAsync"(u64, *const u8, usize, usize);
+    memcpy_d2h: "cuMemcpyDtoH_v2" "hipMemcpyDtoH"(*mut u8, u64, usize);
+    error_name: "cuGetErrorName" "hipDrvGetErrorName"(c_int, *mut *const c_char);
 }
 
 /// Looks up a function of the library.
 ///
 /// # Safety
 /// `F` is the type of the function of that name.
-unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F> {
+unsafe fn symbol<F: Copy>(library: &Library, api: Api, name: &str) -> Result<F> {
     // SAFETY: promised by the caller.
     let function = unsafe { library.get::<F>(name) };
     function.map(|function| *function).map_err(|_| {
-        device_error(format!("the CUDA driver has no {name}"))
+        device_error(format!("the {} driver has no {name}", api.name()))
             .note("install a newer driver of the GPU's maker")
     })
+}
+
+/// Whose functions a driver library has.
+#[derive(Clone, Copy)]
+pub(super) enum Api {
+    Cuda,
+    Hip,
+}
+
+impl Api {
+    fn of(library: &Library) -> Api {
+        // SAFETY: the function is not called by this type; see `Table`.
+        let found = unsafe { library.get::<unsafe extern "C" fn(c_uint) -> c_int>("hipInit") };
+        if found.is_ok() { Api::Hip } else { Api::Cuda }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        self.choose("CUDA", "HIP")
+    }
+
+    fn choose<T>(self, cuda: T, hip: T) -> T {
+        match self {
+            Api::Cuda => cuda,
+            Api::Hip => hip,
+        }
+    }
 }
 
 /// The loaded driver library.
 pub(super) struct Driver {
     table: Table,
+    pub(super) api: Api,
     /// The library's name as it was opened.
     name: String,
     /// The process that called `cuInit`; 0 before.
@@ -176,7 +205,8 @@ impl Driver {
             let why = error.source().map_or_else(|| name.clone(), ToString::to_string);
             device_error(format!("there is no CUDA driver: {why}"))
         })?;
-        let driver = Driver { table: Table::of(&library)?, name, process: AtomicU32::new(0) };
+        let api = Api::of(&library);
+        let driver = Driver { table: Table::of(&library, api)?, api, name, process: AtomicU32::new(0) };
         // Never closed: its functions are used until the process ends.
         std::mem::forget(library);
         Ok(DRIVER.get_or_init(|| Box::new(driver)))
@@ -197,12 +227,20 @@ impl Driver {
         &self.name
     }
 
-    /// The newest CUDA version that it supports, as `1000 * major + 10 * minor`.
-    pub(super) fn version(&self) -> Result<i32> {
+    /// What DLPack calls the devices of the driver that was opened; those of CUDA before.
+    pub(super) fn device_type() -> i32 {
+        DRIVER.get().map_or(Api::Cuda, |driver| driver.api).choose(dlpack::CUDA, dlpack::ROCM)
+    }
+
+    /// The newest version of CUDA that it supports, or its own of HIP: major and minor.
+    pub(super) fn version(&self) -> Result<(i32, i32)> {
         let mut version = 0;
         // SAFETY: writes the number.
         self.check("cuDriverGetVersion", unsafe { (self.table.driver_version)(&raw mut version) })?;
-        Ok(version)
+        Ok(self.api.choose(
+            (version / 1000, version % 1000 / 10),
+            (version / 10_000_000, version % 10_000_000 / 100_000),
+        ))
     }
 
     pub(super) fn device_count(&self) -> Result<i32> {
@@ -387,8 +425,14 @@ impl Driver {
             format!("error {code}")
         };
         Err(match code {
-            CUDA_ERROR_NO_DEVICE => device_error("the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)")
-                .note("look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and at the container's devices"),
+            CUDA_ERROR_NO_DEVICE => {
+                device_error(format!("the {} driver finds no GPU ({name})", self.api.name())).note(
+                    self.api.choose(
+                        "look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and at the container's devices",
+                        "look at rocm-smi, at HIP_VISIBLE_DEVICES, and at the container's devices",
+                    ),
+                )
+            }
             _ => device_error(format!("{call} failed: {name}")),
         })
     }

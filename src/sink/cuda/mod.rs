@@ -15,3 +15,8 @@ pub(crate) use device::{Event, Stream};
 pub use driver::CallerStream;
 pub use memory::DeviceMemory;
 pub(crate) use ring::Ring;
+
+/// What DLPack calls the devices of the driver that was opened; those of CUDA before.
+pub fn device_type() -> i32 {
+    driver::Driver::device_type()
+}

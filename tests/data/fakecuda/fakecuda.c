@@ -16,6 +16,7 @@
  *   FAKECUDA_FAIL=name:nth   the nth call of that function from now fails; several with commas
  *   FAKECUDA_DELAY=us        each copy takes up to that long (0)
  *   FAKECUDA_SEED=n          of the delays (1)
+ *   FAKECUDA_VERSION=n       of the driver (13000)
  *   FAKECUDA_EVENTS=ignored  waiting for an event on the host returns at once: a bug on purpose
  *
  * While a stream captures a graph in global mode (fakecuda_capture), a call that could disturb the capture fails and ends it, unless
@@ -76,7 +77,7 @@ static atomic_long calls[FUNCTION_COUNT], failures[FUNCTION_COUNT];
 static atomic_long live_memory, live_streams, live_events, live_registered, live_contexts;
 static atomic_long copies, copied, strays, pageable, waits;
 static atomic_long free_memory = (long)1 << 40;
-static atomic_int ready, devices = 1, events_ignored;
+static atomic_int ready, devices = 1, events_ignored, version_number = 13000;
 static atomic_long most_delay, seed = 1;
 static _Atomic(void *) capturing;
 static atomic_int capture_ended;
@@ -322,6 +323,7 @@ static void read_environment(void) {
     if (text) devices = atoi(text);
     if ((text = getenv("FAKECUDA_DELAY"))) most_delay = atol(text);
     if ((text = getenv("FAKECUDA_SEED"))) seed = atol(text);
+    if ((text = getenv("FAKECUDA_VERSION"))) version_number = atoi(text);
     if ((text = getenv("FAKECUDA_EVENTS"))) events_ignored = !strcmp(text, "ignored");
 }
 
@@ -348,7 +350,7 @@ Result cuInit(unsigned flags) {
 
 Result cuDriverGetVersion(int *version) {
     if (fails(F_cuDriverGetVersion)) return INVALID_VALUE;
-    *version = 13000;
+    *version = version_number;
     return SUCCESS;
 }
 

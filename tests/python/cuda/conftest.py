@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,12 +24,27 @@ sys.path.insert(0, str(HERE))
 @pytest.fixture(scope="session")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake driver library, built from `tests/data/fakecuda`."""
+    return _built(tmp_path_factory.mktemp("fakecuda") / "libcuda.so.1")
+
+
+@pytest.fixture(scope="session")
+def libhip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with HIP's names in place of CUDA's, which are those that rustload asks for."""
+    rows = (HERE.parents[2] / "src" / "sink" / "cuda" / "driver.rs").read_text("utf-8")
+    names = re.findall(r'"(cu\w+)" "(hip\w+)"\(', rows)
+    assert len(names) == 25
+    return _built(
+        tmp_path_factory.mktemp("fakehip") / "libamdhip64.so",
+        *(f"-Wl,--defsym={hip}={cuda}" for cuda, hip in names),
+    )
+
+
+def _built(library: Path, *names: str) -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler to build the fake driver with")
-    library = tmp_path_factory.mktemp("fakecuda") / "libcuda.so.1"
     source = HERE.parents[1] / "data" / "fakecuda" / "fakecuda.c"
-    options = ["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1"]
+    options = ["-O1", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{library.name}", *names]
     subprocess.run([compiler, *options, "-o", str(library), str(source)], check=True)
     return library
 

@@ -139,7 +139,7 @@ def address_and_size(buffer: _rustload.Buffer) -> tuple[int, int]:
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
     tensor = _Tensor.from_address(api.PyCapsule_GetPointer(capsule, b"dltensor"))
-    assert tensor.kind == 2
+    assert tensor.kind in (2, 10)
     return tensor.data, buffer.nbytes
 
 

@@ -74,6 +74,37 @@ def test_cuda_info_reports_library_version_and_devices(on_fake: Run, libcuda: Pa
     assert found == str(expected)
 
 
+def test_the_library_of_hip_is_used_by_its_names(
+    on_fake: Run, libhip: Path, save: Callable[..., Path]
+) -> None:
+    import torch
+
+    path = save({"w": torch.arange(60_000.0).reshape(300, 200), "b": torch.ones(7, dtype=torch.bfloat16)})
+    code = """
+        import sys, ctypes, fakecuda, rustload
+        from fakecuda import Request
+        from rustload import _rustload
+        info = _rustload.cuda_info()
+        assert (info["available"], info["devices"], info["driver"]) == (True, 1, "6.3"), info
+        upload = _rustload.upload(0, window=1 << 28, threads=None)
+        tensors = list(rustload.open(sys.argv[1]).values())
+        for request in (Request(), Request(dtype="float32")):
+            ticket, into = fakecuda.submit(upload, tensors, request)
+            upload.wait(ticket, stream=None, sync=True)
+            assert {buffer.__dlpack_device__() for buffer in into} == {(10, 0)}
+            for tensor, buffer in zip(tensors, into, strict=True):
+                assert fakecuda.read(buffer) == fakecuda.expected(tensor, request)
+        upload.close()
+        del into, buffer
+        assert fakecuda.count("memory") == 0
+    """
+    on_fake(code, path, RUSTLOAD_LIBCUDA=libhip, FAKECUDA_VERSION=60_342_131)
+    missing = REFUSED + "\n    print(refused())"
+    assert on_fake(missing, RUSTLOAD_LIBCUDA=libhip, FAKECUDA_INIT=100).stdout.startswith(
+        "the HIP driver finds no GPU ("
+    )
+
+
 def test_missing_devices_are_reported(on_fake: Run) -> None:
     code = REFUSED + "\n    print(_rustload.cuda_info()['reason'])\n    print(refused())"
     for text, environment in {

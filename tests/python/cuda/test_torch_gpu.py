@@ -34,6 +34,18 @@ def test_a_child_that_torch_cannot_use_cuda_in_is_refused_with_the_reason(
             assert "spawn" in caught.value.__notes__[0]
 
 
+def test_amd_gpus_are_torchs_alone_unless_the_library_of_hip_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    monkeypatch.delenv("RUSTLOAD_LIBCUDA", raising=False)
+    assert adapter.gpu_for(torch.device("cuda:0")) is None
+    monkeypatch.setenv("RUSTLOAD_LIBCUDA", "libamdhip64.so")
+    found = adapter.gpu_for(torch.device("cuda:0"))
+    assert found is not None
+    assert found.index == 0
+
+
 def test_memory_of_a_gpu_that_is_not_current_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Tensor.__dlpack__` raises if the tensor's GPU is not the thread's current one."""
 
