@@ -26,7 +26,7 @@ use crate::parallel::{Cancel, lock_unless_stuck};
 use crate::sys::{self, FileExt};
 
 /// The bytes of a file.
-const STRIPE_BYTES: u64 = 1 << 20;
+const STRIPE_BYTES: u64 = 4 << 20;
 
 /// What is fetched and kept at least.
 pub(super) const GRANULE_BYTES: u64 = 64 << 10;
@@ -34,7 +34,7 @@ pub(super) const GRANULE_BYTES: u64 = 64 << 10;
 const GRANULES: usize = (STRIPE_BYTES / GRANULE_BYTES) as usize;
 
 /// A request has at most so many stripes.
-const RUN_STRIPES: usize = 4;
+const RUN_STRIPES: usize = 2;
 
 /// How long a read waits for what other processes fetch before it fetches that itself.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -384,7 +384,7 @@ mod tests {
     fn one_that_reads_alone_sends_long_requests() {
         let (folder, object) = (tempfile::tempdir().unwrap(), Object::default());
         object.read(&node(&folder, 0, 1), 0, to_usize(SIZE)).unwrap();
-        assert_eq!(object.counts(), (2, SIZE));
+        assert_eq!(object.counts(), (3, SIZE));
     }
 
     #[test]
