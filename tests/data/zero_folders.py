@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Run", "model_name", "optimizer_name", "write", "write_universal"]
+__all__ = ["EXPERTS", "Run", "expert_name", "model_name", "optimizer_name", "write", "write_universal"]
+
+EXPERTS = ".deepspeed_moe.experts.deepspeed_experts."
+"""What stands before the number of an expert in the name of its parameter."""
 
 
 class ZeroStageEnum(IntEnum):
@@ -79,6 +82,9 @@ class Run:
         align: Pads parameters of stage 1 and 2 to this many elements.
         compute: The dtype that the model has.
         change: Called with each file's name and content before it is saved.
+        experts: By group of the optimizer, the parameters of all experts. Their moments follow those of `groups`.
+        sets: Into how many sets, each of a part of the experts, ranks are divided.
+        data_first: Whether the ranks of a set have consecutive numbers.
     """
 
     groups: list[dict[str, torch.Tensor]]
@@ -97,9 +103,32 @@ class Run:
     step: int = 7
     client: dict[str, Any] = field(default_factory=dict)
     change: Callable[[str, dict[str, Any]], Any] | None = None
+    experts: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    sets: int = 1
+    data_first: bool = False
 
     def masters(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self.master) for group in self.groups for name, tensor in group.items()}
+        groups = self.groups + self.experts
+        return {name: tensor.to(self.master) for group in groups for name, tensor in group.items()}
+
+    def layers(self) -> dict[str, int]:
+        """By what the names of a layer's experts begin with, how many there are."""
+        numbers: dict[str, set[str]] = {}
+        for name in (name for group in self.experts for name in group):
+            head, _, rest = name.partition(EXPERTS)
+            numbers.setdefault(head, set()).add(rest.partition(".")[0])
+        return {head: len(own) for head, own in numbers.items()}
+
+    def local(self, tensors: dict[str, torch.Tensor], chosen: int) -> dict[str, torch.Tensor]:
+        """Those of the experts that a set of ranks has, by their numbers in it."""
+        layers, found = self.layers(), {}
+        for name, tensor in tensors.items():
+            head, _, rest = name.partition(EXPERTS)
+            number, dot, tail = rest.partition(".")
+            own, local = divmod(int(number), layers[head] // self.sets)
+            if own == chosen:
+                found[f"{head}{EXPERTS}{local}{dot}{tail}"] = tensor
+        return found
 
 
 def model_name(stage: int, rank: int, tensor_rank: int = 0) -> str:
@@ -110,6 +139,10 @@ def model_name(stage: int, rank: int, tensor_rank: int = 0) -> str:
 def optimizer_name(run: Run, rank: int, tensor_rank: int = 0) -> str:
     head = "bf16_" if run.compute == torch.bfloat16 else ""
     return f"{head}zero_pp_rank_{rank}_mp_rank_{tensor_rank:02d}_optim_states.pt"
+
+
+def expert_name(layer: int, expert: int) -> str:
+    return f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt"
 
 
 def save(run: Run, path: Path, content: dict[str, Any]) -> None:
@@ -132,6 +165,11 @@ def write(root: Path, run: Run, *, tag: str = "global_step7", tensor_rank: int =
         inner = sharded_states(run, rank) if run.stage == 3 else flat_states(run, rank)
         states = {"optimizer_state_dict": inner, "ds_config": {"stage": run.stage}, "ds_version": "0.19.8"}
         save(run, folder / optimizer_name(run, rank, tensor_rank), states)
+    for layer, (head, count) in enumerate(run.layers().items()):
+        for expert in range(count):
+            own = f"{head}{EXPERTS}{expert}."
+            weights = {name: one.to(run.compute) for name, one in run.masters().items() if own in name}
+            save(run, folder / expert_name(layer, expert), weights)
     return root
 
 
@@ -155,12 +193,14 @@ def model_states(run: Run, rank: int) -> dict[str, Any]:
         fragments = {name: piece(tensor, run.world, rank) for name, tensor in run.frozen.items()}
     else:
         fragments = run.frozen
-    return {
+    groups = run.groups + [run.local(group, 0) for group in run.experts]
+    moe = {"num_experts": list(run.layers().values()), "ds_autoep_layers": None} if run.experts else {}
+    return moe | {
         "module": OrderedDict(weights | run.buffers),
         "buffer_names": list(run.buffers),
         "optimizer": None,
         "param_shapes": [
-            OrderedDict((name, tensor.shape) for name, tensor in group.items()) for group in run.groups
+            OrderedDict((name, tensor.shape) for name, tensor in group.items()) for group in groups
         ],
         "frozen_param_shapes": {name: tensor.shape for name, tensor in run.frozen.items()} or None,
         "frozen_param_fragments": fragments or None,
@@ -170,7 +210,7 @@ def model_states(run: Run, rank: int) -> dict[str, Any]:
         "global_samples": run.step * 8,
         "dp_world_size": run.world,
         "mp_world_size": 1,
-        "ds_config": {"stage": run.stage},
+        "ds_config": {"stage": run.stage, "use_data_before_expert_parallelism": run.data_first},
         "ds_version": "0.19.8",
         **run.client,
     }
@@ -192,18 +232,22 @@ def flat_states(run: Run, rank: int) -> dict[str, Any]:
     """`DeepSpeedZeroOptimizer.state_dict` and `BF16_Optimizer.state_dict`."""
     is_bf16 = run.stage == 0
     flats, group_paddings, mappings, all_after, states = [], [], [], [], []
-    for number, group in enumerate(run.groups):
+    count = run.world // run.sets
+    chosen, place = divmod(rank, count) if run.data_first else (rank % run.sets, rank // run.sets)
+    groups = [(group, rank, run.world) for group in run.groups]
+    groups += [(run.local(group, chosen), place, count) for group in run.experts]
+    for number, (group, own_rank, world) in enumerate(groups):
         flat, after = flattened([tensor.to(run.master) for tensor in group.values()], run)
         used = flat.numel()
-        size = ceil_div(used, 2 * run.world) * 2
-        begin = rank * size
+        size = ceil_div(used, 2 * world) * 2
+        begin = own_rank * size
         if is_bf16 or run.last_states_all_padding:
-            padding = size * run.world - used if rank == run.world - 1 else 0
+            padding = size * world - used if own_rank == world - 1 else 0
         else:
             padding = size - min(max(used - begin, 0), size)
 
-        def own(flat: torch.Tensor, size: int = size, begin: int = begin) -> torch.Tensor:
-            padded = torch.nn.functional.pad(flat, (0, size * run.world - flat.numel()))
+        def own(flat: torch.Tensor, size: int = size, begin: int = begin, world: int = world) -> torch.Tensor:
+            padded = torch.nn.functional.pad(flat, (0, size * world - flat.numel()))
             return padded[begin : begin + size].clone()
 
         cut = size if is_bf16 else size - padding
@@ -218,9 +262,11 @@ def flat_states(run: Run, rank: int) -> dict[str, Any]:
             at += tensor.numel() + behind
         mappings.append(mapping)
         if run.moments:
+            is_expert = number >= len(run.groups)
             state = {
-                key: own(flattened([moment[name] for name in group], run)[0])
+                key: own(flattened([local[name] for name in group], run)[0])
                 for key, moment in run.moments[number].items()
+                for local in [run.local(moment, chosen) if is_expert else moment]
             }
             if run.elastic:
                 state = {key: moment[:cut] for key, moment in state.items()}
@@ -231,7 +277,7 @@ def flat_states(run: Run, rank: int) -> dict[str, Any]:
         "base_optimizer_state": states if run.elastic else base,
         "single_partition_of_fp32_groups": flats,
         "group_paddings": group_paddings,
-        "partition_count": [run.world] * len(run.groups),
+        "partition_count": [world for _, _, world in groups],
         "ds_version": "0.19.8",
     }
     if run.mappings:

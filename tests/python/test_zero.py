@@ -51,11 +51,12 @@ def run(stage: int, world: int, groups: int = 2, **more: Any) -> Run:
 def expected(run: Run) -> dict[str, torch.Tensor]:
     found = run.masters() | run.buffers | run.frozen
     found |= {name: found[target] for name, target in run.shared.items()}
-    for group, moments in zip(run.groups, run.moments, strict=False):
+    for group, moments in zip(run.groups + run.experts, run.moments, strict=False):
         for key, moment in moments.items():
             found |= {f"optimizer.state.{name}.{key}": moment[name] for name in group}
     if run.stage != 3:
-        weights = {name: tensor.to(run.compute) for group in run.groups for name, tensor in group.items()}
+        groups = run.groups + run.experts
+        weights = {name: tensor.to(run.compute) for group in groups for name, tensor in group.items()}
         weights |= run.frozen | {name: weights[target] for name, target in run.shared.items()}
         found |= {f"module.{name}": tensor for name, tensor in weights.items()}
     return found

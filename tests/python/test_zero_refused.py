@@ -171,7 +171,7 @@ MODEL = {
         "ZeroPartition",
     ),
     "pipeline": (2, 0, lambda states: states.update(module=None), "ZeroUnsupported"),
-    "experts": (2, 0, lambda states: states.update(num_experts=[8]), "ZeroUnsupported"),
+    "experts": (2, 0, lambda states: states.update(num_experts=[8]), "ShardMissing"),
     "autoep": (
         3,
         1,
@@ -257,9 +257,9 @@ def test_files_of_two_saves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("layer_3_expert_0_mp_rank_00_model_states.pt", "ZeroUnsupported"),
-        ("expert_0_mp_rank_00_model_states.pt", "ZeroUnsupported"),
-        ("expp_rank_0_mp_rank_00_optim_states.pt", "ZeroUnsupported"),
+        ("layer_3_expert_0_mp_rank_00_model_states.pt", "ZeroConflict"),
+        ("expert_0_mp_rank_00_model_states.pt", "ZeroConflict"),
+        ("expp_rank_0_mp_rank_00_optim_states.pt", "ZeroConflict"),
         ("layer_00-model_00-model_states.pt", "ZeroUnsupported"),
         ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "ZeroConflict"),
     ],

@@ -39,6 +39,10 @@ pub enum ZeroPart {
     Model(Option<usize>),
     /// The states of the optimizer of a rank of data parallelism.
     Optimizer(usize),
+    /// The weights of an expert, by the number of its layer and its own; old versions have those of all layers in a file.
+    Expert(Option<usize>, usize),
+    /// What has the states of the experts' optimizer in runs without ZeRO, and nothing in those with it.
+    ExpertOptimizer(usize),
     /// One state of one parameter of a universal checkpoint.
     Parameter {
         /// The name of the parameter.
@@ -87,11 +91,22 @@ fn parse(name: &str) -> Option<Named> {
         (Some(rank), true) => ZeroPart::Model(Some(rank?)),
         (Some(rank), false) => ZeroPart::Optimizer(rank?),
         (None, true) if body.is_empty() => ZeroPart::Model(None),
-        (None, true) if body.contains("expert_") => return Some(Named::Refused("of experts")),
-        (None, false) if body.starts_with("expp_rank_") => return Some(Named::Refused("of experts")),
-        _ => return None,
+        (None, true) => expert(body)?,
+        (None, false) => {
+            ZeroPart::ExpertOptimizer(decimal(body.strip_prefix("expp_rank_")?.strip_suffix('_')?)?)
+        }
     };
     Some(Named::Part(ZeroFile { tensor_rank, part }))
+}
+
+/// `layer_0_expert_1_`, or `expert_1_` of old versions.
+fn expert(body: &str) -> Option<ZeroPart> {
+    let (layer, expert) = body.strip_suffix('_')?.rsplit_once("expert_")?;
+    let layer = match layer {
+        "" => None,
+        layer => Some(decimal(layer.strip_prefix("layer_")?.strip_suffix('_')?)?),
+    };
+    Some(ZeroPart::Expert(layer, decimal(expert)?))
 }
 
 /// The checkpoint in a folder with these files: its own files, or those of the folder that `latest` names. `None` where the folder has
@@ -154,6 +169,13 @@ pub(super) fn of_files<File>(files: Vec<(&str, File)>, directory: &Path) -> Resu
         let error = Error::new(Code::ZeroUnsupported, text).in_file(&directory.join(name));
         return Err(error.note("Open the files one by one, or convert the folder with ds_to_universal.py."));
     }
+    let is_expert =
+        |file: &ZeroFile| matches!(file.part, ZeroPart::Expert(..) | ZeroPart::ExpertOptimizer(_));
+    if !is_partitioned && let Some((_, (name, _))) = parts.iter().find(|(file, _)| is_expert(file)) {
+        let text = "the folder has files of experts, and no partitions of ZeRO";
+        let error = Error::new(Code::ZeroUnsupported, text).in_file(&directory.join(name));
+        return Err(error.note("Open the files one by one."));
+    }
     if !is_partitioned {
         return Ok(None);
     }
@@ -180,7 +202,7 @@ fn absent<T>(parts: &BTreeMap<ZeroFile, T>, directory: &Path) -> Result<Vec<Stri
     let data_rank = |file: &ZeroFile| match file.part {
         ZeroPart::Model(rank) => rank,
         ZeroPart::Optimizer(rank) => Some(rank),
-        ZeroPart::Parameter { .. } => None,
+        _ => None,
     };
     let last_data = parts.keys().filter_map(data_rank).max().unwrap_or(0);
     let is_stage_3 = parts.keys().any(|file| matches!(file.part, ZeroPart::Model(Some(_))));

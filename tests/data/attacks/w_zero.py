@@ -158,6 +158,7 @@ partition, conflict, state, unsupported, missing, unknown = (
 )
 EXPERT = "layer_0_expert_0_mp_rank_00_model_states.pt"
 MODEL = "mp_rank_00_model_states.pt"
+OPTIMIZER = "mp_rank_00_optim_states.pt"
 SECOND = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
@@ -283,7 +284,7 @@ add(
         "more": conflict,
         "none": conflict,
         "text": state,
-        "experts": unsupported,
+        "experts": conflict,
         "stage": conflict,
         "no-stage": state,
     },
@@ -340,7 +341,7 @@ add(
         "far": missing,
         "twice": conflict,
         "stages": conflict,
-        "expert": unsupported,
+        "expert": conflict,
         "step": conflict,
     },
     "",
@@ -363,6 +364,91 @@ add(
         "strides": Refused("DcpChunk"),
         "value": state,
         "dtype": conflict,
+    },
+    "",
+)
+
+
+LIST = "m.deepspeed_moe.experts.deepspeed_experts"
+"""What the names of experts' parameters begin with: two experts of 3 elements, one in each rank."""
+
+
+def mixture(change: Callable[[str, Fields], Any]) -> Callable[[Path], Path]:
+    """A function that writes a folder of two ranks, each with an expert of its own; `change` gets each file's name and fields."""
+
+    def write(place: Path) -> Path:
+        tag = folder()(place) / "step"
+
+        def one(name: str, fields: Fields, storages: dict[str, bytes]) -> None:
+            change(name, fields)
+            if name.endswith("_optim_states.pt"):
+                fields = {"optimizer_state_dict": named(fields)}
+            (tag / name).write_bytes(torch_zip(pickle(named(fields)), storages))
+
+        groups = [shapes(w=(W,), b=(BIAS,)), shapes(**{f"{LIST}.0.w": (3,)})]
+        one(MODEL, model(2) | {"param_shapes": listed(*groups), "num_experts": listed(integer(2))}, {})
+        for rank in range(2):
+            numel = PARTS[rank]
+            own = struct.pack("<3f", *range(3))
+            states = optimizer(2, rank) | {
+                "partition_count": listed(integer(2), integer(1)),
+                KINDS[2]: listed(flat(numel), tensor((3,), on=storage(key="1", numel=3))),
+                "group_paddings": listed(integer(rank), integer(1)),
+            }
+            del states["param_slice_mappings"]
+            one(f"zero_pp_rank_{rank}_{OPTIMIZER}", states, {"0": bytes(4 * numel), "1": own})
+            one(EXPERT.replace("expert_0", f"expert_{rank}"), {f"{LIST}.{rank}.w": flat(3)}, {"0": own})
+        return place
+
+    return write
+
+
+def mixed(name: str, **changes: bytes) -> Callable[[Path], Path]:
+    return mixture(lambda own, fields: fields.update(changes) if own == name else None)
+
+
+def counts(*numbers: int) -> Callable[[Path], Path]:
+    """All ranks state these numbers of ranks."""
+
+    def change(name: str, fields: Fields) -> None:
+        if name.endswith(OPTIMIZER):
+            fields["partition_count"] = listed(*map(integer, numbers))
+
+    return mixture(change)
+
+
+def expert_shapes(number: str) -> bytes:
+    return listed(shapes(w=(W,), b=(BIAS,)), shapes(**{f"{LIST}.{number}.w": (3,)}))
+
+
+add(
+    "W11",
+    "experts whose numbers, shapes, ranks or files lie",
+    {
+        "gap": mixed(MODEL, param_shapes=expert_shapes("7")),
+        "long": mixed(MODEL, param_shapes=expert_shapes("9" * 40)),
+        "many": mixed(MODEL, num_experts=listed(integer(2**62))),
+        "more": mixed(MODEL, num_experts=listed(integer(3))),
+        "layers": mixed(MODEL, num_experts=listed(integer(2), integer(2))),
+        "negative": mixed(MODEL, num_experts=listed(integer(-1))),
+        "zero": counts(2, 0),
+        "few": counts(2, 1, 1),
+        "weight": mixed(EXPERT, **{f"{LIST}.1.w": flat(3)}),
+        "shape": mixed(EXPERT, **{f"{LIST}.0.w": tensor((2,), on=storage(numel=3))}),
+        "short": mixed(SECOND, **{KINDS[2]: listed(flat(3), tensor((2,), on=storage(key="1", numel=3)))}),
+    },
+    {
+        "gap": state,
+        "long": unsupported,
+        "many": missing,
+        "more": missing,
+        "layers": missing,
+        "negative": state,
+        "zero": conflict,
+        "few": conflict,
+        "weight": conflict,
+        "shape": partition,
+        "short": partition,
     },
     "",
 )

@@ -134,7 +134,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "S": 33,
         "N": 23,
         "Q": 8,
-        "W": 10,
+        "W": 11,
         "V": 10,
         "Y": 9,
     }

@@ -4,6 +4,7 @@
 //! `checkpoint/ds_to_universal.py` of DeepSpeed 0.5 to 0.19. Its own readers unpickle the files without restriction. Here the pickles are
 //! read as any other, and numbers are taken of them: the partitions have to be the stated parameters exactly, and all files have to agree.
 
+mod experts;
 mod joining;
 mod partitions;
 mod ranks;
@@ -12,6 +13,7 @@ mod universal;
 
 use std::collections::{BTreeMap, HashMap};
 
+use self::experts::ExpertFile;
 use self::joining::{Joining, conflict};
 pub use self::joining::{ZeroInput, ZeroJoin};
 pub use self::partitions::{Padding, Run, Wrong, flat, sharded};
@@ -49,12 +51,21 @@ pub fn join(inputs: &[ZeroInput<'_>], options: &Options) -> Result<ZeroJoin> {
         joining.at(number, check_name(input))?;
         match input.file.part {
             ZeroPart::Model(_) => own.models.push((number, joining.at(number, reader.model())?)),
+            ZeroPart::Expert(layer, expert) => {
+                let weights = joining.at(number, reader.expert())?;
+                own.experts.push(ExpertFile { number, layer, expert, weights });
+            }
+            ZeroPart::ExpertOptimizer(_) => {}
             _ => own.optimizers.push((number, joining.at(number, reader.optimizer())?)),
         }
     }
     let count = ranks.len();
     for (rank, own) in ranks {
         if count > 1 {
+            if let Some(expert) = own.experts.first() {
+                let text = "experts of several ranks of tensor parallelism are not joined";
+                return joining.at(expert.number, Err(Error::new(Code::ZeroUnsupported, text)));
+            }
             joining.prefix = format!("mp_rank_{rank:02}.");
         }
         joining.rank(&own)?;

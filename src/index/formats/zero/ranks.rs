@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
+use super::experts::{ExpertFile, Layers, is_expert, sets};
 use super::joining::{Joining, Place, conflict};
 use super::partitions::{Padding, Run, Wrong, flat, sharded};
-use super::states::{Model, Optimizer, Shapes};
+use super::states::{Model, Optimizer, Shapes, unsupported};
 use crate::container::shards::ZeroPart;
 use crate::error::{Code, Error, Result, ResultExt};
-use crate::layout::numel;
+use crate::layout::{Dims, numel};
 use crate::num::to_u64;
 
 /// The files of a rank of tensor parallelism: each with its number among all, in the order of the ranks of data parallelism.
@@ -15,12 +16,21 @@ use crate::num::to_u64;
 pub(super) struct Ranks<'a> {
     pub(super) models: Vec<(usize, Model<'a>)>,
     pub(super) optimizers: Vec<(usize, Optimizer<'a>)>,
+    pub(super) experts: Vec<ExpertFile<'a>>,
+}
+
+/// A parameter of a group.
+pub(super) struct Whole<'s> {
+    pub(super) name: String,
+    pub(super) shape: &'s Dims,
+    /// Its elements in the partitions.
+    runs: Vec<Run>,
 }
 
 impl<'a> Joining<'a> {
     /// Joins the files of a rank of tensor parallelism.
     pub(super) fn rank(&mut self, ranks: &Ranks<'a>) -> Result<()> {
-        let Ranks { models, optimizers } = ranks;
+        let Ranks { models, optimizers, experts } = ranks;
         let (Some((model_number, model)), Some((number, optimizer))) = (models.first(), optimizers.first())
         else {
             return Err(Error::new(
@@ -49,8 +59,13 @@ impl<'a> Joining<'a> {
                 return self.at(*other_number, Err(conflict(text)));
             }
         }
-        self.at(*number, check_world(optimizer, optimizers.len()))?;
         let is_sharded = optimizer.stage == Some(3);
+        let has_experts = !model.stated.experts.is_empty();
+        if is_sharded && has_experts {
+            let error = unsupported("experts in stage 3 are not joined");
+            return self.at(*model_number, Err(error));
+        }
+        self.at(*number, check_world(optimizer, optimizers.len(), has_experts))?;
         let is_named_sharded = self
             .inputs
             .get(*model_number)
@@ -74,14 +89,21 @@ impl<'a> Joining<'a> {
             return self.at(*number, Err(Error::new(code, text)));
         }
         self.model(*model_number, model, is_sharded)?;
-        let mut moments = Vec::new();
+        let names = groups.iter().flatten().chain(&model.stated.frozen).map(|(name, _)| *name);
+        let names = names.filter(|_| has_experts);
+        let mut layers = self.at(*model_number, Layers::of(names))?;
+        let (mut wholes, mut sizes) = (Vec::new(), Vec::new());
         for (group, shapes) in groups.iter().enumerate() {
-            moments.push(self.group(group, shapes, optimizers, is_sharded)?);
+            let is_data_first = model.stated.is_data_first;
+            let (own, size) = self.group(group, shapes, optimizers, is_data_first, &mut layers)?;
+            wholes.push(own);
+            sizes.push(size);
         }
         self.frozen(models, is_sharded)?;
+        self.experts((*model_number, model), experts, &wholes, &layers)?;
         self.shared(*model_number, model)?;
-        for ((group, shapes), (runs, sizes)) in groups.iter().enumerate().zip(&moments) {
-            self.states(group, shapes, optimizers, runs, sizes)?;
+        for (group, (wholes, sizes)) in wholes.iter().zip(&sizes).enumerate() {
+            self.states(group, wholes, optimizers, sizes)?;
         }
         let stage =
             optimizer.stage.map_or("BF16_Optimizer".to_owned(), |stage| format!("ZeRO stage {stage}"));
@@ -109,15 +131,18 @@ impl<'a> Joining<'a> {
         Ok(())
     }
 
-    /// Adds the parameters of a group. Returns the runs of each, and the elements of each rank with its padding.
-    fn group(
+    /// Adds the parameters of a group. Returns them, and the elements of each rank with its padding.
+    fn group<'s>(
         &mut self,
         group: usize,
-        shapes: &Shapes<'a>,
+        shapes: &'s Shapes<'a>,
         optimizers: &[(usize, Optimizer<'a>)],
-        is_sharded: bool,
-    ) -> Result<(Vec<Vec<Run>>, Vec<u64>)> {
+        is_data_first: bool,
+        layers: &mut Layers<'a>,
+    ) -> Result<(Vec<Whole<'s>>, Vec<u64>)> {
         self.options.cancel.check()?;
+        let Some((first, optimizer)) = optimizers.first() else { return Ok((Vec::new(), Vec::new())) };
+        let is_sharded = optimizer.stage == Some(3);
         let mut flats = Vec::new();
         for (number, optimizer) in optimizers {
             let flat = optimizer.flats.get(group).copied().unwrap_or(u32::MAX);
@@ -126,41 +151,60 @@ impl<'a> Joining<'a> {
                 .ok_or_else(|| Error::new(Code::ZeroState, "a partition is not a flat tensor with elements"));
             flats.push((*number, flat, self.at(*number, len)?));
         }
-        let lens: Vec<u64> = flats.iter().map(|&(_, _, len)| len).collect();
         let numels: Vec<u64> = shapes.iter().map(|(_, shape)| numel(shape).unwrap_or(u64::MAX)).collect();
-        let found = match is_sharded {
-            true => sharded(&numels, &lens).map(|runs| (runs, lens.clone())),
-            false => {
-                let parameters = self.with_paddings(group, &numels, optimizers)?;
-                let stated = |(_, optimizer): &(usize, Optimizer<'_>)| {
-                    optimizer
-                        .paddings
-                        .as_ref()
-                        .map(|paddings| paddings.get(group).copied().unwrap_or(u64::MAX))
-                };
-                let by_rank: Option<Vec<u64>> = optimizers.iter().map(stated).collect();
-                let is_stored = optimizers.iter().all(|(_, optimizer)| optimizer.stage.is_none());
-                let padding = Padding { by_rank: by_rank.as_deref(), is_stored };
-                flat(&parameters, &lens, padding).map(|(runs, size)| (runs, vec![size; lens.len()]))
+        let count = optimizer.counts.get(group).or(optimizer.counts.first());
+        let count = count.map_or(optimizers.len(), |&count| usize::try_from(count).unwrap_or(usize::MAX));
+        let sets = sets(optimizers.len(), count, is_data_first).ok_or_else(|| {
+            let world = optimizers.len();
+            conflict(format!(
+                "group {group} is divided between {count} ranks, of which {world} are no multiple"
+            ))
+        });
+        let sets = self.at(*first, sets)?;
+        let (mut wholes, mut sizes) = (Vec::new(), vec![0; optimizers.len()]);
+        for (set, ranks) in sets.iter().enumerate() {
+            let own: Vec<&(usize, Optimizer<'_>)> =
+                ranks.iter().filter_map(|&rank| optimizers.get(rank)).collect();
+            let lens: Vec<u64> = ranks.iter().filter_map(|&rank| Some(flats.get(rank)?.2)).collect();
+            let found = match is_sharded {
+                true => sharded(&numels, &lens).map(|runs| (runs, lens.clone())),
+                false => {
+                    let parameters = self.with_paddings(group, &numels, optimizers)?;
+                    let stated = |(_, optimizer): &&(usize, Optimizer<'_>)| {
+                        let paddings = optimizer.paddings.as_ref();
+                        paddings.map(|paddings| paddings.get(group).copied().unwrap_or(u64::MAX))
+                    };
+                    let by_rank: Option<Vec<u64>> = own.iter().map(stated).collect();
+                    let is_stored = own.iter().all(|(_, optimizer)| optimizer.stage.is_none());
+                    let padding = Padding { by_rank: by_rank.as_deref(), is_stored };
+                    flat(&parameters, &lens, padding).map(|(runs, size)| (runs, vec![size; lens.len()]))
+                }
+            };
+            let (runs, own_sizes) = match found {
+                Ok(found) => found,
+                Err(Wrong { rank, text }) => {
+                    let number = own.get(rank).map_or(*first, |(number, _)| *number);
+                    let error = Error::new(Code::ZeroPartition, format!("group {group}: {text}"));
+                    return self.at(number, Err(error));
+                }
+            };
+            for (&rank, size) in ranks.iter().zip(own_sizes) {
+                sizes.iter_mut().skip(rank).take(1).for_each(|own| *own = size);
             }
-        };
-        let (runs, sizes) = match found {
-            Ok(found) => found,
-            Err(Wrong { rank, text }) => {
-                let number = optimizers.get(rank).map_or(0, |(number, _)| *number);
-                let error = Error::new(Code::ZeroPartition, format!("group {group}: {text}"));
-                return self.at(number, Err(error));
+            if !is_sharded {
+                self.check_mappings(group, shapes, &runs, &own)?;
             }
-        };
-        if !is_sharded {
-            self.check_mappings(group, shapes, &runs, optimizers)?;
+            for ((name, shape), mut runs) in shapes.iter().zip(runs) {
+                for run in &mut runs {
+                    run.rank = ranks.get(run.rank).copied().unwrap_or(usize::MAX);
+                }
+                let name = self.at(*first, layers.global(name, set, sets.len()))?;
+                let whole = self.whole(shape, &runs, &flats).in_member(&name)?;
+                self.add(name.clone(), Place::Whole(whole), *first)?;
+                wholes.push(Whole { name, shape, runs });
+            }
         }
-        for ((name, shape), runs) in shapes.iter().zip(&runs) {
-            let whole = self.whole(shape, runs, &flats).in_member(name)?;
-            let number = flats.first().map_or(0, |&(number, _, _)| number);
-            self.add((*name).to_owned(), Place::Whole(whole), number)?;
-        }
-        Ok((runs, sizes))
+        Ok((wholes, sizes))
     }
 
     /// The parameters of a group, each with the padding that follows.
@@ -191,7 +235,7 @@ impl<'a> Joining<'a> {
         group: usize,
         shapes: &Shapes<'a>,
         runs: &[Vec<Run>],
-        optimizers: &[(usize, Optimizer<'a>)],
+        optimizers: &[&(usize, Optimizer<'_>)],
     ) -> Result<()> {
         let mut own: Vec<HashMap<&str, (u64, u64)>> = optimizers.iter().map(|_| HashMap::new()).collect();
         for ((name, _), runs) in shapes.iter().zip(runs) {
@@ -201,7 +245,7 @@ impl<'a> Joining<'a> {
                 }
             }
         }
-        for ((number, optimizer), own) in optimizers.iter().zip(&own) {
+        for (&(number, optimizer), own) in optimizers.iter().zip(&own) {
             let Some(mappings) = &optimizer.mappings else { continue };
             let Some(stated) = mappings.get(group) else {
                 let text = "param_slice_mappings are not as many as the groups";
@@ -221,9 +265,8 @@ impl<'a> Joining<'a> {
     fn states(
         &mut self,
         group: usize,
-        shapes: &Shapes<'a>,
+        wholes: &[Whole<'_>],
         optimizers: &[(usize, Optimizer<'a>)],
-        runs: &[Vec<Run>],
         sizes: &[u64],
     ) -> Result<()> {
         let Some(keys) = optimizers.first().and_then(|(_, optimizer)| optimizer.states.get(group)) else {
@@ -255,7 +298,7 @@ impl<'a> Joining<'a> {
                 }
                 continue;
             }
-            for ((name, shape), runs) in shapes.iter().zip(runs) {
+            for Whole { name, shape, runs } in wholes {
                 let whole = self.whole(shape, runs, &flats).in_member(name)?;
                 let number = flats.first().map_or(0, |&(number, _, _)| number);
                 self.add(format!("optimizer.state.{name}.{key}"), Place::Whole(whole), number)?;
@@ -268,6 +311,10 @@ impl<'a> Joining<'a> {
     pub(super) fn frozen(&mut self, models: &[(usize, Model<'a>)], is_sharded: bool) -> Result<()> {
         let Some((first, model)) = models.first() else { return Ok(()) };
         for (name, shape) in &model.stated.frozen {
+            // The files of experts have those of all ranks.
+            if !model.stated.experts.is_empty() && is_expert(name) {
+                continue;
+            }
             let wrong = |text: String| Err(Error::new(Code::ZeroPartition, text).in_member(name));
             let mut flats = Vec::new();
             for (number, other) in models {
@@ -311,6 +358,10 @@ impl<'a> Joining<'a> {
     /// Adds the names that are tied to others.
     fn shared(&mut self, number: usize, model: &Model<'a>) -> Result<()> {
         for (name, target) in &model.shared {
+            if !model.stated.experts.is_empty() && (is_expert(name) || is_expert(target)) {
+                let error = unsupported("parameters of experts are tied").in_member(name);
+                return self.at(number, Err(error));
+            }
             let Some(place) = self.places.get(&*format!("{}{target}", self.prefix)).cloned() else {
                 let note =
                     format!("{name:?} has no tensor: it is tied to {target:?}, which the files do not have");
@@ -324,12 +375,17 @@ impl<'a> Joining<'a> {
 }
 
 /// Fails unless the files are those of all ranks that the optimizer's parameters are divided between.
-fn check_world(optimizer: &Optimizer<'_>, files: usize) -> Result<()> {
+fn check_world(optimizer: &Optimizer<'_>, files: usize, has_experts: bool) -> Result<()> {
     let world = to_u64(files);
     let &count = optimizer.counts.iter().max().unwrap_or(&world);
-    if optimizer.counts.iter().any(|&other| other != count) {
-        let text =
-            "groups of parameters are divided between different numbers of ranks, as those of experts are";
+    if optimizer.counts.len() > 1 && optimizer.counts.len() != optimizer.flats.len() {
+        let (counts, groups) = (optimizer.counts.len(), optimizer.flats.len());
+        return Err(conflict(format!(
+            "the file states {counts} numbers of ranks, and has {groups} group(s)"
+        )));
+    }
+    if !has_experts && optimizer.counts.iter().any(|&other| other != count) {
+        let text = "groups of parameters are divided between different numbers of ranks, and not as experts";
         return Err(Error::new(Code::ZeroUnsupported, text));
     }
     match count.cmp(&world) {

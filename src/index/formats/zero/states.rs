@@ -37,7 +37,11 @@ pub(super) struct Stated<'a> {
     pub(super) groups: Option<Vec<Shapes<'a>>>,
     /// The parameters that are not trained.
     pub(super) frozen: Shapes<'a>,
-    buffers: BTreeSet<&'a str>,
+    pub(super) buffers: BTreeSet<&'a str>,
+    /// By layer: the number of experts, which have files of their own.
+    pub(super) experts: Vec<u64>,
+    /// Whether ranks that have the same experts have consecutive numbers.
+    pub(super) is_data_first: bool,
     steps: [Option<i64>; 2],
     version: Option<&'a str>,
 }
@@ -82,11 +86,11 @@ pub(super) struct Reader<'a> {
     listed: u64,
 }
 
-fn wrong(text: impl Into<String>) -> Error {
+pub(super) fn wrong(text: impl Into<String>) -> Error {
     Error::new(Code::ZeroState, text)
 }
 
-fn unsupported(text: &str) -> Error {
+pub(super) fn unsupported(text: &str) -> Error {
     Error::new(Code::ZeroUnsupported, text)
 }
 
@@ -111,7 +115,7 @@ impl<'a> Reader<'a> {
     /// The states of the model.
     pub(super) fn model(&mut self) -> Result<Model<'a>> {
         let top = self.fields(self.tree.root())?;
-        self.check_experts(&top)?;
+        let experts = self.experts(&top)?;
         let groups = top.get("param_shapes").map(|value| self.groups(value)).transpose()?;
         let frozen = self.given(&top, "frozen_param_shapes")?;
         let frozen = frozen.map_or(Ok(Vec::new()), |value| self.shapes(value))?;
@@ -142,39 +146,36 @@ impl<'a> Reader<'a> {
         }
         let module = self.tensors("module", module)?.into_iter();
         let module = module.map(|(name, stored)| (name, stored, buffers.contains(name))).collect();
-        let stated = Stated { groups, frozen, buffers, steps, version };
+        let is_data_first = match self.given(&top, "ds_config")? {
+            Some(config) if matches!(self.tree.get(config)?, Object::Dict { .. }) => {
+                let order = self.fields(config)?.get("use_data_before_expert_parallelism");
+                matches!(order.map(|order| self.tree.get(order)).transpose()?, Some(Object::Bool(true)))
+            }
+            _ => false,
+        };
+        let stated = Stated { groups, frozen, buffers, experts, is_data_first, steps, version };
         Ok(Model { stated, module, fragments, shared })
     }
 
-    /// Fails for experts, whose parameters other groups of ranks divide.
-    fn check_experts(&mut self, top: &Fields<'a>) -> Result<()> {
+    /// By layer, the number of experts; old versions have one number. Fails for experts of AutoEP, which are parts of larger parameters.
+    fn experts(&mut self, top: &Fields<'a>) -> Result<Vec<u64>> {
         for key in ["ds_autoep_layers", "autoep_layers"] {
-            let Some(Object::List(layers)) = top.get(key).map(|value| self.tree.get(value)).transpose()?
-            else {
-                continue;
-            };
-            self.count(to_u64(layers.len()))?;
-            for &layer in layers.iter() {
-                if !matches!(self.tree.get(layer)?, Object::Dict { .. }) {
-                    continue;
-                }
-                let format = self.fields(layer)?.get("checkpoint_format");
-                if format
-                    .is_some_and(|format| self.text(format).is_ok_and(|text| text == "zero3_partitioned"))
-                {
-                    return Err(unsupported(
-                        "experts of AutoEP are divided over groups of ranks of their own",
-                    ));
-                }
+            let layers = top.get(key).map(|value| self.tree.get(value)).transpose()?;
+            if matches!(layers, Some(Object::List(layers)) if !layers.is_empty()) {
+                return Err(unsupported("experts of AutoEP are not joined"));
             }
         }
-        if let Some(Object::List(counts)) =
-            top.get("num_experts").map(|value| self.tree.get(value)).transpose()?
-            && !counts.is_empty()
-        {
-            return Err(unsupported("the model has experts, which are in files of their own"));
+        let Some(value) = self.given(top, "num_experts")? else { return Ok(Vec::new()) };
+        match self.tree.get(value)? {
+            Object::Int(0) => Ok(Vec::new()),
+            Object::Int(_) => Ok(vec![self.number(value)?]),
+            _ => self.numbers(value).in_member("num_experts"),
         }
-        Ok(())
+    }
+
+    /// The weights of an expert.
+    pub(super) fn expert(&mut self) -> Result<Vec<(&'a str, Stored)>> {
+        self.tensors_of(None, self.tree.root())
     }
 
     /// The states of the optimizer.
@@ -328,12 +329,16 @@ impl<'a> Reader<'a> {
 
     /// The tensors in a dict that is the value of a key of the root.
     fn tensors(&mut self, key: &str, value: Handle) -> Result<Vec<(&'a str, Stored)>> {
+        self.tensors_of(self.key(key), value).in_member(key)
+    }
+
+    /// The tensors in a dict, which is the value of this key of the root, or the root.
+    fn tensors_of(&mut self, key: Option<Handle>, value: Handle) -> Result<Vec<(&'a str, Stored)>> {
         let mut found = Vec::new();
-        let outer = self.key(key);
-        for (name, value) in self.pairs(value).in_member(key)? {
+        for (name, value) in self.pairs(value)? {
             if let Object::Tensor(tensor) = self.tree.get(value)? {
-                let steps = outer.into_iter().chain([name]).map(PathStep::Key).collect();
-                found.push((self.text(name).in_member(key)?, Stored { tensor, path: steps }));
+                let steps = key.into_iter().chain([name]).map(PathStep::Key).collect();
+                found.push((self.text(name)?, Stored { tensor, path: steps }));
             }
         }
         Ok(found)

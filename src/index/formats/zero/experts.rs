@@ -1,0 +1,235 @@
+//! Experts: which ranks have which, and the files with their weights.
+//!
+//! Follows `deepspeed/runtime/engine.py: _save_moe_checkpoint` and `deepspeed/utils/groups.py: _create_expert_and_data_parallel`. A rank
+//! numbers its own experts from 0 on, in the names of its optimizer. The files of experts, and names here, have the numbers of all ranks.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::joining::{Joining, Place, conflict};
+use super::ranks::Whole;
+use super::states::{Model, Stated, Stored, unsupported, wrong};
+use crate::error::{Code, Error, Result};
+use crate::layout::Dims;
+use crate::num::to_u64;
+
+/// What stands before the number of an expert.
+const LIST: &str = ".deepspeed_moe.experts.deepspeed_experts.";
+
+/// The file of an expert.
+pub(super) struct ExpertFile<'a> {
+    /// Its number among all files.
+    pub(super) number: usize,
+    /// The number of its layer; `None` in old versions, where it has the weights of all layers.
+    pub(super) layer: Option<usize>,
+    /// The number of the expert.
+    pub(super) expert: usize,
+    pub(super) weights: Vec<(&'a str, Stored)>,
+}
+
+/// The parts of the name of an expert's parameter.
+struct ExpertName<'a> {
+    /// The layer.
+    head: &'a str,
+    expert: usize,
+    tail: &'a str,
+}
+
+impl<'a> ExpertName<'a> {
+    fn parse(name: &'a str) -> Option<ExpertName<'a>> {
+        let (head, rest) = name.rsplit_once(LIST)?;
+        let end = rest.find('.').unwrap_or(rest.len());
+        let (expert, tail) = rest.split_at_checked(end)?;
+        let is_plain = expert == "0" || !expert.starts_with(['0', '+']);
+        Some(ExpertName { head, expert: expert.parse().ok().filter(|_| is_plain)?, tail })
+    }
+}
+
+/// Whether a parameter is that of an expert.
+pub(super) fn is_expert(name: &str) -> bool {
+    ExpertName::parse(name).is_some()
+}
+
+/// The experts of a layer.
+#[derive(Default)]
+struct Layer {
+    /// Those that a rank has; their numbers are one after another from 0 on.
+    local: usize,
+    /// How many sets of ranks have different ones. `None` where no group of the optimizer has them.
+    sets: Option<usize>,
+}
+
+/// The experts of all layers, by what the names of their parameters begin with.
+#[derive(Default)]
+pub(super) struct Layers<'a>(HashMap<&'a str, Layer>);
+
+impl<'a> Layers<'a> {
+    /// The experts that the parameters of a rank are of. Fails where their numbers have gaps.
+    pub(super) fn of(names: impl Iterator<Item = &'a str>) -> Result<Layers<'a>> {
+        let mut numbers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for name in names.filter_map(ExpertName::parse) {
+            numbers.entry(name.head).or_default().push(name.expert);
+        }
+        let mut layers = HashMap::new();
+        for (head, mut own) in numbers {
+            own.sort_unstable();
+            own.dedup();
+            if own.last().is_some_and(|&last| last >= own.len()) {
+                return Err(wrong("the numbers of a rank's experts have gaps").in_member(head));
+            }
+            layers.insert(head, Layer { local: own.len(), sets: None });
+        }
+        Ok(Layers(layers))
+    }
+
+    /// The name of a parameter of set number `set` of `sets`.
+    pub(super) fn global(&mut self, name: &str, set: usize, sets: usize) -> Result<String> {
+        let found = ExpertName::parse(name);
+        let layer = found.as_ref().and_then(|found| self.0.get_mut(found.head));
+        let (Some(ExpertName { head, expert, tail }), Some(layer)) = (found, layer) else {
+            if sets == 1 {
+                return Ok(name.to_owned());
+            }
+            let text = "a parameter that is of no expert is divided between fewer ranks than others";
+            return Err(unsupported(text).in_member(name));
+        };
+        if *layer.sets.get_or_insert(sets) != sets {
+            let text = "parameters of an expert are divided between different numbers of ranks";
+            return Err(conflict(text).in_member(name));
+        }
+        let expert = set.saturating_mul(layer.local).saturating_add(expert);
+        Ok(format!("{head}{LIST}{expert}{tail}"))
+    }
+}
+
+/// The ranks of each set that has the same experts, of which each is divided between `count` ranks.
+pub(super) fn sets(world: usize, count: usize, is_data_first: bool) -> Option<Vec<Vec<usize>>> {
+    let sets = world.checked_div(count).filter(|sets| sets.checked_mul(count) == Some(world))?;
+    let rank = |set: usize, own: usize| match is_data_first {
+        true => set.saturating_mul(count).saturating_add(own),
+        false => own.saturating_mul(sets).saturating_add(set),
+    };
+    Some((0..sets).map(|set| (0..count).map(|own| rank(set, own)).collect()).collect())
+}
+
+impl<'a> Joining<'a> {
+    /// Adds the weights in the files of experts. Fails unless those are the files of all experts, and have all parameters of experts that
+    /// the optimizer has.
+    pub(super) fn experts(
+        &mut self,
+        (number, model): (usize, &Model<'a>),
+        files: &[ExpertFile<'a>],
+        groups: &[Vec<Whole<'_>>],
+        layers: &Layers<'a>,
+    ) -> Result<()> {
+        let stated = &model.stated;
+        self.at(number, check_files(stated, files.iter().map(|file| (file.layer, file.expert)).collect()))?;
+        if stated.experts.is_empty() {
+            return Ok(());
+        }
+        let parameters = groups.iter().flatten().filter(|whole| is_expert(&whole.name));
+        let mut left: BTreeMap<&str, &Dims> =
+            parameters.map(|whole| (&whole.name[..], whole.shape)).collect();
+        let frozen: HashMap<&str, &Dims> = stated.frozen.iter().map(|(name, shape)| (*name, shape)).collect();
+        for file in files {
+            for (name, stored) in &file.weights {
+                let refuse = |error: Error| Err(error.in_member(name));
+                let Some(found) = ExpertName::parse(name).filter(|found| found.expert == file.expert) else {
+                    let text = "the file of an expert has a weight that is not of it";
+                    return self.at(file.number, refuse(conflict(text)));
+                };
+                let layer = layers.0.get(found.head);
+                let count = file.layer.and_then(|layer| stated.experts.get(layer));
+                let count = count.or(stated.experts.iter().max()).copied().unwrap_or(0);
+                if let Some(&Layer { local, sets: Some(sets) }) = layer
+                    && to_u64(local.saturating_mul(sets)) != count
+                {
+                    let text =
+                        format!("the ranks have {sets} times {local} expert(s) of a layer that has {count}");
+                    return self.at(file.number, refuse(conflict(text)));
+                }
+                let local = found.expert.checked_rem(layer.map_or(0, |layer| layer.local));
+                let local = local
+                    .map(|expert| format!("{}{LIST}{expert}{}", found.head, found.tail))
+                    .unwrap_or_default();
+                let own = self.tensor_shape(file.number, stored.tensor);
+                let whole = left.remove(name);
+                let shape = whole.or_else(|| frozen.get(&local[..]).copied());
+                if shape.is_some() && shape != own {
+                    let text = "the weight of an expert is of another shape than its parameter";
+                    return self.at(file.number, refuse(Error::new(Code::ZeroPartition, text)));
+                }
+                let place = Place::Kept(file.number, stored.clone());
+                let is_buffer = stated.buffers.contains(&local[..]);
+                if is_buffer || (whole.is_none() && shape.is_some()) {
+                    self.add((*name).to_owned(), place.clone(), file.number)?;
+                }
+                if !is_buffer {
+                    self.add(format!("module.{name}"), place, file.number)?;
+                }
+            }
+        }
+        match left.into_keys().next() {
+            None => Ok(()),
+            Some(name) => {
+                let text =
+                    "the optimizer has a parameter of an expert, and no file of an expert has its weight";
+                self.at(number, Err(conflict(text).in_member(name)))
+            }
+        }
+    }
+}
+
+/// Fails unless every expert has its file.
+fn check_files(stated: &Stated<'_>, mut files: Vec<(Option<usize>, usize)>) -> Result<()> {
+    let is_old = files.iter().any(|(layer, _)| layer.is_none());
+    let layers: Vec<(Option<usize>, u64)> = match is_old {
+        true => vec![(None, stated.experts.iter().max().copied().unwrap_or(0))],
+        false => stated.experts.iter().enumerate().map(|(layer, &count)| (Some(layer), count)).collect(),
+    };
+    files.sort_unstable();
+    let mut rest = files.iter().copied().peekable();
+    for (layer, count) in layers {
+        for expert in 0..count {
+            let found = rest.next_if(|&(own, found)| own == layer && to_u64(found) == expert);
+            if found.is_none() {
+                let layer = layer.map_or(String::new(), |layer| format!("layer_{layer}_"));
+                let text = format!(
+                    "expert {expert} of {count} has no file: {layer}expert_{expert}_mp_rank_00_model_states.pt"
+                );
+                return Err(Error::new(Code::ShardMissing, text));
+            }
+        }
+    }
+    match rest.next() {
+        None => Ok(()),
+        Some((_, expert)) => {
+            Err(conflict(format!("there is a file of expert {expert}, and the model states no such expert")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_of_ranks_have_every_rank_once() {
+        assert_eq!(sets(4, 2, false), Some(vec![vec![0, 2], vec![1, 3]]));
+        assert_eq!(sets(4, 2, true), Some(vec![vec![0, 1], vec![2, 3]]));
+        assert_eq!(sets(4, 4, false), Some(vec![vec![0, 1, 2, 3]]));
+        assert_eq!((sets(4, 3, false), sets(4, 0, true)), (None, None));
+    }
+
+    #[test]
+    fn names_get_the_numbers_of_all_ranks() {
+        let own =
+            ["a.deepspeed_moe.experts.deepspeed_experts.0.w", "a.deepspeed_moe.experts.deepspeed_experts.1"];
+        let mut layers = Layers::of(own.into_iter()).unwrap();
+        assert_eq!(layers.global(own[1], 2, 3).unwrap(), "a.deepspeed_moe.experts.deepspeed_experts.5");
+        assert!(layers.global(own[0], 0, 1).is_err());
+        assert!(layers.global("other", 0, 3).is_err());
+        assert_eq!(layers.global("other", 0, 1).unwrap(), "other");
+        assert!(Layers::of(own.into_iter().skip(1)).is_err());
+        assert!(!is_expert("a.deepspeed_moe.experts.deepspeed_experts.01.w"));
+    }
+}
