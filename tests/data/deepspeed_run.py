@@ -55,7 +55,9 @@ class Mixture(nn.Module):
         super().__init__()
         self.first = nn.Linear(6, 6)
         self.moe = MoE(6, Expert(), num_experts=4, ep_size=sets, k=1, min_capacity=16)
-        self.second = MoE(6, Expert(), num_experts=2, ep_size=sets, k=1, use_residual=True, min_capacity=16)
+        self.second = MoE(
+            6, Expert(), num_experts=2, ep_size=min(sets, 2), k=1, use_residual=True, min_capacity=16
+        )
         self.last = nn.Linear(6, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,6 +75,7 @@ CASES = {
     "stage3": (3, "bfloat16", 0, {"sub_group_size": 50}),
     "bf16_optimizer": (1, "bfloat16", 0, {"master": True}),
     "experts1": (1, "float32", 2, {}),
+    "experts1_of_four": (1, "bfloat16", 4, {}),
     "experts2": (2, "bfloat16", 2, {}),
     "experts2_data_first": (2, "float32", 2, {"data_first": True}),
     "experts_bf16_optimizer": (1, "bfloat16", 2, {"master": True}),

@@ -85,6 +85,7 @@ class Run:
         experts: By group of the optimizer, the parameters of all experts. Their moments follow those of `groups`.
         sets: Into how many sets, each of a part of the experts, ranks are divided.
         data_first: Whether the ranks of a set have consecutive numbers.
+        shuffled: Whether every other rank has the groups of experts in another order.
     """
 
     groups: list[dict[str, torch.Tensor]]
@@ -106,6 +107,7 @@ class Run:
     experts: list[dict[str, torch.Tensor]] = field(default_factory=list)
     sets: int = 1
     data_first: bool = False
+    shuffled: bool = False
 
     def masters(self) -> dict[str, torch.Tensor]:
         groups = self.groups + self.experts
@@ -234,9 +236,13 @@ def flat_states(run: Run, rank: int) -> dict[str, Any]:
     flats, group_paddings, mappings, all_after, states = [], [], [], [], []
     count = run.world // run.sets
     chosen, place = divmod(rank, count) if run.data_first else (rank % run.sets, rank // run.sets)
-    groups = [(group, rank, run.world) for group in run.groups]
-    groups += [(run.local(group, chosen), place, count) for group in run.experts]
-    for number, (group, own_rank, world) in enumerate(groups):
+    groups = [(number, group, rank, run.world) for number, group in enumerate(run.groups)]
+    experts = [
+        (number, run.local(group, chosen), place, count)
+        for number, group in enumerate(run.experts, len(run.groups))
+    ]
+    groups += experts[::-1] if run.shuffled and rank % 2 else experts
+    for number, group, own_rank, world in groups:
         flat, after = flattened([tensor.to(run.master) for tensor in group.values()], run)
         used = flat.numel()
         size = ceil_div(used, 2 * world) * 2
@@ -277,7 +283,7 @@ def flat_states(run: Run, rank: int) -> dict[str, Any]:
         "base_optimizer_state": states if run.elastic else base,
         "single_partition_of_fp32_groups": flats,
         "group_paddings": group_paddings,
-        "partition_count": [world for _, _, world in groups],
+        "partition_count": [world for *_, world in groups],
         "ds_version": "0.19.8",
     }
     if run.mappings:

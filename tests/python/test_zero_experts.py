@@ -50,12 +50,16 @@ def run(stage: int = 2, sets: int = 2, count: int = 2, **more: Any) -> Run:
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("data_first", [False, True])
 def test_whole_experts(tmp_path: Path, stage: int, sets: int, count: int, data_first: bool) -> None:
-    forms: list[dict[str, Any]] = [{}, {"elastic": True}, {"align": 4}]
-    for number, more in enumerate(forms if stage else forms[:1]):
+    forms: list[dict[str, Any]] = [{}, {"shuffled": True}, {"elastic": True, "shuffled": True}, {"align": 4}]
+    for number, more in enumerate(forms if stage else forms[:2]):
         made = run(stage, sets, count, data_first=data_first, **more)
         root = write(tmp_path / str(number), made)
         same(rustload.open(root), expected(made))
         same(rustload.open(sorted((root / "global_step7").iterdir())), expected(made))
+
+
+def test_the_order_of_groups_has_to_be_stated(tmp_path: Path) -> None:
+    refused(write(tmp_path, run(shuffled=True, mappings=False)), "ZeroPartition")
 
 
 def test_a_file_of_the_experts_optimizer_has_nothing(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@
 //! numbers its own experts from 0 on, in the names of its optimizer. The files of experts, and names here, have the numbers of all ranks.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 
 use super::joining::{Joining, Place, conflict};
-use super::ranks::Whole;
-use super::states::{Model, Stated, Stored, unsupported, wrong};
+use super::ranks::{Ranks, Whole};
+use super::states::{Model, Optimizer, Stated, Stored, unsupported, wrong};
 use crate::error::{Code, Error, Result};
 use crate::layout::Dims;
 use crate::num::to_u64;
@@ -109,6 +110,59 @@ pub(super) fn sets(world: usize, count: usize, is_data_first: bool) -> Option<Ve
         false => own.saturating_mul(sets).saturating_add(set),
     };
     Some((0..sets).map(|set| (0..count).map(|own| rank(set, own)).collect()).collect())
+}
+
+impl Ranks<'_> {
+    /// Puts each rank's groups into the order that the model states: DeepSpeed orders groups of experts by the hashes of a process. That
+    /// the order is right is proved as all partitions are.
+    pub(super) fn order_groups(&mut self) {
+        let Some((_, model)) = self.models.first() else { return };
+        let Some(groups) = model.stated.groups.as_ref().filter(|_| !model.stated.experts.is_empty()) else {
+            return;
+        };
+        let groups = groups.iter().enumerate();
+        let groups: HashMap<&str, usize> =
+            groups.flat_map(|(group, shapes)| shapes.iter().map(move |(name, _)| (*name, group))).collect();
+        for (_, optimizer) in &mut self.optimizers {
+            optimizer.order_groups(&groups);
+        }
+    }
+}
+
+impl Optimizer<'_> {
+    /// Puts the groups where the names in `param_slice_mappings` say, and those without elements in this rank where others leave room.
+    fn order_groups(&mut self, groups: &HashMap<&str, usize>) {
+        let Some(mappings) = &self.mappings else { return };
+        let count = mappings.len();
+        if self.counts.len() != count || self.flats.len() != count {
+            return;
+        }
+        let (mut order, mut empty) = (vec![None; count], Vec::new());
+        for (own, names) in mappings.iter().enumerate() {
+            let group =
+                names.keys().min().map(|name| groups.get(name).and_then(|&group| order.get_mut(group)));
+            match group {
+                None => empty.push(own),
+                Some(Some(place)) if place.is_none() => *place = Some(own),
+                Some(_) => return,
+            }
+        }
+        let mut empty = empty.into_iter();
+        let order: Vec<usize> = order.into_iter().filter_map(|own| own.or_else(|| empty.next())).collect();
+        permute(&mut self.counts, &order);
+        permute(&mut self.flats, &order);
+        permute(&mut self.states, &order);
+        self.paddings.iter_mut().for_each(|paddings| permute(paddings, &order));
+        self.after.iter_mut().for_each(|after| permute(after, &order));
+        self.mappings.iter_mut().for_each(|mappings| permute(mappings, &order));
+    }
+}
+
+/// Puts the values at these places one after another.
+fn permute<T: Default>(values: &mut Vec<T>, order: &[usize]) {
+    if values.len() == order.len() {
+        *values = order.iter().filter_map(|&own| values.get_mut(own).map(mem::take)).collect();
+    }
 }
 
 impl<'a> Joining<'a> {

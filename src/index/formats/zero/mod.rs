@@ -60,7 +60,8 @@ pub fn join(inputs: &[ZeroInput<'_>], options: &Options) -> Result<ZeroJoin> {
         }
     }
     let count = ranks.len();
-    for (rank, own) in ranks {
+    for (rank, mut own) in ranks {
+        own.order_groups();
         if count > 1 {
             if let Some(expert) = own.experts.first() {
                 let text = "experts of several ranks of tensor parallelism are not joined";
