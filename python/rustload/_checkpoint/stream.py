@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
+from rustload._common.forks import register_at_fork
 from rustload._common.progress import reporting
 from rustload._common.sizes import sizes_once
 from rustload.errors import _error
@@ -31,7 +31,7 @@ class _ForkCount:
         cls.forks += 1
 
 
-os.register_at_fork(after_in_child=_ForkCount.count)
+register_at_fork(after_in_child=_ForkCount.count)
 
 
 class _ProgressDisplay:

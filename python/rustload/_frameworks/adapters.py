@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import sys
 import threading
@@ -12,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from rustload import _rustload
+from rustload._common.forks import register_at_fork
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _MINIMUM_VERSIONS = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as in the
 
 
 _STORAGES_LOCK = threading.Lock()
-os.register_at_fork(
+register_at_fork(
     before=_STORAGES_LOCK.acquire,
     after_in_parent=_STORAGES_LOCK.release,
     after_in_child=_STORAGES_LOCK.release,

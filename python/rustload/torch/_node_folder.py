@@ -6,7 +6,6 @@ Only this user can enter it. It is removed when a rank is done with it; of ranks
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -15,6 +14,13 @@ import time
 from typing import TYPE_CHECKING
 
 from rustload._common.memory import headroom
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    _HAS_LOCKS = False
+else:
+    _HAS_LOCKS = True
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,8 +66,10 @@ class NodeFolder:
         """A new folder: in memory, or with the temporary files if there is more room.
 
         Raises:
-            OSError: There is no place for it.
+            OSError: There is no place for it, or the system has no flock(2).
         """
+        if not _HAS_LOCKS:
+            raise OSError("the system has no flock")
         base = max(("/dev/shm", tempfile.gettempdir()), key=_window)
         for path in _of_killed(base):
             shutil.rmtree(path, ignore_errors=True)

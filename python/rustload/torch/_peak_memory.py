@@ -19,7 +19,7 @@ class PeakMemory:
 
     def __init__(self) -> None:
         """Takes the current values as the baseline."""
-        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0  # Windows
         self._host = self._anonymous()
         self._host_peak = self._host
         self._devices = _allocated()

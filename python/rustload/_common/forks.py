@@ -1,0 +1,18 @@
+"""Callbacks at forks, where there are forks: Windows has none."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["register_at_fork"]
+
+
+def _no_forks(**_: Callable[[], Any]) -> None:
+    """Registers nothing."""
+
+
+register_at_fork = getattr(os, "register_at_fork", _no_forks)
