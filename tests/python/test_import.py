@@ -169,18 +169,18 @@ except ImportError as error:
 """
     lines = run_on_checkpoint(path, work, ("torch", "ml_dtypes")).splitlines()
     assert lines[:2] == ["3.0", "3.0"]
-    assert "pip install 'rustload[numpy]'" in lines[2]
+    assert lines[2].endswith("pip install ml_dtypes")
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy"])
-def test_the_error_for_a_missing_framework_advises_what_to_install(simple, name):
+@pytest.mark.parametrize(("name", "packages"), [("torch", "torch"), ("numpy", "numpy ml_dtypes")])
+def test_the_error_for_a_missing_framework_advises_what_to_install(simple, name, packages):
     work = f"""
 try:
     ckpt["w"].materialize(framework={name!r})
 except ImportError as error:
     print(error)
 """
-    assert f"pip install 'rustload[{name}]'" in run_on_checkpoint(simple, work, ("torch", "numpy"))
+    assert run_on_checkpoint(simple, work, ("torch", "numpy")).endswith(f"pip install {packages}")
 
 
 def test_numpy_use_never_imports_torch(simple):
@@ -305,7 +305,7 @@ def test_a_broken_framework_raises_its_own_error_with_advice(simple, tmp_path, w
         )
     )
     assert f"torch is installed ({tmp_path}/fake/torch/__init__.py) and fails to import" in output
-    assert "pip install --force-reinstall 'rustload[torch]'" in output
+    assert "(pip install --force-reinstall torch)" in output
     assert "framework='numpy'" in output
 
 
@@ -322,7 +322,7 @@ def test_the_error_for_an_old_framework_has_its_version_and_the_oldest_supported
     assert output.startswith(
         f"ImportError: {name} {version} is too old: rustload works with {oldest} and newer"
     )
-    assert f"pip install -U 'rustload[{name}]'" in output
+    assert f"pip install -U {name}" in output
 
 
 def test_the_error_for_a_module_that_shadows_a_framework_names_its_file(simple, tmp_path):
@@ -339,7 +339,7 @@ def test_an_empty_folder_with_a_frameworks_name_is_no_framework(simple, tmp_path
     found, error = run_with_fake_package(simple, tmp_path, "torch", None, work).splitlines()
     assert found == "dlpack Buffer"
     message = f"ImportError: framework 'torch' needs torch, and '{tmp_path}/fake/torch' is a folder of that name only"
-    assert error == f"{message}: pip install 'rustload[torch]'"
+    assert error == f"{message}: pip install torch"
 
 
 @pytest.mark.parametrize("submodule", ["torch", "jax", "transformers"])

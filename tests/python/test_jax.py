@@ -179,7 +179,7 @@ def test_the_error_for_a_missing_jax_has_the_pip_command(simple):
     except ImportError as error:
         print(error)
     """
-    assert child(code, simple).stdout == "framework 'jax' needs jax: pip install 'rustload[jax]'\n"
+    assert child(code, simple).stdout == "framework 'jax' needs jax: pip install jax\n"
 
 
 # CuPy needs a GPU; a fake module with its API stands in for it.

@@ -235,8 +235,8 @@ def import_framework(name: str) -> Any:
     """
     requirement = {
         "cupy": "the CuPy package of your CUDA version, such as cupy-cuda13x",
-        **dict.fromkeys(("diffusers", "lightning", "peft", "sglang", "transformers", "vllm"), name),
-    }.get(name, f"'rustload[{name}]'")
+        "numpy": "numpy ml_dtypes",
+    }.get(name, name)
     what = f"framework {name!r}" if name in NAMES else f"rustload.{name}"
     if name not in sys.modules and importlib.util.find_spec(name) is not None and not _is_installed(name):
         folder = next(

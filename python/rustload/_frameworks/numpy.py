@@ -41,7 +41,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         try:
             import ml_dtypes
         except ModuleNotFoundError as error:
-            raise ImportError(f"{name} in NumPy needs ml_dtypes: pip install 'rustload[numpy]'") from error
+            raise ImportError(f"{name} in NumPy needs ml_dtypes: pip install ml_dtypes") from error
         found = getattr(ml_dtypes, name, name)
     try:
         dtype: np.dtype[Any] = np.dtype(found)
