@@ -370,6 +370,22 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize(("made", "class_name", "advice"), [
+    (np.array([None]), "numpy.object_", "Run rustload scan to see what unpickling the objects would run."),
+    (np.array(["a"]), "numpy.str_", "Read it with numpy.load(..., allow_pickle=False)."),
+])  # fmt: skip
+def test_show_says_why_an_array_is_skipped(tmp_path: Path, made: np.ndarray, class_name: str, advice: str):
+    path = tmp_path / "arrays.npz"
+    np.savez(path, w=np.ones(2), other=made)
+    for name in ("other", "other[:1]"):
+        found = cli("show", path, name)
+        assert (found.returncode, found.stdout) == (3, "")
+        assert found.stderr.splitlines() == [
+            f"rustload: error: 'other' is skipped: it holds {class_name}, not numbers",
+            f"  note: {advice}",
+        ]
+
+
 @pytest.mark.parametrize("class_name", OTHERS)
 def test_an_array_of_no_numbers_is_an_error_alone_and_listed_in_an_archive(class_name: str):
     array = OTHERS[class_name]
@@ -386,6 +402,9 @@ def test_an_array_of_no_numbers_is_an_error_alone_and_listed_in_an_archive(class
         (class_name, 1, ["other"])
     ]
     assert any(class_name in note for note in ckpt.notes)
+    with pytest.raises(rustload.TensorNotFoundError) as missing:
+        ckpt["other"]
+    assert missing.value.__notes__[-1] == f"'other' is skipped: it holds {class_name}, not numbers"
     with pytest.raises(rustload.UnsupportedError) as caught:
         opened(archive, unknown="error")
     assert (caught.value.code, caught.value.member) == (code, "other.npy")

@@ -125,8 +125,15 @@ class Checkpoint(TensorMapping):
                 value = self.objects
             for part in name.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
+            skipped = self._skipped(name)
             if value is not None:
                 error.add_note(f"it is in ckpt.objects, of type {type(value).__name__}, not a tensor")
+            elif skipped:
+                error.add_note(f"{name!r} is skipped: it holds {skipped}, not numbers")
+
+    def _skipped(self, name: str) -> str | None:
+        """The class of what is not read under this name, such as `numpy.object_`; None if nothing is known of the name."""
+        return next((found.class_name for found in self.opaque if name in found.at), None)
 
     def _is_in_codes(self, name: str) -> bool:
         """Whether a name that no tensor has is that of a quantized weight."""

@@ -211,6 +211,10 @@ class _Shown:
         found, value = find_object(root, given)
         if not found:
             name = pattern if is_literal(pattern) else given
+            if skipped := checkpoint._skipped(name):
+                of_numpy = "NpyDtype" if skipped.startswith("numpy.") else "NotFound"
+                code = "NpyObjects" if skipped == "numpy.object_" else of_numpy
+                raise _error(code, f"{name!r} is skipped: it holds {skipped}, not numbers")
             error = unknown_name(None, name, [*checkpoint, *object_names(root)], of="tensor or value")
             if checkpoint._is_in_codes(name):
                 error.add_note(_Note([_pass("dequantize", "for the weight that codes mean", value=True)]))
