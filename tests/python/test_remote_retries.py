@@ -17,6 +17,7 @@ from web_server import Server
 
 import rustload
 import rustload.remote
+from rustload._cli import main
 from rustload._common import waiting
 from rustload._remote import ranges, web
 
@@ -265,7 +266,7 @@ def test_a_store_of_any_kind_is_not_waited_for_after_ctrl_c(
 
 def test_where_no_thread_starts_the_caller_makes_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_start", lambda _work: False)
-    assert waiting.interruptible(threading.get_ident) == threading.get_ident()
+    assert waiting.interruptible(threading.get_ident, "it") == threading.get_ident()
     assert waiting.in_parallel(lambda n: (n, threading.get_ident()), range(20)) == [
         (n, threading.get_ident()) for n in range(20)
     ]
@@ -298,3 +299,39 @@ def test_a_process_ends_while_a_request_hangs(server: Server) -> None:
         server.url,
     )
     assert time.monotonic() - start < 15
+
+
+def test_a_progress_display_says_that_a_server_stalls(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(waiting, "SAID_SECONDS", 0.2)
+    monkeypatch.setenv(web.TIMEOUT, "0.5")
+    checkpoint = rustload.open(server.url, remote=HTTP)
+    for progress in (True, False):
+        server.fault = times("stalls", 1)
+        rustload.save(checkpoint, tmp_path / "a.safetensors", overwrite=True, progress=progress)
+        err = capsys.readouterr().err
+        assert (f" of 12.0 MiB waiting 0 s for {server.url}\n" in err) is progress, err
+    assert err == "", "a library says nothing"
+
+
+def test_the_command_line_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.pipe("/stalled/m.safetensors", save({"w": torch.ones(2)}))
+    info = type(store).info
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        return info(*args, **options)
+
+    monkeypatch.setattr(type(store), "info", slow)
+    monkeypatch.setattr(waiting, "SAID_SECONDS", 0.2)
+    monkeypatch.setattr(waiting, "_last_said", 0.0)
+    assert main(["scan", "memory://stalled/m.safetensors"]) == 0
+    out, err = capsys.readouterr()
+    assert "rustload: waiting 0 s for memory://stalled/m.safetensors" in err.splitlines()
+    assert "waiting" not in out

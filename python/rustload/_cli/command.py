@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             args, unknown = parser(given).parse_known_args(given)
             if unknown:
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}{_near(unknown[0], args.options)}")
-            code: int = args.run(args)
+            with _saying_waits(given):
+                code: int = args.run(args)
         finally:
             warnings.formatwarning = format_warning
             if collects:
@@ -94,6 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _redirect_stdout_to_devnull()
         return _write_failed((error.strerror or str(error)).lower())
     return code
+
+
+def _saying_waits(given: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Says on stderr what is waited for, where an argument is a URL: of a store, or of a server that stalls."""
+    if not any("://" in one for one in given):
+        return contextlib.nullcontext()
+    from rustload._common.waiting import saying
+
+    return saying(lambda text: print_messages([f"rustload: {text}"]))
 
 
 def _format_warning(

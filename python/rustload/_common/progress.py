@@ -36,6 +36,9 @@ class _Display(Protocol):
     def show(self, done: int, name: str) -> None:
         """Shows the bytes done and the name of the last tensor."""
 
+    def wait(self, done: int, text: str) -> None:
+        """Shows the bytes done and what is waited for."""
+
     def end(self, done: int, *, finished: bool) -> None:
         """Writes the final state and releases the terminal."""
 
@@ -90,10 +93,13 @@ def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator
             shown = now
             display.show(done, name)
 
+    from rustload._common.waiting import saying
+
     finished = False
     try:
         display.show(0, "")
-        yield draw
+        with saying(lambda text: display.wait(done, text)):
+            yield draw
         finished = True
     finally:
         display.end(done, finished=finished)
@@ -111,6 +117,11 @@ class _Forgiving:
         with self._ends_on_error():
             if self._display is not None:
                 self._display.show(done, name)
+
+    def wait(self, done: int, text: str) -> None:
+        with self._ends_on_error():
+            if self._display is not None:
+                self._display.wait(done, text)
 
     def end(self, done: int, *, finished: bool) -> None:
         with self._ends_on_error():
@@ -158,6 +169,9 @@ class _TextBar:
         sys.stderr.flush()
         self._length = columns_of(text)
 
+    def wait(self, done: int, text: str) -> None:
+        self.show(done, text)
+
     def end(self, done: int, *, finished: bool) -> None:
         self.show(done, "")
         sys.stderr.write("\n" if finished else " stopped\n")
@@ -175,6 +189,9 @@ class _LogLines:
         if step >= self._next:
             self._next = step + 1
             self._say(done, _label(name))
+
+    def wait(self, done: int, text: str) -> None:
+        self._say(done, _printable(text))
 
     def end(self, done: int, *, finished: bool) -> None:
         if not finished:

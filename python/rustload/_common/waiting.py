@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,9 +12,9 @@ from rustload import _rustload
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["in_parallel", "interruptible"]
+__all__ = ["in_parallel", "interruptible", "saying"]
 
 Result = TypeVar("Result")
 Outcome = tuple[Any, BaseException | None]
@@ -23,9 +24,37 @@ AT_ONCE = 8
 
 CANCEL_CHECK_SECONDS = 0.1
 
+SAID_SECONDS = 3.0
+"""After how long it is said that a call is waited for; and again each time when it is twice as long."""
 
-def interruptible(call: Callable[[], Result]) -> Result:
-    """The result of a call, or its exception, for which Ctrl-C does not wait.
+_sayers: list[Callable[[str], object]] = []
+_last_said = 0.0
+
+
+@contextlib.contextmanager
+def saying(say: Callable[[str], object]) -> Iterator[None]:
+    """While it is open, `say` gets a text such as `waiting 3 s for https://host/model.bin` when a call takes long.
+
+    Of several that are open, the one that was opened last. It is called by any thread. Without one, nothing is said.
+    """
+    _sayers.append(say)
+    try:
+        yield
+    finally:
+        _sayers.remove(say)
+
+
+def _say(name: str, seconds: float) -> None:
+    """Says what is waited for; of many threads that wait at once, one does."""
+    global _last_said
+    now = time.monotonic()
+    if _sayers and now - _last_said >= SAID_SECONDS / 2:
+        _last_said = now
+        _sayers[-1](f"waiting {seconds:.0f} s for {name}")
+
+
+def interruptible(call: Callable[[], Result], name: str) -> Result:
+    """The result of a call, or its exception, for which Ctrl-C does not wait. `name` is what it asks, without secrets.
 
     The call is made by another thread, since it may hang in code that knows of no interruption. If this thread is interrupted, or
     the operation that it works for is, the other thread is left to end by its own timeout.
@@ -36,7 +65,7 @@ def interruptible(call: Callable[[], Result]) -> Result:
     done: SimpleQueue[Outcome] = SimpleQueue()
     if not _start(lambda: done.put(_outcome(call))):
         return call()
-    return _result(_next(done))  # type: ignore[no-any-return]
+    return _result(_next(done, name))  # type: ignore[no-any-return]
 
 
 def in_parallel(call: Callable[[Any], Any], given: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:
@@ -97,11 +126,16 @@ def _result(outcome: Outcome) -> Any:
     return result
 
 
-def _next(done: SimpleQueue[Any]) -> Any:
-    """What comes next through a queue."""
+def _next(done: SimpleQueue[Any], name: str | None = None) -> Any:
+    """What comes next through a queue. With a name, it is said that it is waited for."""
+    start, seconds_said = time.monotonic(), SAID_SECONDS
     while True:
         try:
             return done.get(timeout=CANCEL_CHECK_SECONDS)
         except Empty:
             if _rustload.is_cancelled():
                 raise _error("Cancelled", "stopped on request") from None
+            seconds = time.monotonic() - start
+            if name is not None and seconds >= seconds_said:
+                seconds_said *= 2
+                _say(name, seconds)

@@ -42,7 +42,7 @@ def open_file(fs: Any, path: str, name: str, info: dict[str, Any] | None = None)
     kind: type[FsspecRanges] = HfRanges if is_hub(fs) else FsspecRanges
     error: BaseException | None = None
     try:
-        file = interruptible(lambda: kind(fs, path, name, info))
+        file = interruptible(lambda: kind(fs, path, name, info), name)
     except Exception as cause:  # noqa: BLE001  # stores raise anything
         error = failed(name, cause)
     if error is not None:

@@ -131,7 +131,7 @@ class ObjectRanges(ABC):
 def attempt(name: str, call: Callable[[], Any]) -> Any:
     """The result of `call`; an error of the store is raised outside of the handler, so that it has no context with secrets."""
     try:
-        return interruptible(call)
+        return interruptible(call, name)
     except Exception as cause:  # noqa: BLE001  # stores raise anything
         error = failed(name, cause)
     raise error
