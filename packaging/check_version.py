@@ -1,4 +1,7 @@
-"""Checks that a release has one version: `check_version.py v0.1.0` compares the tag, Cargo.toml, the recipe and CHANGELOG.md."""
+"""Checks a release: `check_version.py v0.1.0` compares the version of the tag, Cargo.toml, the recipe and CHANGELOG.md.
+
+Also that the package and the crate say where the project is, since links of a wheel's README lead nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def faults(tag: str) -> list[str]:
-    """What does not have the tag's version."""
+    """What does not have the tag's version, or no address."""
     version = tag.removeprefix("v")
+    crate = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = {
-        "Cargo.toml": tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"],
+        "Cargo.toml": crate["version"],
         "recipe/recipe.yaml": recipe_version(),
     }
     wrong = [f"{file} has version {other}" for file, other in found.items() if other != version]
     if not re.search(rf"^## {re.escape(version)} ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE):
         wrong.append(f"CHANGELOG.md has no section '## {version} (date)'")
+    if "repository" not in crate:
+        wrong.append("Cargo.toml has no repository")
+    if not {"Repository", "Documentation"} <= project.get("urls", {}).keys():
+        wrong.append("pyproject.toml has no [project.urls] with Repository and Documentation")
     return wrong
 
 

@@ -76,6 +76,16 @@ def test_both_workflows_use_one_version_of_rust():
     )
 
 
+def addresses(tag: str) -> list[str]:
+    """What stops a release until the project has a public address."""
+    found = []
+    if "repository" not in CARGO["package"]:
+        found.append(f"{tag}: Cargo.toml has no repository")
+    if "urls" not in PYPROJECT["project"]:
+        found.append(f"{tag}: pyproject.toml has no [project.urls] with Repository and Documentation")
+    return found
+
+
 def test_a_release_has_one_version():
     script = ROOT / "packaging/check_version.py"
 
@@ -89,6 +99,8 @@ def test_a_release_has_one_version():
         f"v999.0.0: Cargo.toml has version {version}",
         f"v999.0.0: recipe/recipe.yaml has version {version}",
         "v999.0.0: CHANGELOG.md has no section '## 999.0.0 (date)'",
+        *addresses("v999.0.0"),
     ]
     # Until the release of this version, its section is still called Unreleased.
-    assert all("CHANGELOG" in line for line in check(f"v{version}").stderr.splitlines())
+    found = check(f"v{version}").stderr.splitlines()
+    assert [line for line in found if "CHANGELOG" not in line] == addresses(f"v{version}")
