@@ -23,7 +23,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-VENV := $(CURDIR)/.venv
+# `make test PYTHON=python3.13`: another Python than that of .venv has an environment beside it.
+MINOR := -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+OTHER := $(if $(filter command,$(origin PYTHON)),$(filter-out $(shell .venv/bin/python $(MINOR)),$(shell $(PYTHON) $(MINOR))))
+VENV := $(CURDIR)/.venv$(if $(and $(OTHER),$(wildcard .venv/bin/python)),-$(OTHER))
 PY := $(VENV)/bin/python
 RELEASE := $(CURDIR)/.cache/release
 CARGO := cargo
@@ -112,7 +115,7 @@ fmt: $(INSTALLED) cargo
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
+	rm -rf .venv .venv-* .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
 	rm -f python/rustload/*.so
 
 build-rust: lint-rust
