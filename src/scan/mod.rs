@@ -31,6 +31,7 @@ use self::distributed::Folders;
 use crate::bytes::{Bytes, Folder, Io, Manifest, ReadFolder, ReadRanges, Source, VerifiedFolder};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::num::to_u64;
 use crate::parallel::Cancel;
 
 pub use policy::Policy;
@@ -127,7 +128,9 @@ where
                 verified.open(name.ok_or_else(no_name)?).map(Source::new)
             }
         };
-        for (path, named) in walk::files(root, &options.exclude)? {
+        let (files, excluded) = walk::files(root, &options.exclude)?;
+        report.excluded = report.excluded.saturating_add(excluded);
+        for (path, named) in files {
             options.cancel.check()?;
             let metadata = |folder: &Path| open(&folder.join(distributed::METADATA));
             let items = folders.items(&path, metadata, &options)?;
@@ -150,7 +153,9 @@ pub fn scan_folder(folder: Arc<dyn ReadFolder>, names: &[String], options: &Opti
     };
     let mut folders = Folders::default();
     let mut all = if names.is_empty() { folder.names()? } else { names.to_vec() };
+    let listed = all.len();
     all.retain(|name| !names.is_empty() || !options.exclude.contains(name));
+    report.excluded = to_u64(listed.saturating_sub(all.len()));
     all.sort();
     for name in all {
         options.cancel.check()?;
@@ -177,7 +182,7 @@ pub fn scan_ranges(source: Arc<dyn ReadRanges>, options: &Options) -> Result<Rep
 /// As [`scan_ranges`], for a window of a source.
 pub(crate) fn scan_source(source: &Source, options: &Options) -> Result<Report> {
     let name = source.name().map(str::to_owned);
-    Ok(Report { files: vec![file::scan_source(source, name, true, options)?] })
+    Ok(Report { files: vec![file::scan_source(source, name, true, options)?], excluded: 0 })
 }
 
 #[cfg(test)]

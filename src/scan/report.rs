@@ -449,6 +449,8 @@ impl Finding {
 pub struct Report {
     /// One report per file, in the order of the paths.
     pub files: Vec<FileReport>,
+    /// How many files and directories were left out by their names; what is in such a directory is not counted.
+    pub excluded: u64,
 }
 
 impl Report {

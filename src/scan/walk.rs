@@ -14,15 +14,16 @@ pub(super) fn open(path: &Path) -> Result<Source> {
     listed.map_err(|error| Error::io(error, path.to_owned())).and_then(|()| Source::open(path))
 }
 
-/// Each file below `path`, and whether it is `path` itself; without the files and directories of the names in `exclude`. Fails where
-/// `path` cannot be read.
-pub(super) fn files(path: &Path, exclude: &[String]) -> Result<Vec<(PathBuf, bool)>> {
+/// Each file below `path`, and whether it is `path` itself; without the files and directories of the names in `exclude`, whose number
+/// comes second. Fails where `path` cannot be read.
+pub(super) fn files(path: &Path, exclude: &[String]) -> Result<(Vec<(PathBuf, bool)>, u64)> {
     let io = |error, path: &Path| Error::io(error, path.to_owned());
     let metadata = std::fs::metadata(path).map_err(|error| io(error, path))?;
     if !metadata.is_dir() {
-        return Ok(vec![(path.to_owned(), true)]);
+        return Ok((vec![(path.to_owned(), true)], 0));
     }
     let (mut files, mut pending) = (Vec::new(), vec![path.to_owned()]);
+    let mut excluded: u64 = 0;
     while let Some(directory) = pending.pop() {
         let entries = match std::fs::read_dir(&directory) {
             Ok(entries) => entries,
@@ -36,6 +37,7 @@ pub(super) fn files(path: &Path, exclude: &[String]) -> Result<Vec<(PathBuf, boo
         for entry in entries {
             let entry = entry.map_err(|error| io(error, &directory))?;
             if exclude.iter().any(|name| entry.file_name() == name.as_str()) {
+                excluded = excluded.saturating_add(1);
                 continue;
             }
             let kind = entry.file_type().map_err(|error| io(error, &entry.path()))?;
@@ -51,5 +53,5 @@ pub(super) fn files(path: &Path, exclude: &[String]) -> Result<Vec<(PathBuf, boo
         }
     }
     files.sort();
-    Ok(files)
+    Ok((files, excluded))
 }

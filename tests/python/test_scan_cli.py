@@ -59,14 +59,14 @@ def test_no_path_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_empty_directory_has_nothing_to_scan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = f"rustload: nothing to scan: {tmp_path} has no files\n"
+    wanted = f"rustload: nothing to scan: {tmp_path}: it has no files\n"
     assert run(capsys, tmp_path) == (3, "", wanted)
     (tmp_path / "some").mkdir()
     (tmp_path / "none").mkdir()
     torch.save({"w": torch.ones(2)}, tmp_path / "some" / "ok.pt")
     code, out, err = run(capsys, tmp_path / "none", tmp_path / "some")
     assert (code, out) == (0, f"{tmp_path}/some/ok.pt: inert\n")
-    assert err == f"rustload: nothing to scan: {tmp_path}/none has no files\n"
+    assert err == f"rustload: nothing to scan: {tmp_path}/none: it has no files\n"
 
 
 def test_a_scan_of_a_file_without_a_pickle_is_reported(
@@ -81,7 +81,7 @@ def test_json_has_files_that_could_not_be_opened(folder: Path, capsys: pytest.Ca
     document = json.loads(out)
     assert (code, document["complete"], document["verdict"]) == (3, False, "unknown")
     assert list(document) == [
-        "schema", "rustload", "verdict", "complete", "passes", "policy", "files",
+        "schema", "rustload", "verdict", "complete", "passes", "excluded", "policy", "files",
     ]  # fmt: skip
     absent, good = document["files"]
     assert (absent["path"], absent["status"]) == (f"{folder}/absent.pt", "unreadable")

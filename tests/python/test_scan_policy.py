@@ -287,6 +287,15 @@ def test_excluded_names_are_left_out_where_they_are_found_in_a_directory(tmp_pat
     policy = rustload.Policy(exclude=(".git", "a.pkl"))
     report = rustload.scan(tmp_path, policy=policy)
     assert [Path(file.path).name for file in report.files] == ["d.pkl", "x.git"]
+    assert report.excluded == 3, "a.pkl and two folders"
+    assert str(report).splitlines()[-1] == "left out: 3 files and folders of these names: .git, a.pkl"
+    assert "left out by name: 3 files and folders" in report._repr_html_()
+    assert rustload.scan([tmp_path, tmp_path / "deep"], policy=policy).excluded == 4
+    (log,) = json.loads(report.to_sarif())["runs"]
+    notices = log["invocations"][0]["toolExecutionNotifications"]
+    assert [one["message"]["text"] for one in notices if one["descriptor"]["id"] == "Excluded"] == [
+        "files and folders that are left out by their names: 3"
+    ]
     assert json.loads(report.to_json())["policy"]["exclude"] == [".git", "a.pkl"]
     # What is named is scanned.
     assert len(rustload.scan(tmp_path / ".git", policy=policy).files) == 1
@@ -303,6 +312,7 @@ def test_excluded_names_are_left_out_of_folders_of_stores() -> None:
     policy = rustload.Policy(exclude=(".git", "a.pkl"))
     report = rustload.scan("memory://excluded", policy=policy)
     assert [file.path for file in report.files] == ["memory://excluded/deep/d.pkl"]
+    assert report.excluded == 3
 
 
 def test_a_policy_file_and_the_command_line_exclude_names(
@@ -316,7 +326,15 @@ def test_a_policy_file_and_the_command_line_exclude_names(
     command = ["scan", str(tmp_path), "--policy", str(tmp_path / "policy.toml")]
     assert main(command) == 1
     assert main([*command, "--exclude", ".cache"]) == 0
-    assert capsys.readouterr().out.count("b.pkl") == 0
+    out = capsys.readouterr().out
+    assert out.count("b.pkl") == 0
+    assert "left out: 1 file or folder of these names: .git\n" in out
+    assert out.endswith("left out: 2 files and folders of these names: .git, .cache\n")
+    assert main([*command, "--exclude", "good.pt", "--exclude", ".cache", "--exclude", "policy.toml"]) == 3
+    assert (
+        capsys.readouterr().err
+        == f"rustload: nothing to scan: {tmp_path}: all that it has is left out by name\n"
+    )
     (tmp_path / "policy.toml").write_text('exclude = ".git"\n')
     assert main(["info", str(tmp_path / "good.pt")]) == 0
     assert main(command) == 2

@@ -133,6 +133,7 @@ class Document(TypedDict):
         verdict: The worst verdict of all files; unknown if nothing was scanned.
         complete: Whether at least one file was scanned, and all were scanned completely.
         passes: Whether every file passes the policy, and at least one was scanned.
+        excluded: How many files and folders the policy's `exclude` left out; what is in such a folder is not counted.
         policy: What was accepted.
         files: One for each file.
     """
@@ -140,6 +141,7 @@ class Document(TypedDict):
     verdict: Verdict
     complete: bool
     passes: bool
+    excluded: int
     policy: Annotated[Policy, JsonPolicy]
     files: list[Annotated[FileReport, JsonFile]]
 
@@ -217,7 +219,8 @@ def run(args: argparse.Namespace) -> int:
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             part = _failed(name_of(path) if is_url(path) else path, report_error(error))
         if not part["files"]:
-            print_messages([f"rustload: nothing to scan: {path} has no files"])
+            why = "all that it has is left out by name" if part["excluded"] else "it has no files"
+            print_messages([f"rustload: nothing to scan: {path}: {why}"])
         parts.append(part)
     report = merged(parts)
     gate.judge(report)
@@ -307,7 +310,7 @@ def _failed(path: str, error: Error) -> dict[str, Any]:
         "coverage": {"complete": False, "truncated": False, "scanned": [], "unscanned": []},
         "error": error,
     }
-    return {"verdict": "unknown", "complete": False, "files": [file]}
+    return {"verdict": "unknown", "complete": False, "excluded": 0, "files": [file]}
 
 
 def _standard_input(gate: Gate) -> dict[str, Any]:

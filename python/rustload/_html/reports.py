@@ -74,6 +74,8 @@ def scan_html(report: Mapping[str, Any], fallback: str) -> str:
         body.append(
             f'<p class="m">{len(files) - len(body):,} more files are not shown: see print(report)</p>'
         )
+    if report.get("excluded"):
+        body.append(f'<p class="m">left out by name: {report["excluded"]:,} files and folders</p>')
     body.insert(0, f"<p>{_verdict(report['verdict'])}</p>" if len(files) != 1 else "")
     return frame("Scan report", f"{len(files):,} file{'' if len(files) == 1 else 's'}", fallback, body)
 

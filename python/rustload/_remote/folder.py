@@ -115,8 +115,9 @@ class ObjectFolder(ABC):
     def subfolder(self, name: str) -> ObjectFolder:
         """A folder in it."""
 
-    def all_folders(self, *, exclude: Collection[str] = ()) -> list[ObjectFolder]:
-        """The folder, and all folders below it but those of the names in `exclude` and what is in them."""
+    def all_folders(self, *, exclude: Collection[str]) -> tuple[list[ObjectFolder], int]:
+        """The folder, and all folders below it but those of the names in `exclude`, whose number comes second."""
+        excluded = 0
         found: list[ObjectFolder] = []
         waiting: list[ObjectFolder] = [self]
         while waiting:
@@ -124,9 +125,11 @@ class ObjectFolder(ABC):
             found.append(folder)
             if len(found) > LOOKUPS_MAX:
                 raise _error("Value", f"{self.name} has more than {LOOKUPS_MAX} folders")
-            names = [name for name in reversed(folder.folders()) if name not in exclude]
+            below = folder.folders()
+            names = [name for name in reversed(below) if name not in exclude]
+            excluded += len(below) - len(names)
             waiting += [folder.subfolder(name) for name in names]
-        return found
+        return found, excluded
 
 
 class ObjectList(ObjectFolder):

@@ -253,6 +253,12 @@ class ScanReport(_Report):
         return complete
 
     @property
+    def excluded(self) -> int:
+        """How many files and folders `Policy.exclude` left out; what is in such a folder is not counted."""
+        excluded: int = self._data["excluded"]
+        return excluded
+
+    @property
     def files(self) -> list[FileReport]:
         """One report for each file."""
         return [FileReport._wrap(data) for data in self._data["files"]]
@@ -299,8 +305,10 @@ class ScanReport(_Report):
 
         from rustload._scan.sarif import sarif
 
-        files = [file for report in (self, *others) for file in report._data["files"]]
-        return json.dumps(sarif({"files": files}, root=None if root is None else os.fspath(root)))
+        reports = (self, *others)
+        files = [file for report in reports for file in report._data["files"]]
+        all_of_them = {"files": files, "excluded": sum(report.excluded for report in reports)}
+        return json.dumps(sarif(all_of_them, root=None if root is None else os.fspath(root)))
 
     def __str__(self) -> str:
         """The report as text: one line per file, with its findings below."""

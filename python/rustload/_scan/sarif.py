@@ -37,6 +37,7 @@ _NOTICES = {
     "Unreadable": "A file could not be read.",
     "Cut": "The log does not have everything that was found.",
     "OutsideRoot": "Files are outside of the folder that URIs are relative to.",
+    "Excluded": "Files or folders are left out by their names.",
     "Accepted": "The policy or its baseline accepts findings.",
 }
 
@@ -60,7 +61,7 @@ def sarif(report: dict[str, Any], *, root: str | None = None, exit_code: int | N
     """The log.
 
     Args:
-        report: The JSON report, judged by its policy.
+        report: The JSON report, judged by its policy; its files, and how many are left out.
         root: The folder that URIs are relative to; None for the working directory.
         exit_code: The exit code of the process, if there is one.
     """
@@ -72,6 +73,9 @@ def sarif(report: dict[str, Any], *, root: str | None = None, exit_code: int | N
     if len(found) > RESULTS_MAX:
         text = f"{len(found) - RESULTS_MAX:,} results are left out: the most are {RESULTS_MAX:,}"
         notices.append(_notice("Cut", "warning", text))
+    if report["excluded"]:
+        text = f"files and folders that are left out by their names: {report['excluded']:,}"
+        notices.append(_notice("Excluded", "note", text))
     if accepted:
         text = (
             f"{accepted:,} finding{'' if accepted == 1 else 's'} that the policy accepts: not in the results"

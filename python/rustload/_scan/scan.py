@@ -90,10 +90,11 @@ def report_on(source: Any, gate: Gate) -> dict[str, Any]:
     """The report on one source, as a dict in the form of the JSON report; not judged yet."""
     options = gate.options(source)
     if isinstance(source, ObjectFolder):
-        folders = [source] if source.chosen else source.all_folders(exclude=gate.exclude)
+        folders, excluded = ([source], 0) if source.chosen else source.all_folders(exclude=gate.exclude)
         parts = [_report(one, options) for one in folders]
+        excluded += sum(part["excluded"] for part in parts)
         # What has no files has no verdict.
-        return merged([part for part in parts if part["files"]] or parts[:1])
+        return merged([part for part in parts if part["files"]] or parts[:1]) | {"excluded": excluded}
     content = file_bytes(source)
     if content is not None:
         return _report(content, options)
@@ -137,5 +138,6 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
         **parts[0],
         "verdict": verdict,
         "complete": all(part["complete"] for part in parts),
+        "excluded": sum(part["excluded"] for part in parts),
         "files": files,
     }

@@ -53,6 +53,12 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
         names = ", ".join(page.safe(name) for name in skipped[:SKIPPED_SHOWN_MAX])
         more = f" and {len(skipped) - SKIPPED_SHOWN_MAX:,} more" if len(skipped) > SKIPPED_SHOWN_MAX else ""
         page.line(page.dim(page.fitted(f"passed over, as they hold no pickle: {names}{more}")))
+    names_left_out = report["policy"]["exclude"]
+    if names_left_out and not quiet:
+        names = ", ".join(map(page.safe, names_left_out))
+        number = report["excluded"]
+        what = "file or folder" if number == 1 else "files and folders"
+        page.line(page.dim(page.fitted(f"left out: {number:,} {what} of these names: {names}")))
 
 
 def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:

@@ -13,7 +13,7 @@ impl Report {
     pub fn to_json(&self) -> String {
         let header = json!({
             "schema": 1, "rustload": env!("CARGO_PKG_VERSION"), "verdict": self.verdict().as_str(),
-            "complete": self.is_complete(),
+            "complete": self.is_complete(), "excluded": self.excluded,
         });
         let mut out = String::new();
         write_object(&mut out, &header, |out| {
