@@ -62,6 +62,8 @@ def on_fake(libcuda: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     ) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
         env = {"RUSTLOAD_LIBCUDA": str(libcuda), "PYTHONPATH": path}
+        # CPython 3.12 and later warn of a fork with other threads.
+        env["PYTHONWARNINGS"] = "ignore:This process:DeprecationWarning"
         env |= {key: str(value) for key, value in environment.items()}
         done = child(code, *args, check=False, env=env)
         if check:
