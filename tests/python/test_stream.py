@@ -658,6 +658,7 @@ def test_a_forked_child_does_not_use_its_parents_stream(many):
     """It gets an error and can exit; a stream that had not started works in it."""
     code = """
     import os, sys, warnings, rustload
+    warnings.simplefilter("ignore")
     ckpt = rustload.open(sys.argv[1], framework="dlpack")
     begun, fresh = ckpt.stream(copy=True), ckpt.stream(["t01"], copy=True)
     next(begun)
