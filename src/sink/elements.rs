@@ -173,7 +173,8 @@ mod tests {
     fn view(numbers: &[f32], layout: Layout) -> (Array, tempfile::NamedTempFile) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(bytemuck::cast_slice(numbers)).unwrap();
-        let (mapping, _) = Source::open(file.path()).unwrap().map(true).unwrap().unwrap();
+        let (mapping, _) =
+            Source::open(file.path()).unwrap().map(crate::sys::HAS_COPY_ON_WRITE).unwrap().unwrap();
         let start = layout.offset * 4;
         (Array::view(mapping, start, DType::F32, layout).unwrap(), file)
     }

@@ -9,7 +9,7 @@ use crate::bytes::{ListedFile, Source};
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
 use crate::parallel::{self, Cancel};
-use crate::sys::FileExt;
+use crate::sys::{self, FileExt};
 
 /// The bytes of a copy, and how a manifest lists them: `None` where nobody asked, or there are none.
 type Copied = (u64, Option<ListedFile>);
@@ -28,8 +28,8 @@ pub(super) fn copy(
     if !found.is_file() {
         return Err(Error::new(Code::NotRegularFile, "this is not a regular file").in_file(source));
     }
-    if is_hashed {
-        let copied = fetch(&Source::open(source)?, target, sync, true, cancel)?;
+    if is_hashed || !sys::COPIES_FILES {
+        let copied = fetch(&Source::open(source)?, target, sync, is_hashed, cancel)?;
         fs::set_permissions(target, found.permissions()).map_err(failed)?;
         return Ok(copied);
     }

@@ -1,4 +1,4 @@
-//! Tests of the pool.
+//! Tests of the pool. Windows, which releases ranges as a whole, keeps none.
 
 use super::*;
 
@@ -10,6 +10,7 @@ fn sum(pages: &[Pages]) -> usize {
     pages.iter().map(Pages::len).sum::<usize>() / HUGE_PAGE_BYTES
 }
 
+#[cfg(unix)]
 #[test]
 fn a_range_is_split_for_smaller_results_and_rejoined_when_they_are_dropped() {
     let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
@@ -23,6 +24,7 @@ fn a_range_is_split_for_smaller_results_and_rejoined_when_they_are_dropped() {
     assert_eq!(pool.take(8 * HUGE_PAGE_BYTES, now).0.unwrap().len(), 8 * HUGE_PAGE_BYTES);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_range_ending_in_small_pages_is_reused_only_for_its_exact_size() {
     let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
@@ -50,6 +52,7 @@ fn a_release_that_found_the_pool_locked_ends_the_carry_over_at_the_next_use() {
     assert!(settled && pool.bytes <= HUGE_PAGE_BYTES);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_miss_evicts_as_much_as_it_maps() {
     let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
@@ -64,6 +67,7 @@ fn a_miss_evicts_as_much_as_it_maps() {
     assert_eq!((sum(&surplus), pool.bytes), (2, 7 * HUGE_PAGE_BYTES));
 }
 
+#[cfg(unix)]
 #[test]
 fn the_limit_holds_and_the_oldest_range_is_evicted_first() {
     let (mut pool, now) = (Pool::new(10 * HUGE_PAGE_BYTES, 1), Instant::now());
@@ -74,6 +78,7 @@ fn the_limit_holds_and_the_oldest_range_is_evicted_first() {
     assert_eq!(pool.take(7 * HUGE_PAGE_BYTES, now).0.unwrap().len(), 7 * HUGE_PAGE_BYTES);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_window_limits_what_is_kept_while_it_is_alive() {
     let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
@@ -89,6 +94,7 @@ fn a_window_limits_what_is_kept_while_it_is_alive() {
     assert_eq!((sum(&pool.put_back(pages(30), now)), pool.bytes), (0, 32 * HUGE_PAGE_BYTES));
 }
 
+#[cfg(unix)]
 #[test]
 fn memory_kept_before_a_window_serves_results_until_one_is_dropped() {
     let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
@@ -104,6 +110,7 @@ fn memory_kept_before_a_window_serves_results_until_one_is_dropped() {
     assert_eq!(pool.bytes, HUGE_PAGE_BYTES);
 }
 
+#[cfg(unix)]
 #[test]
 fn memory_kept_before_a_window_is_unmapped_at_its_end() {
     let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());

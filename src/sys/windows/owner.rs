@@ -13,18 +13,20 @@ use windows_sys::Win32::Foundation::{HANDLE, LocalFree};
 use windows_sys::Win32::Security::Authorization::{GetSecurityInfo, SE_FILE_OBJECT};
 use windows_sys::Win32::Security::{
     EqualSid, GetTokenInformation, OWNER_SECURITY_INFORMATION, PSECURITY_DESCRIPTOR, PSID,
-    SECURITY_MAX_SID_SIZE, TOKEN_OWNER, TOKEN_QUERY, TokenOwner,
+    SECURITY_MAX_SID_SIZE, TOKEN_INFORMATION_CLASS, TOKEN_QUERY, TOKEN_USER, TokenOwner, TokenUser,
 };
 use windows_sys::Win32::System::Threading::{GetCurrentProcess, OpenProcessToken};
 
-/// Memory for the owner in a token: the structure, and the identifier that it points to. Aligned like a pointer.
+/// Memory for what a token says of its user, or of the owner of new files: the structure, and the identifier that it points to. Aligned
+/// like a pointer.
 type TokenBuffer =
-    [usize; (size_of::<TOKEN_OWNER>() + SECURITY_MAX_SID_SIZE as usize).div_ceil(size_of::<usize>())];
+    [usize; (size_of::<TOKEN_USER>() + SECURITY_MAX_SID_SIZE as usize).div_ceil(size_of::<usize>())];
 
-/// Whether an open file or folder belongs to whom new files of this process belong to.
+/// Whether an open file or folder belongs to the user of this process, or to whom new files of this process belong to: those of an
+/// administrator may belong to all administrators.
 pub(super) fn is_own(file: &File) -> io::Result<bool> {
-    let mut buffer: TokenBuffer = [0; _];
-    let own = own(&mut buffer)?;
+    let (mut user, mut group): (TokenBuffer, TokenBuffer) = ([0; _], [0; _]);
+    let own = [of_token(&mut user, TokenUser)?, of_token(&mut group, TokenOwner)?];
     let (mut owner, mut descriptor): (PSID, PSECURITY_DESCRIPTOR) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the handle is open, and both results are written to variables of their types.
     let status = unsafe {
@@ -42,15 +44,16 @@ pub(super) fn is_own(file: &File) -> io::Result<bool> {
     if status != 0 {
         return Err(io::Error::from_raw_os_error(status.cast_signed()));
     }
-    // SAFETY: both identifiers are valid: one lies in `buffer`, one in the descriptor.
-    let is_own = !owner.is_null() && unsafe { EqualSid(owner, own) } != 0;
+    // SAFETY: all identifiers are valid: those in `own` lie in the buffers, and the owner in the descriptor.
+    let is_own = !owner.is_null() && own.into_iter().any(|own| unsafe { EqualSid(owner, own) } != 0);
     // SAFETY: the descriptor was allocated by GetSecurityInfo, and nothing uses it, or the owner in it, afterwards.
     unsafe { LocalFree(descriptor) };
     Ok(is_own)
 }
 
-/// Whom new files of this process belong to. It lies in the buffer.
-fn own(buffer: &mut TokenBuffer) -> io::Result<PSID> {
+/// The identifier that the token of this process has for its user or its owner. It lies in the buffer.
+fn of_token(buffer: &mut TokenBuffer, class: TOKEN_INFORMATION_CLASS) -> io::Result<PSID> {
+    debug_assert!(matches!(class, TokenUser | TokenOwner));
     let mut token: HANDLE = ptr::null_mut();
     // SAFETY: the pseudo handle of this process needs no closing.
     let process = unsafe { GetCurrentProcess() };
@@ -63,11 +66,11 @@ fn own(buffer: &mut TokenBuffer) -> io::Result<PSID> {
     let (mut len, max) = (0, size_of::<TokenBuffer>() as u32);
     let start = buffer.as_mut_ptr();
     // SAFETY: the buffer has `max` bytes, and is aligned as the structure is.
-    if unsafe { GetTokenInformation(token.as_raw_handle(), TokenOwner, start.cast(), max, &mut len) } == 0 {
+    if unsafe { GetTokenInformation(token.as_raw_handle(), class, start.cast(), max, &mut len) } == 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has written the structure at the start of the buffer.
-    Ok(unsafe { start.cast::<TOKEN_OWNER>().read() }.Owner)
+    // SAFETY: the call has written one of both structures at the start of the buffer, and both start with the identifier.
+    Ok(unsafe { start.cast::<PSID>().read() })
 }
 
 #[cfg(test)]

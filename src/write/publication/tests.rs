@@ -81,8 +81,8 @@ fn as_before() -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn the_next_run_keeps_what_others_have_made_after_a_kill() {
-    // Moved in one step, or by a link whose other name was not yet removed.
-    for by_link in [false, true] {
+    // Moved in one step, or by a link whose other name was not yet removed, as Windows never does.
+    for by_link in [false, true].into_iter().take(if cfg!(unix) { 2 } else { 1 }) {
         let (_root, outer, target) = folders();
         steps(&outer, &target, false).note(&outer).unwrap();
         let (from, to) = (staged(&outer).join("new"), target.join("new"));
@@ -121,6 +121,8 @@ fn what_others_have_made_of_a_moved_file_is_not_moved_back() {
     }
 }
 
+// Windows exchanges no names.
+#[cfg(unix)]
 #[test]
 fn an_exchanged_folder_is_emptied_and_what_is_new_in_it_moves_over() {
     for killed in [false, true] {
@@ -153,6 +155,8 @@ fn an_exchanged_folder_is_emptied_and_what_is_new_in_it_moves_over() {
     }
 }
 
+// Windows exchanges no names.
+#[cfg(unix)]
 #[test]
 fn an_old_folder_is_not_resumed_where_the_new_one_was_removed() {
     let (_root, outer, target) = folders();
