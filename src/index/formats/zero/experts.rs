@@ -6,8 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 
-use super::joining::{Joining, Place, conflict};
-use super::ranks::{Ranks, Whole};
+use super::joining::{ExpertFile, Joining, Place, Ranks, Whole, conflict};
 use super::states::{Model, Optimizer, Stated, Stored, unsupported, wrong};
 use crate::error::{Code, Error, Result};
 use crate::layout::Dims;
@@ -15,17 +14,6 @@ use crate::num::to_u64;
 
 /// What stands before the number of an expert.
 const LIST: &str = ".deepspeed_moe.experts.deepspeed_experts.";
-
-/// The file of an expert.
-pub(super) struct ExpertFile<'a> {
-    /// Its number among all files.
-    pub(super) number: usize,
-    /// The number of its layer; `None` in old versions, where it has the weights of all layers.
-    pub(super) layer: Option<usize>,
-    /// The number of the expert.
-    pub(super) expert: usize,
-    pub(super) weights: Vec<(&'a str, Stored)>,
-}
 
 /// The parts of the name of an expert's parameter.
 struct ExpertName<'a> {

@@ -5,7 +5,7 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use super::partitions::Run;
-use super::states::Stored;
+use super::states::{Model, Optimizer, Stored};
 use crate::container::shards::ZeroFile;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::index::model::{Entry, Index, Options, Path, TensorRun};
@@ -36,6 +36,33 @@ pub struct ZeroJoin {
     pub kept: Vec<Vec<Entry>>,
     /// Remarks.
     pub notes: Vec<String>,
+}
+
+/// The files of a rank of tensor parallelism: each with its number among all, in the order of the ranks of data parallelism.
+#[derive(Default)]
+pub(super) struct Ranks<'a> {
+    pub(super) models: Vec<(usize, Model<'a>)>,
+    pub(super) optimizers: Vec<(usize, Optimizer<'a>)>,
+    pub(super) experts: Vec<ExpertFile<'a>>,
+}
+
+/// A parameter of a group.
+pub(super) struct Whole<'s> {
+    pub(super) name: String,
+    pub(super) shape: &'s Dims,
+    /// Its elements in the partitions.
+    pub(super) runs: Vec<Run>,
+}
+
+/// The file of an expert.
+pub(super) struct ExpertFile<'a> {
+    /// Its number among all files.
+    pub(super) number: usize,
+    /// The number of its layer; `None` in old versions, where it has the weights of all layers.
+    pub(super) layer: Option<usize>,
+    /// The number of the expert.
+    pub(super) expert: usize,
+    pub(super) weights: Vec<(&'a str, Stored)>,
 }
 
 /// Where a tensor with a name is.

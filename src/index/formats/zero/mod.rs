@@ -13,11 +13,9 @@ mod universal;
 
 use std::collections::{BTreeMap, HashMap};
 
-use self::experts::ExpertFile;
-use self::joining::{Joining, conflict};
+use self::joining::{ExpertFile, Joining, Ranks, conflict};
 pub use self::joining::{ZeroInput, ZeroJoin};
 pub use self::partitions::{Padding, Run, Wrong, flat, sharded};
-use self::ranks::Ranks;
 use self::states::Reader;
 use crate::container::shards::{ZeroFile, ZeroPart};
 use crate::error::{Code, Error, Result};

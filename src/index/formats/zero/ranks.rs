@@ -2,30 +2,14 @@
 
 use std::collections::HashMap;
 
-use super::experts::{ExpertFile, Layers, is_expert, sets};
-use super::joining::{Joining, Place, conflict};
+use super::experts::{Layers, is_expert, sets};
+use super::joining::{Joining, Place, Ranks, Whole, conflict};
 use super::partitions::{Padding, Run, Wrong, flat, sharded};
 use super::states::{Model, Optimizer, Shapes, unsupported};
 use crate::container::shards::ZeroPart;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::layout::{Dims, numel};
 use crate::num::to_u64;
-
-/// The files of a rank of tensor parallelism: each with its number among all, in the order of the ranks of data parallelism.
-#[derive(Default)]
-pub(super) struct Ranks<'a> {
-    pub(super) models: Vec<(usize, Model<'a>)>,
-    pub(super) optimizers: Vec<(usize, Optimizer<'a>)>,
-    pub(super) experts: Vec<ExpertFile<'a>>,
-}
-
-/// A parameter of a group.
-pub(super) struct Whole<'s> {
-    pub(super) name: String,
-    pub(super) shape: &'s Dims,
-    /// Its elements in the partitions.
-    runs: Vec<Run>,
-}
 
 impl<'a> Joining<'a> {
     /// Joins the files of a rank of tensor parallelism.
