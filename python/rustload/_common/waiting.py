@@ -48,9 +48,11 @@ def _say(name: str, seconds: float) -> None:
     """Says what is waited for; of many threads that wait at once, one does."""
     global _last_said
     now = time.monotonic()
-    if _sayers and now - _last_said >= SAID_SECONDS / 2:
-        _last_said = now
-        _sayers[-1](f"waiting {seconds:.0f} s for {name}")
+    # A copy of the last: another thread may close it meanwhile.
+    for say in _sayers[-1:]:
+        if now - _last_said >= SAID_SECONDS / 2:
+            _last_said = now
+            say(f"waiting {seconds:.0f} s for {name}")
 
 
 def interruptible(call: Callable[[], Result], name: str) -> Result:
