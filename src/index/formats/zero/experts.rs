@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::mem;
 
 use super::joining::{ExpertFile, Joining, Place, Ranks, Whole, conflict};
-use super::states::{Model, Optimizer, Stated, Stored, unsupported, wrong};
+use super::states::{Model, Optimizer, Stated, unsupported, wrong};
 use crate::error::{Code, Error, Result};
 use crate::layout::Dims;
 use crate::num::to_u64;

@@ -8,7 +8,7 @@ use super::partitions::{Padding, Run, Wrong, flat, sharded};
 use super::states::{Model, Optimizer, Shapes, unsupported};
 use crate::container::shards::ZeroPart;
 use crate::error::{Code, Error, Result, ResultExt};
-use crate::layout::{Dims, numel};
+use crate::layout::numel;
 use crate::num::to_u64;
 
 impl<'a> Joining<'a> {
