@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::leftover::{ENDS, lock_target};
 use super::lock::{TargetLock, hidden_name};
 use super::planned::Planned;
-use super::publication::{Publication, identity, link_id, staged, with_inodes};
+use super::publication::{Publication, identity, is_there, link_id, staged, with_inodes};
 use super::resume;
 use super::staged::{folder_of, refuse_hub_blobs, sync_folder};
 use super::walk::{into_io, remove_all, walk};
@@ -23,6 +23,9 @@ use crate::sys::{self, copy_attributes};
 
 /// The file that tells whose a hidden folder is, where locks do not.
 const TOKEN: &str = "token";
+
+/// How often a file is linked again that others replace at this instant.
+const LINK_ATTEMPTS: u32 = 1000;
 
 /// How a folder is written.
 pub(super) struct FolderRules {
@@ -321,10 +324,14 @@ impl StagedFolder {
                     None if entry.file_type()?.is_symlink() => {
                         sys::symlink(fs::read_link(entry.path())?, &to)
                     }
-                    None => fs::hard_link(entry.path(), &to),
+                    None => link_again(&entry.path(), &to),
                 }
             };
-            link().map_err(|error| Error::io(error, entry.path()))
+            match link() {
+                // Somebody has removed it meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !is_there(&entry.path()) => Ok(()),
+                linked => linked.map_err(|error| Error::io(error, entry.path())),
+            }
         });
         walked.map_err(into_io)?;
         Ok(replaced)
@@ -353,6 +360,20 @@ impl StagedFolder {
         let is_own = fs::read_to_string(self.outer.join(TOKEN)).is_ok_and(|token| token == self.token);
         if is_own && self.process == std::process::id() {
             let _ = remove_all(&self.outer);
+        }
+    }
+}
+
+/// Gives a file a second name: the one that has its name now, where others take its place at this instant. The system refuses to link
+/// what has lost its last name since it was looked up.
+fn link_again(from: &Path, to: &Path) -> io::Result<()> {
+    let mut attempts = 0;
+    loop {
+        match fs::hard_link(from, to) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < LINK_ATTEMPTS => {
+                attempts += 1
+            }
+            linked => return linked,
         }
     }
 }

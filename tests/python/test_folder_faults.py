@@ -104,10 +104,12 @@ def test_a_file_that_is_replaced_meanwhile_has_its_new_content(tmp_path: Path) -
 
     thread = threading.Thread(target=edits)
     thread.start()
-    for value in range(1, 16):
-        save(path, value)
-    is_done.set()
-    thread.join()
+    try:
+        for value in range(1, 16):
+            save(path, value)
+    finally:
+        is_done.set()
+        thread.join()
     assert int((path / "config.json").read_text()) == last[0]
 
 
