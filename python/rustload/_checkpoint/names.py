@@ -81,10 +81,12 @@ def select_names(
         ValueError: No tensor is under `key`, or two tensors would get the same name.
         TypeError: `rename` has another type.
     """
-    found = _under_key(checkpoint, key)
+    names, short = _under_key(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
-    short = [strip_prefix(name, prefixes) if prefixes else name for name, _ in found]
-    if prefixes and all(old == new for (old, _), new in zip(found, short, strict=True)):
+    whole = short
+    if prefixes:
+        short = [strip_prefix(name, prefixes) for name in whole]
+    if prefixes and short == whole:
         warn_user(
             f"takes nothing off: no name begins with {' or '.join(map(repr, prefixes))}",
             None if key else prefixes[0],
@@ -94,7 +96,7 @@ def select_names(
     change = _renamer(rename)
     _check_rename(rename, short)
     result: dict[str, str] = {}
-    for before, (_, name) in zip(short, found, strict=True):
+    for before, name in zip(short, names, strict=True):
         new = change(before)
         if new is None:
             continue
@@ -109,25 +111,26 @@ def select_names(
     return result
 
 
-def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str, str]]:
-    """The names under a key, each with its name in the checkpoint.
+def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> tuple[list[str], list[str]]:
+    """The names of the tensors under a key, in the checkpoint and under the key.
 
     Raises:
         ValueError: There is none.
     """
     if key is None:
-        return [(name, name) for name in checkpoint]
+        names = list(checkpoint)
+        return names, names
     if isinstance(key, tuple):
         paths = ((name, handle.path) for name, handle in checkpoint.items())
-        found = [
-            (".".join(map(str, path[len(key) :])), name)
+        below = {
+            name: ".".join(map(str, path[len(key) :]))
             for name, path in paths
             if path[: len(key)] == key and len(path) > len(key)
-        ]
+        }
     else:
         prefix = key.rstrip(".") + "."
-        found = [(name.removeprefix(prefix), name) for name in checkpoint if name.startswith(prefix)]
-    if not found:
+        below = {name: name.removeprefix(prefix) for name in checkpoint if name.startswith(prefix)}
+    if not below:
         searched = itertools.islice(checkpoint.values(), NAMES_SEARCHED_MAX)
         groups = Counter(str(handle.path[0]) for handle in searched if handle.path)
         there = ", ".join(f"{name!r} ({count})" for name, count in groups.most_common(8))
@@ -135,7 +138,7 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str
         if len(checkpoint) > NAMES_SEARCHED_MAX:
             there += f", among the first {NAMES_SEARCHED_MAX:,} of {len(checkpoint):,}"
         raise _error("Value", f"no tensor is under key {key!r}", f"tensors are under: {there or 'nothing'}")
-    return found
+    return list(below), list(below.values())
 
 
 def strip_prefix(name: str, prefixes: list[str]) -> str:
@@ -184,9 +187,10 @@ def _check_rename(rename: Any, names: list[str]) -> None:
     if not isinstance(rename, Mapping):
         rename = {re.compile(pattern): new for pattern, new in rename}
     unfound = {old.rstrip(".") for old, new in rename.items() if isinstance(old, str) and new is not None}
+    unfound -= unfound.intersection(names)
     # Most names begin with none of a few; of many, each name is compared with its own prefixes.
     few = tuple(f"{prefix}." for prefix in unfound) if len(unfound) <= 8 else ("",)
-    for name in (name for name in names if name.startswith(few) or name in unfound):
+    for name in (name for name in names if name.startswith(few)):
         if not unfound:
             break
         prefix = name
