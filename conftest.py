@@ -38,7 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Hides what was imported and collected from the garbage collector, whose every full pass took a quarter of a second."""
+    hide_from_collector()
+
+
+def hide_from_collector() -> None:
+    """Hides what is there from the garbage collector: every full pass over what tests import takes up to a second."""
     gc.collect()
     gc.freeze()
 
@@ -46,9 +50,12 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     """Outside of the time limit of pytest-timeout: it does not count the wait."""
+    alone = item.get_closest_marker("quiet") is not None
+    if alone:
+        hide_from_collector()
     if IN_A_TEST:
         return (yield)
-    with quiet.room(alone=item.get_closest_marker("quiet") is not None):
+    with quiet.room(alone=alone):
         return (yield)
 
 
