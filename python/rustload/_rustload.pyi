@@ -1037,7 +1037,8 @@ def cuda_info() -> dict[str, Any]:
 
     Returns:
         `available`, `reason` (None, or why no GPU can be used), `library` (the library that was loaded, or None), `driver`
-        (the newest CUDA version that it supports, such as "13.0", or None) and `devices` (the number of GPUs).
+        (the newest version of CUDA that it supports, such as "13.0", or HIP's own version; or None) and `devices` (the number
+        of GPUs).
     """
 
 def upload(device: int, *, window: int, threads: int | None) -> Upload:

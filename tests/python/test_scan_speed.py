@@ -103,8 +103,8 @@ def test_a_sparse_file_of_10_gib_is_scanned_within_100_ms(tmp_path: Path) -> Non
 def test_a_scan_is_at_least_15_times_as_fast_as_pickletools(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     torch.save({f"layers.{i}.weight": torch.ones(1) for i in range(20_000)}, file)
-    # Processor time of all threads: other load of the machine affects both sides alike. Memory does not: on a virtual machine a scan
-    # takes 14 ms in one process and 24 in the next. So what is slow is repeated in another process, up to eight times.
+    # Processor time of all threads: other load of the machine affects both sides alike. Memory does not: on a virtual machine
+    # a scan takes 14 ms in one process and 24 in the next. So what is slow is repeated in another process, up to eight times.
     script = """
         import pickletools, sys, time, zipfile
         import rustload
