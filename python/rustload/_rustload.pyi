@@ -35,6 +35,7 @@ __all__ = [
     "Stream",
     "Tensor",
     "Upload",
+    "VerifiedFile",
     "Writer",
     "__version__",
     "adopt",
@@ -540,12 +541,42 @@ class Manifest:
             FormatError: A name is there twice, or the number of digests does not fit the size.
         """
 
+    def open(self, folder: str | ObjectFolder, name: str) -> VerifiedFile:
+        """Opens a file of a folder, on disk or in a store, that is read only as this lists it.
+
+        Raises:
+            FormatError: The file is not listed (code `ManifestMissing`), or has another size (`ManifestMismatch`).
+            OSError: The file cannot be opened.
+        """
+
     def to_json(self, name: str) -> str:
         """The unsigned statement of OpenSSF model signing for a model of this name.
 
         Raises:
             FormatError: A name is not plain.
             ValueError: The files are not all in pieces of one size, or there are none.
+        """
+
+@final
+class VerifiedFile:
+    """A file that is read only as a manifest lists it; as `rustload.Ranges`.
+
+    Attributes:
+        name: For messages.
+        size: The number of bytes.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def read_ranges(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each range, a pair of offset and length.
+
+        Raises:
+            FormatError: They are not those of the manifest (code `ManifestMismatch`).
+            OSError: The file cannot be read.
+            ValueError: The file has no such range.
         """
 
 def open(  # noqa: A001 - the package's name for it

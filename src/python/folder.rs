@@ -12,9 +12,9 @@ use crate::error::{Code, Error, Result};
 
 /// A folder that stays in use as long as a file of it is.
 #[derive(Clone)]
-pub(super) struct FolderObject(Arc<Folder>);
+pub(super) struct FolderObject(Arc<Shared>);
 
-struct Folder {
+struct Shared {
     object: Py<PyAny>,
     path: PathBuf,
 }
@@ -22,13 +22,24 @@ struct Folder {
 impl FolderObject {
     pub(super) fn new(object: &Bound<'_, PyAny>) -> PyResult<FolderObject> {
         let path = PathBuf::from(object.getattr("name")?.extract::<String>()?);
-        Ok(FolderObject(Arc::new(Folder { object: object.clone().unbind(), path })))
+        Ok(FolderObject(Arc::new(Shared { object: object.clone().unbind(), path })))
     }
 
     /// Runs `call` with the object; an exception is the cause of the error.
     fn with_object<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         run::callback(|py| call(self.0.object.bind(py)))
             .map_err(|error| run::callback_failed(error, self.0.path.clone()))
+    }
+}
+
+/// A folder of a store, and the names of the files in it that are meant; none for all.
+pub(crate) struct Folder(pub(super) FolderObject, pub(super) Vec<String>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Folder {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Folder> {
+        Ok(Folder(FolderObject::new(&given)?, given.getattr("chosen")?.extract()?))
     }
 }
 

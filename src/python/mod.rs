@@ -66,7 +66,7 @@ mod _rustload {
     #[pymodule_export]
     use super::limits::Limits;
     #[pymodule_export]
-    use super::manifest::Manifest;
+    use super::manifest::{Manifest, VerifiedFile};
     #[pymodule_export]
     use super::memory::{memory, trim};
     #[pymodule_export]

@@ -9,7 +9,7 @@ use pyo3::pybacked::PyBackedBytes;
 use super::arguments::{Flag, IoArg, LimitsArg, TrailingArg, UnknownArg};
 use super::checkpoint::Checkpoint;
 use super::file_object::FileObject;
-use super::folder::FolderObject;
+use super::folder::Folder;
 use super::manifest::Manifest;
 use super::run;
 use crate::bytes::{Folder as Files, Io, ReadFolder, Source as Bytes, VerifiedFolder};
@@ -90,17 +90,6 @@ impl Source<'_> {
 pub(super) fn no_folder() -> Error {
     let text = "is about files of one folder, and this is not a path, a list of paths in one folder, or the URL of a folder";
     Error::new(Code::Value, text).on_argument("manifest")
-}
-
-/// A folder of a store, and the names of the files in it that are meant; none for all.
-pub(crate) struct Folder(pub(super) FolderObject, pub(super) Vec<String>);
-
-impl<'a, 'py> FromPyObject<'a, 'py> for Folder {
-    type Error = PyErr;
-
-    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Folder> {
-        Ok(Folder(FolderObject::new(&given)?, given.getattr("chosen")?.extract()?))
-    }
 }
 
 /// Opens a checkpoint by reading its metadata.

@@ -7,8 +7,9 @@ use pyo3::prelude::*;
 
 use super::arguments::LimitsArg;
 use super::file_object::FileObject;
+use super::folder::Folder;
 use super::manifest::Manifest;
-use super::open::{Folder, Source, no_folder};
+use super::open::{Source, no_folder};
 use super::run;
 use crate::parallel::Cancel;
 use crate::scan::{self as core, Options, Policy, Report};

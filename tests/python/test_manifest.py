@@ -273,6 +273,81 @@ def test_the_configuration_beside_a_file_is_verified_too(tmp_path: Path) -> None
     assert list(rustload.open(folder, manifest=without)) == list(rustload.open(folder))
 
 
+@pytest.mark.parametrize("store", ["disk", "memory"])
+def test_other_files_are_converted_as_a_manifest_lists_them(store: str, tmp_path: Path) -> None:
+    folder = _write(tmp_path / "m", "sharded")
+    others = {
+        "config.json": b'{"dtype": "float32"}',
+        "tokenizer.json": os.urandom(9_000_001),
+        "sub/vocab.txt": b"a",
+        "empty.txt": b"",
+    }
+    for name, content in others.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    manifest = rustload.Manifest.of(folder)
+    given: Any = folder
+    if store == "memory":
+        memory = pytest.importorskip("fsspec").filesystem("memory")
+        memory.put(str(folder), "others", recursive=True)
+        given = "memory://others/"
+
+    def put(name: str, content: bytes) -> None:
+        (folder / name).write_bytes(content)
+        if store == "memory":
+            memory.pipe(f"others/{name}", content)
+
+    def convert(target: str) -> rustload.SaveReport:
+        return rustload.convert(
+            given, tmp_path / target, copy_others=True, manifest=manifest, dtype="bfloat16"
+        )
+
+    report = convert("out")
+    assert {*others} < {*report.files}
+    assert json.loads((tmp_path / "out/config.json").read_text()) == {"dtype": "bfloat16"}
+    for name, content in others.items():
+        assert name == "config.json" or (tmp_path / "out" / name).read_bytes() == content
+    for name, content, code in (
+        ("config.json", b'{"dtype": "float16"}', "ManifestMismatch"),
+        ("config.json", b'{"dtype": "float3!"}', "ManifestMismatch"),
+        ("tokenizer.json", others["tokenizer.json"][:-1] + b"!", "ManifestMismatch"),
+        ("tokenizer.json", b"", "ManifestMismatch"),
+        ("new.txt", b"1", "ManifestMissing"),
+    ):
+        put(name, content)
+        with pytest.raises(rustload.FormatError) as caught:
+            convert("failed")
+        assert caught.value.code == code, name
+        assert str(caught.value.path).endswith(name)
+        assert not (tmp_path / "failed").exists()
+        put(name, others.get(name, b""))
+    convert("restored")
+    if store == "memory":
+        memory.rm("others", recursive=True)
+
+
+def test_a_manifest_is_not_copied_with_the_files_that_it_lists(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "m", "safetensors").parent
+    (folder / "config.json").write_text("{}")
+    path = folder / "m.manifest.json"
+    path.write_text(rustload.Manifest.of(folder).to_json())
+    report = rustload.convert(folder, tmp_path / "out", copy_others=True, manifest=path)
+    assert {*report.files} == {"m.safetensors", "config.json"}
+
+
+def test_a_listed_file_has_the_ranges_that_it_has(tmp_path: Path) -> None:
+    content = os.urandom(1000)
+    (tmp_path / "a").write_bytes(content)
+    manifest = rustload.Manifest.of(tmp_path, piece=300)
+    file = manifest._core.open(str(tmp_path), "a")
+    assert (file.name, file.size) == (str(tmp_path / "a"), 1000)
+    found = file.read_ranges([(0, 1000), (299, 2), (1000, 0)])
+    assert found == [content, content[299:301], b""]
+    for wrong in ((0, 1001), (1000, 1), (2**64 - 1, 1), (0, 2**63 - 1)):
+        with pytest.raises(ValueError, match="has no bytes"):
+            file.read_ranges([wrong])
+
+
 def test_a_statement_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = _write(tmp_path / "m", "sharded")
     (folder / "sub").mkdir()

@@ -13,7 +13,7 @@ from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.options import NamesOptions, OpenOptions, filled, part, takes
 from rustload._common.patterns import warn_of_unused_patterns, warn_user
 from rustload._save.advice import advising
-from rustload._save.copy_others import other_files, other_objects
+from rustload._save.copy_others import as_listed, other_files, other_objects
 from rustload._save.job import (
     Job,
     header_texts,
@@ -31,7 +31,7 @@ from rustload._save.sources import find_checkpoints
 from rustload._save.target import Target, check_objects_path
 from rustload._save.ties import TieRule, says_tied
 from rustload._save.watch import watching
-from rustload.errors import _check_one_of, _error
+from rustload.errors import _check_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +76,7 @@ def convert(
             it does not describe the quantization any more, and files that describe nothing else are left out.
         keep_config: Copies them unchanged.
         objects: A file for the values that are not tensors, as JSON.
-        manifest: As for `rustload.open`, for the checkpoint; not with `copy_others`.
+        manifest: As for `rustload.open`; also for the files that `copy_others` copies, of which each has to be listed.
         **options: What is converted, how it is written, and how the source is read (`ConvertOptions`).
 
     Raises:
@@ -101,8 +101,6 @@ def convert(
     names = part(NamesOptions, how)
     rule = TieRule.checked(how["ties"], how["keep"], how["discard"])
     _check_one_of("fingerprint", fingerprint, (None, "structure", "data"))
-    if manifest is not None and copy_others:
-        raise _error("Value", "other files are not compared with the manifest", argument="copy_others")
     given = find_checkpoints(src)
     target = Target.of(given, dst, name, how["max_shard_size"])
     if copy_others:
@@ -181,6 +179,8 @@ def convert(
                 copies += other_objects(given.store, parts)
             elif copy_others:
                 copies += other_files(given.folder or ".", parts, target.path)
+            if manifest is not None:
+                copies = as_listed(copies, given.store or given.folder or ".", manifest)
             others = Others(copies, [], [])
             if not keep_config and (how["dequantize"] or how["dtype"] is not None):
                 dtypes = {one.folder: one.dtype for one in written}

@@ -8,15 +8,17 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
+from rustload._common.manifest import manifest_of
 from rustload._common.waiting import in_parallel
 from rustload._remote.folder import LOOKUPS_MAX, joined
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    from rustload._common.manifest import ManifestLike
     from rustload._remote.folder import ObjectFolder
     from rustload._save.part import Part
 
-__all__ = ["other_files", "other_objects"]
+__all__ = ["as_listed", "other_files", "other_objects"]
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _INDEX = re.compile(r".+\.(bin|safetensors)\.index(\..+)?\.json")
@@ -89,6 +91,42 @@ def other_objects(root: ObjectFolder, parts: list[Part]) -> list[tuple[str, Any]
         ]
     pickled = in_parallel(lambda one: _is_pickle((one[1], 0, one[1].name)), found)
     return [one for one, is_pickle in zip(found, pickled, strict=True) if not is_pickle]
+
+
+def as_listed(
+    copies: list[tuple[str, Any]], root: str | ObjectFolder, manifest: ManifestLike
+) -> list[tuple[str, Any]]:
+    """Files or objects to copy from a folder, as objects that have only bytes with the digests of a manifest.
+
+    Left out is the file of the manifest itself. Empty files need not be listed, as for `Manifest.unlisted`.
+
+    Raises:
+        FormatError: One is not listed (code `ManifestMissing`), or has another size (`ManifestMismatch`).
+        OSError: One cannot be read.
+    """
+    own = os.path.realpath(manifest) if isinstance(manifest, (str, os.PathLike)) else None
+    listed = manifest_of(manifest, root)
+    named = [(path, path.replace(os.sep, "/"), source) for path, source in copies]
+    folder: Any = (
+        root if isinstance(root, str) else _Objects(root.name, {name: one for _, name, one in named})
+    )
+    found = []
+    for path, name, source in named:
+        is_local = isinstance(source, str)
+        if is_local and os.path.realpath(source) == own:
+            continue
+        is_empty = not (os.path.getsize(source) if is_local else source.size)
+        is_verified = not is_empty or name in listed.files
+        found.append((path, listed._core.open(folder, name) if is_verified else source))
+    return found
+
+
+class _Objects:
+    """The objects of a store that are copied, as the files of a folder."""
+
+    def __init__(self, name: str, objects: dict[str, Any]) -> None:
+        """The name of the folder, and the objects by their paths from there."""
+        self.name, self.open, self.chosen = name, objects.__getitem__, ()
 
 
 def _blobs(root: str) -> list[str]:
