@@ -126,6 +126,7 @@ def is_held(path: Path) -> bool:
 def test_a_bound_grows_with_the_time_that_the_machine_takes_for_known_work(monkeypatch) -> None:
     assert quiet.slowness() >= 1
     monkeypatch.setattr(quiet, "_work", lambda: time.sleep(0))
+    monkeypatch.setattr(quiet, "_memory", lambda: time.sleep(0))
     assert quiet.slowness() == 1
     assert not quiet.within(2.1, 2)
     monkeypatch.setattr(quiet, "slowness", lambda: 1.5)
