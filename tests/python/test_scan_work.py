@@ -89,7 +89,9 @@ def test_a_scan_of_a_small_file_takes_little_time(name: str) -> None:
     assert len(data) <= FILE_MAX_BYTES
     allowed = SECONDS_MAX * (DEBUG_FACTOR if rustload._rustload.DEBUG else 1)
     taken: list[float] = []
-    while len(taken) < 3 and min(taken, default=allowed + 1) > allowed:
+    # Memory of a virtual machine is slow for seconds at a time: what takes long is repeated later.
+    while len(taken) < 8 and min(taken, default=allowed + 1) > allowed:
+        time.sleep(min(len(taken), 3))
         start = time.process_time()
         report = rustload.scan(data)
         taken.append(time.process_time() - start)
