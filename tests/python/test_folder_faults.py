@@ -438,6 +438,33 @@ def test_copied_files_are_those_of_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "two").exists()
 
 
+def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    torch.save(tensors(1), source / "pytorch_model.bin")
+    (source / "config.json").write_text("{}")
+    (source / "config.json").chmod(0)
+    # Also root may not read it then.
+    rights = "-dac_override,-dac_read_search"
+    command = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.geteuid() == 0 else []
+    command += [
+        sys.executable,
+        "-m",
+        "rustload",
+        "convert",
+        str(source),
+        str(tmp_path / "out"),
+        "--copy-others",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode in (126, 127):  # of setpriv
+        pytest.skip("root keeps its rights here")
+    assert done.returncode == 3, done.stderr
+    assert f"{source / 'config.json'}: permission denied" in done.stderr
+    assert "write to" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_snapshot_of_the_hub_is_copied_with_the_content_of_its_blobs(tmp_path: Path) -> None:
     repository = tmp_path / "models--org--name"
     snapshot = repository / "snapshots" / "0123abc"

@@ -83,16 +83,15 @@ def select_names(
     """
     names, short = _under_key(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
-    whole = short
     if prefixes:
-        short = [strip_prefix(name, prefixes) for name in whole]
-    if prefixes and short == whole:
-        warn_user(
-            f"takes nothing off: no name begins with {' or '.join(map(repr, prefixes))}",
-            None if key else prefixes[0],
-            checkpoint,
-            argument="strip",
-        )
+        whole, short = short, [strip_prefix(name, prefixes) for name in short]
+        if short == whole:
+            warn_user(
+                f"takes nothing off: no name begins with {' or '.join(map(repr, prefixes))}",
+                None if key else prefixes[0],
+                checkpoint,
+                argument="strip",
+            )
     change = _renamer(rename)
     _check_rename(rename, short)
     result: dict[str, str] = {}

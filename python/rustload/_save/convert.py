@@ -13,7 +13,7 @@ from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.options import NamesOptions, OpenOptions, filled, part, takes
 from rustload._common.patterns import warn_of_unused_patterns, warn_user
 from rustload._save.advice import advising
-from rustload._save.copy_others import as_listed, other_files, other_objects
+from rustload._save.copy_others import others_of
 from rustload._save.job import (
     Job,
     header_texts,
@@ -148,6 +148,7 @@ def convert(
             dtype=how["dtype"],
             transpose=how["transpose"],
         )
+        copies = others_of(given, parts, target.path, manifest) if copy_others else []
         file = None
         if objects is not None:
             trees = {part.label: part.objects.json() for part in parts}
@@ -174,13 +175,6 @@ def convert(
             nbytes = _rustload.write_file(target.path, tensors, metadata=header, options=writing)
             files = {os.path.basename(target.path): nbytes}
         else:
-            copies: list[tuple[str, Any]] = []
-            if copy_others and given.store is not None:
-                copies += other_objects(given.store, parts)
-            elif copy_others:
-                copies += other_files(given.folder or ".", parts, target.path)
-            if manifest is not None:
-                copies = as_listed(copies, given.store or given.folder or ".", manifest)
             others = Others(copies, [], [])
             if not keep_config and (how["dequantize"] or how["dtype"] is not None):
                 dtypes = {one.folder: one.dtype for one in written}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
 from rustload._common.manifest import manifest_of
+from rustload._common.manifest_forms import Listed
 from rustload._common.waiting import in_parallel
 from rustload._remote.folder import LOOKUPS_MAX, joined
 from rustload.errors import _error
@@ -17,22 +19,41 @@ if TYPE_CHECKING:
     from rustload._common.manifest import ManifestLike
     from rustload._remote.folder import ObjectFolder
     from rustload._save.part import Part
+    from rustload._save.sources import Checkpoints
 
-__all__ = ["as_listed", "other_files", "other_objects"]
+__all__ = ["others_of"]
+
+Copies: TypeAlias = list[tuple[str, Any]]
+"""Paths in a folder, and paths or objects."""
+
+_BLOCK_BYTES = 8 << 20
+_OF_NOTHING = hashlib.sha256().digest()
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _INDEX = re.compile(r".+\.(bin|safetensors)\.index(\..+)?\.json")
 
 
-def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, str]]:
-    """The files below `root` to copy: their paths from there, and their paths.
+def others_of(given: Checkpoints, parts: list[Part], target: str, manifest: ManifestLike | None) -> Copies:
+    """The files to copy to `target`: their paths in the folder that was given, and their paths or objects.
 
     Left out are hidden files, the checkpoints that are converted, indexes, `target`, and pickles, which are told by extension and
-    content. Of a link, the file that it leads to is copied.
+    content. Of a link, the file that it leads to is copied. With a manifest, nothing is read that differs from it.
 
     Raises:
+        FormatError: The manifest does not list one (code `ManifestMissing`), or lists another (`ManifestMismatch`).
+        OSError: One cannot be read.
         ValueError: A link leads out of the folder, or a folder of a Hugging Face cache out of its blobs.
     """
+    root = given.store or given.folder or "."
+    found = _files(root, parts, target) if isinstance(root, str) else _objects(root, parts)
+    if manifest is not None and found:
+        found = _as_listed(found, root, manifest)
+    pickled = in_parallel(_is_pickle, [source for _, source in found])
+    return [one for one, is_pickle in zip(found, pickled, strict=True) if not is_pickle]
+
+
+def _files(root: str, parts: list[Part], target: str) -> Copies:
+    """The files below a folder that are not left out by their names."""
     sources = {os.path.realpath(path) for part in parts for path in part.paths}
     target = os.path.realpath(target)
     real_root = os.path.realpath(root)
@@ -57,19 +78,15 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
                 text = f"would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
                 note = "replace the link by the file, or copy the other files yourself"
                 raise _error("Value", text, note, argument="copy_others")
-            if os.path.splitext(name)[1].lower() not in _PICKLES and not _is_pickle([path]):
+            if os.path.splitext(name)[1].lower() not in _PICKLES:
                 found.append((os.path.relpath(path, root), path))
     return found
 
 
-def other_objects(root: ObjectFolder, parts: list[Part]) -> list[tuple[str, Any]]:
-    """The objects below a folder in a store to copy, by their paths from there: `other_files` says which.
-
-    Raises:
-        OSError: One cannot be read.
-    """
+def _objects(root: ObjectFolder, parts: list[Part]) -> Copies:
+    """The same for a folder in a store."""
     sources = {path for part in parts for path in part.paths}
-    found: list[tuple[str, Any]] = []
+    found: Copies = []
     waiting = [("", root)]
     while waiting:
         prefix, folder = waiting.pop()
@@ -89,14 +106,11 @@ def other_objects(root: ObjectFolder, parts: list[Part]) -> list[tuple[str, Any]
             for name in sorted(folder.folders(), reverse=True)
             if not name.startswith(".")
         ]
-    pickled = in_parallel(lambda one: _is_pickle((one[1], 0, one[1].name)), found)
-    return [one for one, is_pickle in zip(found, pickled, strict=True) if not is_pickle]
+    return found
 
 
-def as_listed(
-    copies: list[tuple[str, Any]], root: str | ObjectFolder, manifest: ManifestLike
-) -> list[tuple[str, Any]]:
-    """Files or objects to copy from a folder, as objects that have only bytes with the digests of a manifest.
+def _as_listed(copies: Copies, root: str | ObjectFolder, manifest: ManifestLike) -> Copies:
+    """Files of a folder as objects that have only bytes with the digests of a manifest.
 
     Left out is the file of the manifest itself. Empty files need not be listed, as for `Manifest.unlisted`.
 
@@ -104,21 +118,19 @@ def as_listed(
         FormatError: One is not listed (code `ManifestMissing`), or has another size (`ManifestMismatch`).
         OSError: One cannot be read.
     """
-    own = os.path.realpath(manifest) if isinstance(manifest, (str, os.PathLike)) else None
-    listed = manifest_of(manifest, root)
-    named = [(path, path.replace(os.sep, "/"), source) for path, source in copies]
-    folder: Any = (
-        root if isinstance(root, str) else _Objects(root.name, {name: one for _, name, one in named})
-    )
-    found = []
-    for path, name, source in named:
-        is_local = isinstance(source, str)
-        if is_local and os.path.realpath(source) == own:
-            continue
-        is_empty = not (os.path.getsize(source) if is_local else source.size)
-        is_verified = not is_empty or name in listed.files
-        found.append((path, listed._core.open(folder, name) if is_verified else source))
-    return found
+    if isinstance(root, str):
+        own = os.path.realpath(manifest) if isinstance(manifest, (str, os.PathLike)) else None
+        copies = [(path, source) for path, source in copies if os.path.realpath(source) != own]
+    named = {path.replace(os.sep, "/"): (path, source) for path, source in copies}
+    files = dict(manifest_of(manifest, root).files)
+    for name, (_, source) in named.items():
+        if name not in files and not (os.path.getsize(source) if isinstance(root, str) else source.size):
+            files[name] = Listed(None, _OF_NOTHING)
+    listed = _rustload.Manifest([(name, *one) for name, one in files.items()])
+    folder: Any = root
+    if not isinstance(root, str):
+        folder = _Objects(root.name, {name: source for name, (_, source) in named.items()})
+    return [(path, listed.open(folder, name)) for name, (path, _) in named.items()]
 
 
 class _Objects:
@@ -137,9 +149,25 @@ def _blobs(root: str) -> list[str]:
 
 
 def _is_pickle(source: Any) -> bool:
-    """Whether a file or an object is a pickle, or has one in it, as far as is known."""
-    (file,) = json.loads(_rustload.scan(source, _rustload.ScanOptions()))["files"]
+    """Whether a file or an object is a pickle, or has one in it, as far as is known.
+
+    Raises:
+        FormatError: It differs from the manifest.
+        OSError: It cannot be read.
+    """
+    scanned = [source] if isinstance(source, str) else (source, 0, source.name)
+    (file,) = json.loads(_rustload.scan(scanned, _rustload.ScanOptions()))["files"]
     if file["status"] == "skipped":
         return False
+    if file["status"] == "unreadable":
+        # Read again for its own error, of which a report has the text alone.
+        if isinstance(source, str):
+            with open(source, "rb") as opened:
+                while opened.read(_BLOCK_BYTES):
+                    pass
+        else:
+            for start in range(0, source.size, _BLOCK_BYTES):
+                source.read_ranges([(start, min(_BLOCK_BYTES, source.size - start))])
+        raise _error("Io", file["findings"][0]["message"])
     coverage = file["coverage"]
     return not coverage["complete"] or any("pickle" in one["kind"] for one in coverage["scanned"])
