@@ -1,10 +1,9 @@
 //! A folder whose files are opened by their names: on disk, or in a store.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fs, io};
 
 use super::io_choice::Io;
 use super::read_ranges::ReadFolder;
@@ -60,14 +59,26 @@ impl Folder {
         }
     }
 
-    /// The folders in it, by name, as in [`names`](Folder::names); a store lists none.
-    pub fn folders(&self) -> Result<BTreeMap<String, Folder>> {
+    /// The names of the folders in it, as in [`names`](Folder::names), sorted.
+    pub fn folders(&self) -> Result<Vec<String>> {
+        let mut names = match self {
+            Folder::Disk(path, _) => list(path, Path::is_dir)?,
+            Folder::Store(store) => store.folders()?,
+        };
+        names.retain(|name| is_plain_name(name));
+        names.sort();
+        Ok(names)
+    }
+
+    /// A folder in it. `None` where there is none, and for a name that is not a plain one.
+    pub fn folder(&self, name: &str) -> Result<Option<Folder>> {
         match self {
+            _ if !is_plain_name(name) => Ok(None),
             Folder::Disk(path, io) => {
-                let folder = |name: String| (name.clone(), Folder::Disk(path.join(name), *io));
-                Ok(list(path, Path::is_dir)?.into_iter().map(folder).collect())
+                let path = path.join(name);
+                Ok(path.is_dir().then_some(Folder::Disk(path, *io)))
             }
-            Folder::Store(_) => Ok(BTreeMap::new()),
+            Folder::Store(store) => Ok(store.folder(name)?.map(Folder::Store)),
         }
     }
 
@@ -81,11 +92,17 @@ impl Folder {
         }
     }
 
-    /// Opens a file. Fails if it does not exist.
+    /// Opens a file of it, or one of a folder in it, `folder/name`. Fails if it does not exist.
     pub fn open(&self, name: &str) -> Result<Source> {
         match self {
             Folder::Disk(path, io) => Source::open_with(&path.join(name), *io),
-            Folder::Store(store) => store.open(name).map(Source::new),
+            Folder::Store(store) => match name.split_once('/') {
+                None => store.open(name).map(Source::new),
+                Some((folder, rest)) => match self.folder(folder)? {
+                    Some(folder) => folder.open(rest),
+                    None => Err(Error::io(io::ErrorKind::NotFound.into(), self.path().join(name))),
+                },
+            },
         }
     }
 }
@@ -136,9 +153,11 @@ mod tests {
         let mut names = folder.names().unwrap();
         names.sort();
         assert_eq!(names, [".hidden", "a", "link"]);
-        let inner = folder.folders().unwrap();
-        assert_eq!(inner.keys().collect::<Vec<_>>(), ["folder"]);
-        assert_eq!(inner["folder"].names().unwrap(), Vec::<String>::new());
+        assert_eq!(folder.folders().unwrap(), ["folder"]);
+        assert_eq!(folder.folder("folder").unwrap().unwrap().names().unwrap(), Vec::<String>::new());
+        assert!(
+            [".", "..", "a", "absent", "folder/.."].iter().all(|name| folder.folder(name).unwrap().is_none())
+        );
         let sizes = folder.sizes(&["a", "folder", "dangling", "absent", "link"]).unwrap();
         assert_eq!(sizes, [Some(3), None, None, None, Some(3)]);
         assert_eq!(folder.open("link").unwrap().read_vec(1, 2).unwrap(), b"23");

@@ -95,7 +95,7 @@ pub struct RangeRead<'a> {
 
 /// A folder of files, such as the objects in a store that have a common prefix.
 ///
-/// Subfolders are not part of it. Callers ask for plain names only: none has a `/`, `\` or NUL, or is empty, `.` or `..`.
+/// Callers ask for plain names only: none has a `/`, `\` or NUL, or is empty, `.` or `..`.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -155,6 +155,16 @@ pub trait ReadFolder: Send + Sync {
 
     /// Opens a file. Fails if it does not exist.
     fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>>;
+
+    /// The names of the folders in it, in which checkpoints of ranks have their files. By default none.
+    fn folders(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    /// A folder in it, which need not be listed; one that does not exist may fail later. By default there is none.
+    fn folder(&self, _name: &str) -> Result<Option<Arc<dyn ReadFolder>>> {
+        Ok(None)
+    }
 
     /// Whether its files are read as a manifest lists them, so that what is beside a file has to be read through it too.
     #[doc(hidden)]

@@ -29,10 +29,14 @@ const HASHED_AT_ONCE_BYTES: usize = 128 << 10;
 
 /// A folder whose files are read only as a manifest lists them.
 #[derive(Clone)]
-pub struct VerifiedFolder(Arc<Shared>);
+pub struct VerifiedFolder {
+    folder: Folder,
+    /// What names in the manifest begin with, of files in it.
+    prefix: String,
+    shared: Arc<Shared>,
+}
 
 struct Shared {
-    folder: Folder,
     manifest: Arc<Manifest>,
     cache: Cache,
 }
@@ -40,31 +44,49 @@ struct Shared {
 impl VerifiedFolder {
     /// The folder; names in the manifest are those of files in it.
     pub fn new(folder: Folder, manifest: Arc<Manifest>) -> VerifiedFolder {
-        VerifiedFolder(Arc::new(Shared { folder, manifest, cache: Cache::new() }))
+        VerifiedFolder {
+            folder,
+            prefix: String::new(),
+            shared: Arc::new(Shared { manifest, cache: Cache::new() }),
+        }
     }
 }
 
 impl ReadFolder for VerifiedFolder {
     fn path(&self) -> &Path {
-        self.0.folder.path()
+        self.folder.path()
     }
 
     fn names(&self) -> Result<Vec<String>> {
-        self.0.folder.names()
+        self.folder.names()
     }
 
     fn sizes(&self, names: &[&str]) -> Result<Vec<Option<u64>>> {
-        self.0.folder.sizes(names)
+        self.folder.sizes(names)
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {
         let path = self.path().join(name);
-        let missing = || Error::new(Code::ManifestMissing, format!("the manifest does not list {name:?}"));
-        let listed = self.0.manifest.get(name).ok_or_else(missing).in_file(&path)?.clone();
-        let source = self.0.folder.open(name)?;
+        let full = format!("{}{name}", self.prefix);
+        let missing = || Error::new(Code::ManifestMissing, format!("the manifest does not list {full:?}"));
+        let listed = self.shared.manifest.get(&full).ok_or_else(missing).in_file(&path)?.clone();
+        let source = self.folder.open(name)?;
         listed.check_len(source.len()).in_file(&path)?;
         let name = source.name().map_or_else(|| path.to_string_lossy().into_owned(), str::to_owned);
         Ok(Arc::new(Verified { folder: self.clone(), source, listed, name }))
+    }
+
+    fn folders(&self) -> Result<Vec<String>> {
+        self.folder.folders()
+    }
+
+    fn folder(&self, name: &str) -> Result<Option<Arc<dyn ReadFolder>>> {
+        let inner = |folder| VerifiedFolder {
+            folder,
+            prefix: format!("{}{name}/", self.prefix),
+            shared: self.shared.clone(),
+        };
+        Ok(self.folder.folder(name)?.map(|folder| Arc::new(inner(folder)) as Arc<dyn ReadFolder>))
     }
 
     fn is_verified(&self) -> bool {
@@ -83,7 +105,7 @@ struct Verified {
 impl Verified {
     /// The bytes of a unit, which are those of the manifest.
     fn unit(&self, unit: Unit) -> Result<Arc<Vec<u8>>> {
-        let cache = &self.folder.0.cache;
+        let cache = &self.folder.shared.cache;
         let key = (self.listed.serial, unit.start);
         cache.get_or_read(key, |bytes| {
             // One thread finds out the digests of a long piece, and the others wait for it.

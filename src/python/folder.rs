@@ -1,4 +1,4 @@
-//! A folder of a store: an object of Python with `name`, `names`, `sizes` and `open`.
+//! A folder of a store: an object of Python with `name`, `names`, `sizes`, `open`, `folders` and `subfolder`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,6 +61,17 @@ impl ReadFolder for FolderObject {
                 Err(Error::new(Code::Io, "the folder returned sizes for other names").in_file(self.path()))
             }
         }
+    }
+
+    fn folders(&self) -> Result<Vec<String>> {
+        self.with_object(|folder| folder.call_method0("folders")?.extract())
+    }
+
+    fn folder(&self, name: &str) -> Result<Option<Arc<dyn ReadFolder>>> {
+        self.with_object(|folder| {
+            let inner = FolderObject::new(&folder.call_method1("subfolder", (name,))?)?;
+            Ok(Some(Arc::new(inner) as Arc<dyn ReadFolder>))
+        })
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {

@@ -230,18 +230,3 @@ def test_what_is_read(tmp_path: Path, stage: int) -> None:
     rustload.convert(root, tmp_path / "out.safetensors", rename=leave)
     assert read_bytes() - before <= 1.05 * sum(tensor.nbytes for tensor in whole.values())
     same(rustload.open(tmp_path / "out.safetensors"), whole)
-
-
-def test_a_folder_in_a_store(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
-    made = run(3, 3)
-    root = write(tmp_path, made)
-    memory = fsspec.filesystem("memory")
-    for path in root.rglob("*.*"):
-        memory.pipe(f"/zero/{path.relative_to(root)}", path.read_bytes())
-    memory.pipe("/zero/latest", b"global_step7")
-    same(rustload.open("memory://zero/global_step7"), expected(made))
-    with pytest.raises(rustload.FormatError, match="global_step7") as caught:
-        rustload.open("memory://zero")
-    assert caught.value.code == "UnknownFormat"
-    assert "global_step7" in str(caught.value.__notes__)

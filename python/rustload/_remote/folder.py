@@ -46,17 +46,20 @@ def check_plain(name: str) -> str:
 
 
 class ObjectFolder(ABC):
-    """A folder in a store. Only files directly in it are opened.
+    """A folder in a store.
 
     Attributes:
         name: Its URL without secrets.
         chosen: The files of it that the user named: an index, or shards; empty for the folder itself.
     """
 
-    __slots__ = ("chosen", "name")
+    __slots__ = ("_folders", "chosen", "name")
 
-    name: str
-    chosen: tuple[str, ...]
+    def __init__(self, name: str) -> None:
+        """A folder of that name, of which no file was named by the user."""
+        self.name = name
+        self.chosen: tuple[str, ...] = ()
+        self._folders: dict[str, ObjectFolder] = {}
 
     def __repr__(self) -> str:
         """The name."""
@@ -111,9 +114,13 @@ class ObjectFolder(ABC):
     def folders(self) -> list[str]:
         """The names of the folders in it."""
 
+    def subfolder(self, name: str, /) -> ObjectFolder:
+        """A folder in it, which need not be listed. It is made once, with what it lists."""
+        return self._folders.get(name) or self._folders.setdefault(name, self._folder(check_plain(name)))
+
     @abstractmethod
-    def subfolder(self, name: str) -> ObjectFolder:
-        """A folder in it."""
+    def _folder(self, name: str) -> ObjectFolder:
+        """A folder of that name in it."""
 
     def all_folders(self, *, exclude: Collection[str]) -> tuple[list[ObjectFolder], int]:
         """The folder, and all folders below it but those of the names in `exclude`, whose number comes second."""
@@ -139,7 +146,7 @@ class ObjectList(ObjectFolder):
 
     def __init__(self, objects: Sequence[Any]) -> None:
         """The objects, each a `rustload.Ranges`."""
-        self.name = "URLs"
+        super().__init__("URLs")
         self._objects = {str(number): one for number, one in enumerate(objects)}
         self.chosen = tuple(self._objects)
         home = getattr(objects[0], "home", None) if objects else None
@@ -170,6 +177,6 @@ class ObjectList(ObjectFolder):
         """None."""
         return []
 
-    def subfolder(self, name: str) -> ObjectFolder:
+    def _folder(self, name: str) -> ObjectFolder:
         """There is none."""
         raise KeyError(name)

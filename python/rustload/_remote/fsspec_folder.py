@@ -90,7 +90,8 @@ class FsspecFolder(ObjectFolder):
 
     def __init__(self, fs: Any, path: str, name: str) -> None:
         """A folder at a path of a file system, with its name for messages."""
-        self._fs, self._path, self.name, self.chosen = fs, path, name, ()
+        super().__init__(name)
+        self._fs, self._path = fs, path
         self._entries: dict[str, dict[str, Any]] | None = None
         self._opened: dict[str, Any] = {}
 
@@ -152,6 +153,5 @@ class FsspecFolder(ObjectFolder):
     def _file(self, name: str) -> str:
         return f"{self._path}/{check_plain(name)}"
 
-    def subfolder(self, name: str) -> ObjectFolder:
-        """A folder in it."""
-        return type(self)(self._fs, f"{self._path}/{check_plain(name)}", joined(self.name, name))
+    def _folder(self, name: str) -> ObjectFolder:
+        return type(self)(self._fs, f"{self._path}/{name}", joined(self.name, name))

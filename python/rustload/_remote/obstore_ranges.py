@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload._remote.folder import ObjectFolder, check_plain, names_others
 from rustload._remote.ranges import ObjectRanges, attempt
-from rustload._remote.urls import name_of
-from rustload.errors import _error
+from rustload.errors import _error, _printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +36,7 @@ def from_store(store: Any, path: str) -> ObjectRanges | ObjectFolder:
 
 
 def _name(store: Any, path: str) -> str:
-    return name_of(f"{type(store).__name__}://{path}")
+    return _printable(f"{type(store).__name__}://{path}")
 
 
 class ObstoreRanges(ObjectRanges):
@@ -79,8 +78,8 @@ class ObstoreFolder(ObjectFolder):
 
     def __init__(self, store: Any, path: str) -> None:
         """A folder; its path in the store is without a slash at its end."""
-        self._store, self._path, self.chosen = store, path, ()
-        self.name = _name(store, path)
+        super().__init__(_name(store, path))
+        self._store, self._path = store, path
         self._listing: tuple[dict[str, Any], list[str]] | None = None
 
     def _listed(self) -> tuple[dict[str, Any], list[str]]:
@@ -124,8 +123,7 @@ class ObstoreFolder(ObjectFolder):
         path = self._join(name)
         return attempt(_name(self._store, path), lambda: ObstoreRanges(self._store, path, meta))
 
-    def subfolder(self, name: str) -> ObjectFolder:
-        """A folder in it."""
+    def _folder(self, name: str) -> ObjectFolder:
         return ObstoreFolder(self._store, self._join(name))
 
     def _join(self, name: str) -> str:

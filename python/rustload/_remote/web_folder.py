@@ -75,7 +75,8 @@ class HttpFolder(ObjectFolder):
 
     def __init__(self, web: Web, url: str, name: str) -> None:
         """A folder at a URL without a slash at its end, with its name for messages."""
-        self._web, self._url, self.name, self.chosen = web, url, name, ()
+        super().__init__(name)
+        self._web, self._url = web, url
         self._names: list[str] | None = None
         self._opened: dict[str, Any] = {}
 
@@ -125,9 +126,8 @@ class HttpFolder(ObjectFolder):
         """None: links to folders are not followed."""
         return []
 
-    def subfolder(self, name: str) -> ObjectFolder:
-        """A folder in it."""
-        return HttpFolder(self._web, f"{self._url}/{check_plain(name)}", joined(self.name, name))
+    def _folder(self, name: str) -> ObjectFolder:
+        return HttpFolder(self._web, f"{self._url}/{quote(name, safe='')}", joined(self.name, name))
 
 
 def _text(answer: BaseHTTPResponse, kind: str) -> str:

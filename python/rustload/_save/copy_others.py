@@ -127,18 +127,7 @@ def _as_listed(copies: Copies, root: str | ObjectFolder, manifest: ManifestLike)
         if name not in files and not (os.path.getsize(source) if isinstance(root, str) else source.size):
             files[name] = Listed(None, _OF_NOTHING)
     listed = _rustload.Manifest([(name, *one) for name, one in files.items()])
-    folder: Any = root
-    if not isinstance(root, str):
-        folder = _Objects(root.name, {name: source for name, (_, source) in named.items()})
-    return [(path, listed.open(folder, name)) for name, (path, _) in named.items()]
-
-
-class _Objects:
-    """The objects of a store that are copied, as the files of a folder."""
-
-    def __init__(self, name: str, objects: dict[str, Any]) -> None:
-        """The name of the folder, and the objects by their paths from there."""
-        self.name, self.open, self.chosen = name, objects.__getitem__, ()
+    return [(path, listed.open(root, name)) for name, (path, _) in named.items()]
 
 
 def _blobs(root: str) -> list[str]:

@@ -103,7 +103,7 @@ fn megatron(folder: &Folder, names: &BTreeSet<String>) -> Result<Option<Shards<S
     }
     let mut ranks: BTreeMap<Vec<usize>, &String> = BTreeMap::new();
     let folders = folder.folders()?;
-    for name in folders.keys() {
+    for name in &folders {
         let Some(rank) = name.strip_prefix("mp_rank_") else { continue };
         if let Some(rank) = rank.split('_').map(decimal).collect() {
             ranks.insert(rank, name);
@@ -112,7 +112,8 @@ fn megatron(folder: &Folder, names: &BTreeSet<String>) -> Result<Option<Shards<S
     let files: Vec<&str> = RANK_FILES.iter().map(|(file, _)| *file).collect();
     let (mut found, mut labels, mut absent) = (Vec::new(), Vec::new(), Vec::new());
     for &rank in ranks.values() {
-        let sizes = folders.get(rank).map_or(Ok(Vec::new()), |inner| inner.sizes(&files))?;
+        let Some(inner) = folder.folder(rank)? else { continue };
+        let sizes = inner.sizes(&files)?;
         for ((file, label), size) in RANK_FILES.iter().zip(sizes) {
             match size {
                 Some(_) => {
@@ -153,7 +154,7 @@ fn latest(folder: &Folder, limits: &Limits) -> Result<Shards<String>> {
         Err(_) if text.trim() == "release" => "release".to_owned(),
         Err(_) => return refuse("this is neither the number of an iteration nor \"release\"".to_owned()),
     };
-    let Some(iteration) = folder.folders()?.remove(&name) else {
+    let Some(iteration) = folder.folder(&name)? else {
         return refuse(format!("this names the folder {name}, which is not here"));
     };
     let names = iteration.names()?.into_iter().collect();

@@ -124,11 +124,7 @@ pub(super) fn resolve(folder: &Folder, names: &BTreeSet<String>) -> Result<Optio
     let bytes = source.read_vec(0, source.len()).in_file(&folder.path().join(latest))?;
     let text = String::from_utf8_lossy(&bytes);
     let name = text.trim();
-    if matches!(folder, Folder::Store(_)) {
-        let error = refuse(format!("this names the folder {name:?}, and folders in a store are not listed"));
-        return Err(error.note(format!("Open {}.", folder.path().join(name).display())));
-    }
-    let Some(inner) = folder.folders()?.remove(name) else {
+    let Some(inner) = folder.folder(name)? else {
         return Err(refuse(format!("this names the folder {name:?}, which is not here")));
     };
     let inner_names = inner.names()?.into_iter().collect();
@@ -236,9 +232,13 @@ fn absent<T>(parts: &BTreeMap<ZeroFile, T>, directory: &Path) -> Result<Vec<Stri
 
 /// The universal checkpoint in a folder: a folder for each parameter, with a file for each state.
 fn universal(folder: &Folder, names: &BTreeSet<String>) -> Result<Option<Shards<String>>> {
-    let Some(inner) = folder.folders()?.remove(UNIVERSAL) else { return Ok(None) };
+    if !folder.folders()?.iter().any(|name| name == UNIVERSAL) {
+        return Ok(None);
+    }
+    let Some(inner) = folder.folder(UNIVERSAL)? else { return Ok(None) };
     let mut shards = Shards::of(Vec::new());
-    for (name, parameter) in inner.folders()? {
+    for name in inner.folders()? {
+        let Some(parameter) = inner.folder(&name)? else { continue };
         let mut files = parameter.names()?;
         files.sort();
         for file in files {
