@@ -119,6 +119,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
         "load": "rustload.open(path) opens a checkpoint; rustload.torch.load(path) replaces torch.load",
         "load_file": "rustload.open(path).materialize() gives a dict of tensors",
         "info": "print(rustload.open(path)), or on the command line: rustload info PATH",
+        "stats": "rustload.open(path).stats()",
     }
     _HINTS |= dict.fromkeys(
         ("save_file", "save_model"), "rustload.save(tensors, path) writes a safetensors file"

@@ -80,12 +80,16 @@ def load(
     if shardings is not None and copy is False:
         raise _error("Buffer", "shardings= and copy=False cannot be combined: shards are copies")
     target = adapters.load_adapter("jax").check_device(device)
+    from rustload._frameworks.jax import check_widths
+
+    ways = {name: (rules.dtype(lazy), rules.transpose(lazy)) for name, lazy in tensors.items()}
+    check_widths({lazy.name: ways[name][0] or lazy.dtype for name, lazy in tensors.items()})
     arrays: dict[str, Any] = {}
     tied: dict[Any, Any] = {}
     sizes = sizes_once(lazy._core for lazy in tensors.values())
     with reporting(progress, sum(sizes), "loading") as report:
         for (name, lazy), nbytes in zip(tensors.items(), sizes, strict=True):
-            requested, order = rules.dtype(lazy), rules.transpose(lazy)
+            requested, order = ways[name]
             sharding = sharding_of(name, lazy)
             identity = (same_tensor(lazy._core), requested, str(order), sharding)
             if identity not in tied:
@@ -168,17 +172,17 @@ def _load_shards(
     """Reads the shards of this process's devices as one array.
 
     Raises:
-        UnsupportedError: The dtype has 64 bits and `jax_enable_x64` is off, or JAX does not have it.
+        UnsupportedError: JAX does not have the dtype.
         ValueError: The sharding does not divide the shape.
     """
     import jax
 
-    from rustload._frameworks.jax import check_width
+    from rustload._frameworks.jax import check_sharding
 
-    check_width(dtype or lazy.dtype, lazy.name)
     if transpose:
         order = [*range(lazy.ndim - 2), lazy.ndim - 1, lazy.ndim - 2] if transpose is True else transpose
         lazy = lazy.permute(*order)
+    check_sharding(sharding, lazy.shape, lazy.name)
     read: dict[str, Any] = {}
 
     def shard(index: tuple[slice, ...]) -> Any:

@@ -209,6 +209,8 @@ def _cached(name: str, cache_dir: Any) -> Path:
         error.add_note(
             f"neither a folder nor a repository in {folder.parent}; rustload downloads nothing: hf download {name}"
             if is_repository_name
+            else "rustload.convert(url, folder, copy_others=True) makes a folder of what is at a URL"
+            if "://" in name
             else "there is no such folder"
         )
         raise error

@@ -99,7 +99,7 @@ codes! {
     FileChanged: Format, "The file was cut or changed after it was opened.",
         "Open the checkpoint again once the writer is done.";
     RemoteScheme: Value, "The scheme of the URL is not allowed.",
-        [Pass("remote", Any, "to allow it"), say("pass an object that is read by ranges")];
+        [Pass("remote", Any, "to rustload.open to allow it"), say("pass an object that is read by ranges")];
     RemoteUnavailable: Unsupported, "The package that reads such URLs is not installed.",
         "Install it, or download the file and open its path.";
     RemoteFolder: Unsupported, "A URL in a list of shards is a folder or an index.",
@@ -125,7 +125,7 @@ codes! {
         "Fetch the manifest again, from where you trust it.";
 
     ShardMissing: Format, "Files that the index or the shard numbers imply are missing.",
-        "Download the missing files into the same directory.";
+        "A download or copy is probably incomplete: put the missing files into the same directory.";
     ShardDuplicate: Format, "A tensor name is in two shards and no index says which to use.",
         [
             say("open the shards one by one"), say("give the index file"),

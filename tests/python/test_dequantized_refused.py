@@ -53,6 +53,7 @@ def refusals(folder: Path, name: str) -> list[rustload.RustloadError]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:dtype= casts codes:rustload.RustloadWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_codes_of_no_known_scheme_are_an_error(name: str, kind: str, tmp_path: Path) -> None:

@@ -468,7 +468,7 @@ def test_a_missing_path_suggests_a_similar_name(tmp_path):
     assert caught.value.__notes__ == ["did you mean: model.safetensors"]
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("bert-base-uncased")
-    assert "download it first" in caught.value.__notes__[0]
+    assert "hf://ORGANIZATION/NAME" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("length", [199, 200, 201, 100_000])

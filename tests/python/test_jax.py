@@ -348,3 +348,44 @@ def test_a_sharding_for_no_tensor_is_a_warning(tmp_path):
         rustload.jax.load(tmp_path / "m.pt", shardings={"nope*": one, "a": {"w": one, "u": None}})
     for used in ({"a.*": one}, {"a": {"w": one}}, {"w": one}, {"a.v": one}):  # of the file, and of the result
         rustload.jax.load(tmp_path / "m.pt", shardings=used, key="a" if "w" in used else None)
+
+
+def test_a_sharding_that_does_not_divide_a_tensor_names_it(tmp_path):
+    import rustload.jax
+
+    torch.save({"w": torch.ones(2, 3), "b": torch.ones(3)}, tmp_path / "m.pt")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
+    of_matrices = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", "y"))
+    ckpt = rustload.open(tmp_path / "m.pt", framework="jax")
+    assert ckpt["w"].materialize(device=of_matrices).shape == (2, 3)
+    text = r"P\('x', 'y'\) does not divide 'b', whose shape is \[3\]"
+    for call in (
+        lambda: ckpt["b"].materialize(device=of_matrices),
+        lambda: rustload.jax.load(tmp_path / "m.pt", shardings=of_matrices),
+        lambda: rustload.jax.load(tmp_path / "m.pt", device=of_matrices),
+    ):
+        with pytest.raises(ValueError, match=text) as caught:
+            call()
+        assert "shardings={'*.weight': ...}" in caught.value.__notes__[0]
+
+
+def test_all_64_bit_tensors_are_named_before_any_is_read(tmp_path):
+    import rustload.jax
+
+    torch.save({"w": torch.ones(2), "i": torch.arange(3), "j": torch.arange(2)}, tmp_path / "m.pt")
+    with pytest.raises(rustload.UnsupportedError, match="'i' is int64, 1 more have 64 bits") as caught:
+        rustload.jax.load(tmp_path / "m.pt")
+    assert "dtype={'i': 'int32', 'j': 'int32'} casts them" in caught.value.__notes__[0]
+    found = rustload.jax.load(tmp_path / "m.pt", dtype={"i": "int32", "j": "int32"})
+    assert {one.dtype.name for one in found.values()} == {"float32", "int32"}
+
+
+def test_jax_converts_a_lazy_tensor(simple):
+    for framework in (None, "jax"):
+        for lazy in rustload.open(simple, framework=framework).values():
+            made = jax.numpy.asarray(lazy)
+            assert made.dtype.name == lazy.dtype
+            assert made.tobytes() == lazy.bytes()
+    with pytest.raises(AttributeError) as caught:
+        _ = lazy.jax
+    assert "materialize(framework='jax')" in caught.value.__notes__[0]

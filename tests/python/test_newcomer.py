@@ -191,6 +191,8 @@ def test_the_error_for_a_module_method_of_a_checkpoint_names_the_function_to_use
     for name, says in {
         "state_dict": "rustload.torch.state_dict(ckpt)",
         "load_state_dict": "load_into(model, ckpt)",
+        "save": "rustload.save(ckpt, path)",
+        "names": "list(ckpt)",
     }.items():
         with pytest.raises(AttributeError) as caught:
             getattr(ckpt, name)
@@ -312,7 +314,7 @@ def test_the_error_for_a_repository_name_has_its_path_in_the_cache(hub):
     assert notes(caught.value) == f"it is in the Hugging Face cache: rustload.open({str(hub)!r})"
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("org/other")
-    assert "rustload downloads nothing" in notes(caught.value)
+    assert "hf://org/other" in notes(caught.value)
 
 
 def test_the_error_for_a_folder_lists_the_checkpoints_below_it(tmp_path):
@@ -324,9 +326,18 @@ def test_the_error_for_a_folder_lists_the_checkpoints_below_it(tmp_path):
     assert f"below it there are '{tmp_path}/run0/model.pt', " in notes(caught.value)
     assert "and 2 more: open one" in notes(caught.value)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(rustload.FormatError) as caught:
+    with pytest.raises(rustload.FormatError, match="holds no checkpoint: it has no files") as caught:
         rustload.open(tmp_path / "empty")
     assert "below it" not in notes(caught.value)
+    for number in range(7):
+        (tmp_path / "empty" / f"{number}.txt").touch()
+    (tmp_path / "empty" / "step_7").mkdir()
+    (tmp_path / "empty" / "step_7" / ".metadata").touch()
+    with pytest.raises(
+        rustload.FormatError, match=r"it has 0\.txt, 1\.txt, 2\.txt, 3\.txt, 4\.txt and 2 more files"
+    ) as caught:
+        rustload.open(tmp_path / "empty")
+    assert f"below it there are '{tmp_path}/empty/step_7': open" in notes(caught.value)
 
 
 def test_the_error_for_a_bad_file_in_a_folder_does_not_suggest_that_file(tmp_path):

@@ -240,6 +240,8 @@ def test_a_rule_that_names_scales_casts_them(tmp_path: Path) -> None:
         assert same(written["a.weight"], given["a.weight"])
         assert report.kept == ()
     assert ckpt["a.weight_scale_inv"].materialize(dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.warns(rustload.RustloadWarning, match="casts codes of the quantized weight 'a.weight'"):
+        assert same(ckpt["a.weight"].materialize(dtype="float32"), given["a.weight"].float())
 
 
 def test_load_into_notes_what_a_dtype_for_all_leaves(tmp_path: Path) -> None:

@@ -312,7 +312,18 @@ class Checkpoint(TensorMapping):
                 error.add_note(
                     "a checkpoint is not a model: rustload.torch.load_into(model, ckpt) loads it into one"
                 )
+            elif note := _HINTS.get(name):
+                error.add_note(note)
             raise error
+
+
+_HINTS = {
+    "save": "rustload.save(ckpt, path) writes it",
+    "scan": "rustload.scan(path) scans the file",
+    "load": "ckpt.materialize() reads all tensors, ckpt[name].materialize() one",
+    "names": "list(ckpt) has the names",
+    "shape": "ckpt[name].shape is that of one tensor",
+}
 
 
 class _Values(ValuesView[LazyTensor]):

@@ -130,7 +130,7 @@ def _worded(remedy: _Remedy, options: Mapping[str, str]) -> str:
         case "list":
             return "list the names: rustload info"
         case "pass" if name == "remote" and isinstance(value, tuple):
-            return f"set {ENVIRONMENT}={','.join(value)} {why}".rstrip()
+            return f"set {ENVIRONMENT}={','.join(value)} to allow it"
         case "pass" if name in options:
             if isinstance(value, dict):
                 value = shlex.quote(",".join(f"{old}={new or ''}" for old, new in value.items()))

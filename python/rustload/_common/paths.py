@@ -29,6 +29,8 @@ __all__ = [
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_FOLDER_FILES = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
+"""Files whose folder is a checkpoint."""
 _ENTRIES_SEARCHED_MAX = 2000
 """The most directory entries to search for a note."""
 _PATH_MAX_BYTES = 4096
@@ -73,7 +75,11 @@ def path_list(given: Any) -> list[str]:
     else:
         note = "pass a path, a list of paths, a binary file object, or bytes in memory (a bytearray, a memoryview, a BytesIO)"
         if isinstance(given, Mapping):
-            note = "it is a state dict already, which model.load_state_dict takes; rustload opens the file"
+            note = (
+                "it is open already"
+                if hasattr(given, "materialize")
+                else "it is a state dict already, which model.load_state_dict takes; rustload opens the file"
+            )
         raise _error("Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
     for one in found:
         if not isinstance(one, (str, os.PathLike)):
@@ -112,10 +118,9 @@ def _missing(given: str) -> BaseException:
         )
     elif path.parts[:1] == ("~",):
         error.add_note("~ is not expanded here: use os.path.expanduser")
-    elif not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
-        error.add_note(
-            "rustload downloads nothing: if this is the name of a model on a hub, download it first and pass its folder"
-        )
+    elif path.parts and not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
+        name = given if len(path.parts) == 2 else "ORGANIZATION/NAME"
+        error.add_note(f"for a model of the Hugging Face Hub, pass {f'hf://{name}'!r}")
     else:
         error.add_note(f"the working directory is {_printable(str(Path.cwd()))}; check the spelling")
     return error
@@ -131,7 +136,7 @@ def note_checkpoints_below(given: list[str]) -> Iterator[None]:
         from pathlib import Path
 
         if len(given) == 1 and error.path == given[0] and error.code == "UnknownFormat":
-            found = sorted(_weight_files_below(Path(given[0]))) if Path(given[0]).is_dir() else []
+            found = sorted({*_checkpoints_below(Path(given[0]))}) if Path(given[0]).is_dir() else []
             if found:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 error.add_note(
@@ -140,8 +145,11 @@ def note_checkpoints_below(given: list[str]) -> Iterator[None]:
         raise
 
 
-def _weight_files_below(folder: Path) -> Iterator[str]:
-    """Files in subfolders, one to three levels down, with the suffix of a checkpoint."""
+def _checkpoints_below(folder: Path) -> Iterator[str]:
+    """Files in subfolders, one to three levels down, with the suffix of a checkpoint, and folders of distributed checkpoints."""
     for entry in itertools.islice(folder.rglob("*"), _ENTRIES_SEARCHED_MAX):
-        if entry.suffix in _WEIGHT_SUFFIXES and 2 <= len(entry.relative_to(folder).parts) <= 4:
-            yield str(entry)
+        if 2 <= len(entry.relative_to(folder).parts) <= 4:
+            if entry.name in _FOLDER_FILES:
+                yield str(entry.parent)
+            elif entry.suffix in _WEIGHT_SUFFIXES:
+                yield str(entry)

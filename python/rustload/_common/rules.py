@@ -124,9 +124,10 @@ def _is_cast(tensor: TensorInfo) -> bool:
 
 def kept_text(names: Sequence[str]) -> str:
     """What a dtype for all tensors does with those that are kept as stored."""
+    pattern = f"*{names[0].rpartition('.')[2]}"
     return (
         f"leaves {len(names):,} tensor(s) that belong to quantized weights as stored, such as {names[0]!r}: "
-        "a pattern such as '*_scale' casts scales"
+        f"dequantize=True decodes the weights, the pattern {pattern!r} casts these"
     )
 
 

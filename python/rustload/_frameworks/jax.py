@@ -5,6 +5,7 @@ JAX shares host memory that is aligned to 64 bytes without a copy, so a view of 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +17,7 @@ from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from rustload._cuda.gpu import Gpu
     from rustload._frameworks.adapters import HandleContext
     from rustload._rustload import Buffer, Upload
+
+_NAMES_SHOWN = 5
+"""The most tensors that a note names."""
 
 # JAX truncates these to 32 bits unless `jax_enable_x64` is set.
 _WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
@@ -88,6 +92,8 @@ def gpu_for(device: Any) -> Gpu | None:
 def make(core: Core, request: Request, device: Any, context: HandleContext) -> Any:
     """Materializes the tensor as an array on the device; raises BufferError if `copy=False` is not possible."""
     check_width(request.dtype or core.dtype, _name(core))
+    if isinstance(device, jax.sharding.Sharding):
+        check_sharding(device, core.result_shape(request), _name(core))
     buffer = core.materialize(request)
     check_copy(core, buffer)
     made = wrap(buffer, device)
@@ -127,11 +133,32 @@ def _name(core: Core) -> str:
 
 def check_width(name: str, tensor: str = "") -> None:
     """Raises UnsupportedError for a dtype of 64 bits if JAX is set to 32 bits."""
-    if name in _WIDE and not jax.config.read("jax_enable_x64"):
-        narrow = {tensor: _WIDE[name]} if tensor else _WIDE[name]
-        note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={narrow!r} casts it"
-        what = f"{tensor!r} is {name}" if tensor else f"a tensor is {name}"
-        raise _error("DtypeUnsupported", f"{what}, and JAX is set to 32 bits", note)
+    check_widths({tensor: name})
+
+
+def check_widths(dtypes: Mapping[str, str]) -> None:
+    """As `check_width`, for the dtypes of several tensors by their names."""
+    wide = {tensor: name for tensor, name in dtypes.items() if name in _WIDE}
+    if wide and not jax.config.read("jax_enable_x64"):
+        first, name = next(iter(wide.items()))
+        narrow: Any = {tensor: _WIDE[dtype] for tensor, dtype in itertools.islice(wide.items(), _NAMES_SHOWN)}
+        narrow = repr(narrow if first else _WIDE[name])
+        note = f"jax.config.update('jax_enable_x64', True) keeps them; dtype={narrow} casts them"
+        what = f"{first!r} is {name}" if first else f"a tensor is {name}"
+        more = f", {len(wide) - 1:,} more have 64 bits" if len(wide) > 1 else ""
+        raise _error("DtypeUnsupported", f"{what}{more}, and JAX is set to 32 bits", note)
+
+
+def check_sharding(sharding: jax.sharding.Sharding, shape: Sequence[int], tensor: str) -> None:
+    """Raises ValueError for a sharding that does not divide a tensor of this shape into equal parts."""
+    try:
+        sharding.check_compatible_aval(tuple(shape))
+        sharding.shard_shape(tuple(shape))
+    except (ValueError, IndexError, AssertionError) as error:  # JAX words them without the tensor
+        how = getattr(sharding, "spec", sharding)
+        text = f"{how} does not divide {tensor!r}, whose shape is {list(shape)}"
+        note = "a sharding has at most as many axes as the tensor, and divides each; give tensors theirs by patterns"
+        raise _error("Value", text, f"{note}, as in shardings={{'*.weight': ...}}") from error
 
 
 def _shares_memory(made: Any, array: np.ndarray[Any, Any]) -> bool:

@@ -9,6 +9,7 @@ from rustload._remote.fsspec_ranges import FsspecRanges, is_hub, open_file
 from rustload._remote.hub import pinned
 from rustload._remote.ranges import attempt, failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
+from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +63,8 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
     """
     name = name_of(fs.unstrip_protocol(path)) if name is None else name
     if is_hub(fs):
+        if "/" not in path.strip("/"):
+            raise _error("RemoteScheme", f"{name}: no repository of the Hub", "one is hf://ORGANIZATION/NAME")
         path = attempt(name, lambda: pinned(fs, path, {} if commits is None else commits))
         name = f"hf://{path}"
     path = path.rstrip("/")

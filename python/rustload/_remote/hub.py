@@ -127,5 +127,6 @@ def _parse(url: str) -> _Parts:
     path = (matched["path"] or "").split("/") if matched and matched["path"] else []
     parts = [*(matched["id"].split("/") if matched else [""]), *revision.split("/"), *path]
     if rest.startswith("buckets/") or any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise _error("RemoteScheme", f"{name_of(url)}: no path in a repository of the Hub")
+        note = "a repository is hf://ORGANIZATION/NAME"
+        raise _error("RemoteScheme", f"{name_of(url)}: no path in a repository of the Hub", note)
     return _Parts(kind, matched["id"] if matched else "", revision, path)

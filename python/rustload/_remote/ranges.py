@@ -58,7 +58,7 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("Connector", "ConnectError", "ConnectionRefused", "EndpointConnection", "NewConnection"),
         "the store cannot be reached",
-        "check the name of its host, the network and the proxy",
+        "check the name of its host, and the network",
     ),
     (
         ("Timeout",),

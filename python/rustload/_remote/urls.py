@@ -71,7 +71,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
     if scheme == "file":
         note = "pass the path without file://"
     elif scheme in PACKAGES:
-        note = _pass("remote", "to allow it", value=(scheme,))
+        note = _pass("remote", "to rustload.open to allow it", value=(scheme,))
     else:
         note = f"known are {', '.join(sorted(PACKAGES))}; for others pass rustload.remote.fsspec(url)"
     raise _error("RemoteScheme", f"{name_of(url)}: the scheme {scheme!r} is not allowed", note)

@@ -51,7 +51,14 @@ class Given:
         """
         if not isinstance(tensors, (Mapping, list, tuple)):
             kind = type(tensors).__name__
-            raise _error("Type", f"is a mapping from names to tensors, not a {kind}", argument="tensors")
+            note = (
+                "rustload.torch.save_model(model, path) saves a module"
+                if hasattr(tensors, "state_dict")
+                else None
+            )
+            raise _error(
+                "Type", f"is a mapping from names to tensors, not a {kind}", note, argument="tensors"
+            )
         self.record: str | None = None
         if isinstance(tensors, Checkpoint):
             self.items = dict(tensors.items())

@@ -12,7 +12,7 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata
 from rustload._tensor.operators import Operators, index_note
-from rustload.errors import _clipped, _error
+from rustload.errors import UnsupportedError, _clipped, _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -338,6 +338,8 @@ class LazyTensor(Operators, Metadata):
             adapter = adapters.load_adapter(how["framework"] or self._context.resolve_framework())
             target = adapter.check_device(device)
             writable = adapters.views_are_writable(adapter, target, given=how["writable"])
+        if requested is not None and not how["dequantize"] and self.dtype.startswith("float8"):
+            self._warn_of_codes()
         request = Request(
             dtype=requested,
             transpose=order,  # type: ignore[arg-type]  # checked there
@@ -355,6 +357,19 @@ class LazyTensor(Operators, Metadata):
         from rustload._cuda import results
 
         return results.make(self._core, request, gpu, cast=cast, sync=sync)
+
+    def _warn_of_codes(self) -> None:
+        """Warns where a cast makes numbers of codes that could be decoded."""
+        if not self._is_scaled():
+            return
+        try:
+            self._core.check_scheme()
+        except UnsupportedError:
+            return
+        from rustload._common.patterns import warn_user
+
+        text = f"casts codes of the quantized weight {self.name!r}, without its scales"
+        warn_user(f"{text}: dequantize=True multiplies them", argument="dtype")
 
     def _materialize_out(self, out: Any, device: Any, request: Request, *, cast: Cast, sync: bool) -> Any:
         if device is not None:
@@ -378,6 +393,10 @@ class LazyTensor(Operators, Metadata):
     def bytes(self) -> bytes:
         """The bytes of the elements in C order, for every dtype."""
         return self._core.materialize(Request(copy=True)).tobytes()
+
+    def __jax_array__(self) -> Any:
+        """JAX's conversion protocol: `jax.numpy.asarray(handle)`."""
+        return self.materialize(framework="jax")
 
     def __array__(
         self,
@@ -471,7 +490,9 @@ class LazyTensor(Operators, Metadata):
             )
             if not name.startswith("_"):
                 error.add_note(
-                    f"a lazy tensor holds no elements; the result of .materialize() may have {name!r}"
+                    f"materialize(framework={name!r}) makes one"
+                    if name in ("jax", "cupy")
+                    else f"a lazy tensor holds no elements; the result of .materialize() may have {name!r}"
                 )
             raise error
 

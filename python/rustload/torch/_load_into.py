@@ -282,7 +282,9 @@ def _mismatch(
         plan.unexpected,
         plan.mismatched,
         plan.messages,
-        loaded="what fits was loaded, since hooks that run then have the last word" if loaded else None,
+        loaded="the parameters that fit were changed, as a hook of the model could still take the others"
+        if loaded
+        else None,
     )
     if is_of_transformers(model) and not prefix_hint(plan.missing, plan.unexpected):
         error.add_note(

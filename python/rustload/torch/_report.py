@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["PART_OF", "Converted", "LoadReport", "Mismatch", "mismatch_error", "prefix_hint"]
 
 NAMES_SHOWN_MAX = 8
+PREFIXES_SHOWN_MAX = 3
 
 _OF_CODES = ("_scale_inv", "_packed", "qweight", "_blocks", ".absmax")
 """Ends of names that only quantized weights have."""
@@ -220,12 +221,12 @@ def prefix_hint(missing: Mapping[str, object], unexpected: Mapping[str, object])
 
 
 def _prefixes(shorter: Mapping[str, object], longer: Mapping[str, object]) -> list[tuple[str, int]]:
-    """The prefixes under which `longer` has at least half of the names of `shorter`, with how many; the fullest first."""
+    """The prefixes under which `longer` has most of the names of `shorter`, with how many; the fullest first."""
     found: dict[str, int] = {}
     for name in list(shorter)[:NAMES_SHOWN_MAX]:
         for other in longer:
             prefix = other.removesuffix("." + name)
             if prefix != other and prefix not in found:
                 found[prefix] = sum(f"{prefix}.{one}" in longer for one in shorter)
-    fitting = [(prefix, fits) for prefix, fits in found.items() if 2 * fits >= len(shorter)]
-    return sorted(fitting, key=lambda one: -one[1])[:NAMES_SHOWN_MAX]
+    fitting = [(prefix, fits) for prefix, fits in found.items() if 2 * fits > len(shorter)]
+    return sorted(fitting, key=lambda one: -one[1])[:PREFIXES_SHOWN_MAX]

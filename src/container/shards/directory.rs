@@ -7,6 +7,7 @@ use super::{Shards, distributed, index_file, missing};
 use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
+use crate::text::shortened;
 
 /// The file names of one byte format, in the order in which they are looked for.
 struct NamingScheme {
@@ -38,6 +39,10 @@ const PICKLES: NamingScheme = NamingScheme {
     consolidated: ".pth",
     any: &[".bin", ".pt", ".pth", ".ckpt"],
 };
+
+/// The most names of a folder in a message, and the most bytes of one.
+const SHOWN_NAMES: usize = 5;
+const SHOWN_BYTES: usize = 60;
 
 /// Stems of the files that trainers write beside the weights.
 const TRAINER_FILES: &[&str] = &["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
@@ -100,7 +105,7 @@ pub(super) fn resolve(folder: &Folder, names: BTreeSet<String>, limits: &Limits)
     let mut shards = match choice {
         None if ORBAX_FILES.iter().any(|name| names.contains(*name)) => return Err(orbax(directory)),
         None if is_core_ml(folder) => return Err(core_ml(directory)),
-        None => return Err(no_checkpoint(directory)),
+        None => return Err(no_checkpoint(directory, &names)),
         Some(Choice::Index(name)) => index_file::read(folder, &name, limits)?,
         Some(Choice::Files(names)) => Shards::of(names),
     };
@@ -124,21 +129,24 @@ fn core_ml(directory: &Path) -> Error {
     error.note("Read it with coremltools.")
 }
 
-/// The error for a directory without a checkpoint; its note lists the names that were looked for.
-fn no_checkpoint(directory: &Path) -> Error {
-    let families = [&SAFETENSORS, &PICKLES].map(|family| {
-        let known = family.known.iter().map(|stem| format!("{stem}{}", family.extension));
-        format!(
-            "{0}{1}.index.json, {0}{1}, *{1}.index.json, {2}, consolidated*{3}, *-00001-of-0000N{1}, a single *{4}",
-            family.main,
-            family.extension,
-            known.collect::<Vec<_>>().join(", "),
-            family.consolidated,
-            family.any.join(" or *"),
-        )
-    });
-    let error = Error::new(Code::UnknownFormat, "the directory holds no checkpoint").in_file(directory);
-    error.note(format!("Looked for: {}.", families.join(", ")))
+/// The error for a directory without a checkpoint: what it has, and what it would have.
+fn no_checkpoint(directory: &Path, names: &BTreeSet<String>) -> Error {
+    let shown: Vec<String> =
+        names.iter().take(SHOWN_NAMES).map(|name| shortened(name, SHOWN_BYTES).into_owned()).collect();
+    let has = match names.len().saturating_sub(shown.len()) {
+        _ if shown.is_empty() => "it has no files".to_owned(),
+        0 => format!("it has {}", shown.join(", ")),
+        more => format!("it has {} and {more} more files", shown.join(", ")),
+    };
+    let text = format!("the directory holds no checkpoint: {has}");
+    let error = Error::new(Code::UnknownFormat, text).in_file(directory);
+    let any: Vec<String> =
+        [SAFETENSORS, PICKLES].iter().flat_map(|family| family.any).map(|end| format!("*{end}")).collect();
+    error.note(format!(
+        "A checkpoint is one file {}, shards with an index (*.index.json) or numbers (-00001-of-00002), or the folder of a distributed \
+         checkpoint (.metadata, latest).",
+        any.join(", ")
+    ))
 }
 
 impl NamingScheme {
