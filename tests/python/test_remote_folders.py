@@ -650,6 +650,37 @@ print(json.dumps(found))
     }
 
 
+def test_a_repository_is_what_the_api_of_the_hub_states(tmp_path: Path, hub: Hub) -> None:
+    """Of weights it states the SHA-256, of small files git's SHA-1."""
+    answer, changed = hub.content, ""
+
+    def content(path: str) -> tuple[bytes, str] | None:
+        found = answer(path)
+        if found and changed and path.endswith(changed) and "/resolve/" in path:
+            return found[0][:-1] + bytes([found[0][-1] ^ 1]), found[1]
+        return found
+
+    hub.content = content  # type: ignore[method-assign]
+    code = f"""
+found = []
+for given in ("hf://org/model", "hf://org/model/{SHARDS[0]}", "hf://org/model/step"):
+    try:
+        found.append(len(rustload.open(given, manifest="hf").materialize()))
+    except rustload.FormatError as error:
+        found.append(error.code)
+print(json.dumps(found))
+"""
+    for changed, expected in {
+        "": [8, 2, 8],
+        SHARDS[0]: ["ManifestMismatch", "ManifestMismatch", 8],
+        SHARDS[1]: ["ManifestMismatch", 2, 8],
+        INDEX: ["ManifestMismatch", 2, 8],
+        ".metadata": [8, 2, "ManifestMismatch"],
+    }.items():
+        found = run_with(code, tmp_path / (changed or "same"), HF_ENDPOINT=hub.host, HF_HUB_OFFLINE="0")
+        assert found == expected, changed
+
+
 def test_a_push_under_way_does_not_mix_commits(
     tmp_path: Path, hub: Hub, tensors: dict[str, torch.Tensor]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import socket
@@ -216,14 +217,7 @@ class Hub(Server):
         prefix = f"{folder}/" if folder else ""
         names = [name.removeprefix(prefix) for name in self.commits[commit] if name.startswith(prefix)]
         files = [
-            {
-                "type": "file",
-                "oid": f"{len(name):040x}",
-                "size": len(self.commits[commit][prefix + name]),
-                "path": prefix + name,
-            }
-            for name in names
-            if "/" not in name
+            _entry(prefix + name, self.commits[commit][prefix + name]) for name in names if "/" not in name
         ]
         folders = {name.partition("/")[0] for name in names if "/" in name}
         trees = [
@@ -231,3 +225,12 @@ class Hub(Server):
             for name in sorted(folders)
         ]
         return files + trees
+
+
+def _entry(path: str, content: bytes) -> dict[str, Any]:
+    """What the Hub's API says of a file; weights are kept by their SHA-256."""
+    entry: dict[str, Any] = {"type": "file", "size": len(content), "path": path}
+    if path.endswith(".safetensors"):
+        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+        content = b"pointer"
+    return entry | {"oid": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}

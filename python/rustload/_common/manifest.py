@@ -195,13 +195,17 @@ def manifest_of(given: ManifestLike, source: Any) -> Manifest:
         return given
     if given != "hf":
         return Manifest(given)
-    from rustload._common.manifest_hub import hub_files
+    from rustload._common.manifest_hub import folder_files, hub_files
 
+    made = Manifest.__new__(Manifest)
+    folder = getattr(source, "home", source)
+    if hasattr(folder, "hub_etags"):
+        made._take(folder_files(folder))
+        return made
     one = isinstance(source, (str, os.PathLike))
     several = isinstance(source, (list, tuple)) and all(
         isinstance(path, (str, os.PathLike)) for path in source
     )
-    made = Manifest.__new__(Manifest)
     made._take(hub_files([source] if one else source if several else []))
     return made
 

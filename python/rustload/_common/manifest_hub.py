@@ -1,11 +1,11 @@
-"""The digests that the Hugging Face Hub has stated for downloaded files: names of blobs, and metadata."""
+"""The digests that the Hugging Face Hub states: in its API, and for downloaded files in names of blobs, and metadata."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rustload._common.hub import hub_snapshot
 from rustload._common.manifest_forms import DIGEST_BYTES, Listed
@@ -14,7 +14,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["hub_files"]
+__all__ = ["folder_files", "hub_files"]
 
 _NO_DIGEST = bytes(DIGEST_BYTES)
 """That of a file whose bytes are not those of the Hub: nothing is known to have it."""
@@ -53,6 +53,33 @@ def hub_files(paths: Iterable[str]) -> dict[str, Listed]:
     if not found:
         text = "is 'hf', and neither the cache of the Hub nor a folder downloaded from it has these files"
         raise _error("Value", text, argument="manifest")
+    return found
+
+
+def folder_files(folder: Any) -> dict[str, Listed]:
+    """The files of a folder of the Hub and below, with the digests that its API states. Small files are read, as for `hub_files`.
+
+    Args:
+        folder: An `ObjectFolder` with `hub_etags`.
+
+    Raises:
+        OSError: The Hub cannot be read.
+        ValueError: It states no digests.
+    """
+    found: dict[str, Listed] = {}
+    for one in folder.all_folders(exclude=())[0]:
+        prefix = one.name[len(folder.name) :].lstrip("/")
+        for name, (size, etag) in one.hub_etags().items():
+            path = f"{prefix}/{name}" if prefix else name
+            if len(etag) == 2 * DIGEST_BYTES:
+                found[path] = Listed(None, bytes.fromhex(etag))
+            elif size <= _SMALL_FILE_BYTES_MAX:
+                (content,) = one.open(name).read_ranges([(0, size)])
+                found[path] = Listed(None, _of_content(bytes(content), etag))
+    if not found:
+        raise _error(
+            "Value", "is 'hf', and this folder is not one of the Hub with digests", argument="manifest"
+        )
     return found
 
 
@@ -97,7 +124,11 @@ def _sha256(path: str, etag: str) -> bytes:
     if len(etag) == 2 * DIGEST_BYTES:
         return bytes.fromhex(etag)
     with open(path, "rb") as file:
-        content = file.read(_SMALL_FILE_BYTES_MAX + 1)
+        return _of_content(file.read(_SMALL_FILE_BYTES_MAX + 1), etag)
+
+
+def _of_content(content: bytes, etag: str) -> bytes:
+    """The SHA-256 of a small file, if it has git's SHA-1."""
     blob = hashlib.sha1(b"blob %d\0" % len(content), usedforsecurity=False)
     blob.update(content)
     if len(content) > _SMALL_FILE_BYTES_MAX or blob.hexdigest() != etag:

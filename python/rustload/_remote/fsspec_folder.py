@@ -128,6 +128,16 @@ class FsspecFolder(ObjectFolder):
         """The names of its folders."""
         return [name for name, info in self._listed().items() if info.get("type") == "directory"]
 
+    def hub_etags(self) -> dict[str, tuple[int, str]]:
+        """The size of each of its files, and the SHA-256 of the content that the Hub states, or git's SHA-1 of a small file."""
+        found = {}
+        for name in self.names() if is_hub(self._fs) else ():
+            info = self._listed()[name]
+            etag = (info.get("lfs") or {}).get("sha256") or info.get("blob_id")
+            if etag is not None:
+                found[name] = (int(info["size"]), str(etag))
+        return found
+
     def sizes(self, names: Sequence[str], /) -> list[int | None]:
         """The sizes, from a listing of the folder; if it cannot be listed, each file is asked for."""
         try:
