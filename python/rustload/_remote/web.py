@@ -258,13 +258,15 @@ def repeated(request: Callable[[], Result], *, is_first: bool = False) -> Result
         try:
             return request()
         except Exception as error:
-            if isinstance(error, failures.TimeoutError) and not isinstance(
-                error, failures.NewConnectionError
-            ):
-                number = max(number, len(RETRY_SECONDS) - 1)  # it took long already: once more
+            is_refused = isinstance(error, failures.NewConnectionError)
+            timed_out = isinstance(error, failures.TimeoutError) and not is_refused
+            if timed_out:
+                number = max(number, len(RETRY_SECONDS) - 1)  # it took long already: once more, and soon
             seconds = _seconds_before_retry(error, number, is_first=is_first)
             if seconds is None:
                 raise
+            if timed_out:
+                seconds = min(seconds, RETRY_SECONDS[0])
         time.sleep(seconds)
         number += 1
 
