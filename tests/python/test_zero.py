@@ -230,3 +230,43 @@ def test_what_is_read(tmp_path: Path, stage: int) -> None:
     rustload.convert(root, tmp_path / "out.safetensors", rename=leave)
     assert read_bytes() - before <= 1.05 * sum(tensor.nbytes for tensor in whole.values())
     same(rustload.open(tmp_path / "out.safetensors"), whole)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_each_rank_of_a_mesh_reads_its_own_elements(tmp_path: Path, stage: int) -> None:
+    """What torch itself puts on a rank, of ZeRO's other number of ranks; and no more bytes than a rank's share needs."""
+    from test_dtensor import as_rank, module_of, select
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+
+    whole = tensors({"w": (2048, 512), "v": (1001,), "u": (3, 5, 7)})
+    root = write(tmp_path, Run([whole], stage, 5))
+    ways = {"w": (Shard(0), Shard(1)), "v": (Shard(0), Replicate()), "u": (Replicate(), Shard(2))}
+    for rank in range(4):
+        with as_rank(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2))
+            expected = {name: select(one, mesh, ways[name]) for name, one in whole.items()}
+            model = module_of(
+                {name: select(torch.zeros_like(one), mesh, ways[name]) for name, one in whole.items()}
+            )
+            before = read_bytes()
+            report = rustload.torch.load_into(model, root, rename={"optimizer": None, "module": None})
+            assert not report.missing
+            assert not report.unexpected
+            # A column share of rows of 2 KiB is read with what is between its parts.
+            assert read_bytes() - before <= 1.2 * whole["w"].nbytes / 2 + (1 << 20)
+            for name, tensor in model.named_parameters():
+                assert torch.equal(tensor.to_local(), expected[name].to_local()), name
+
+
+def test_commands_take_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rustload._cli import main
+
+    root = write(tmp_path, run(3, 2))
+    assert main(["info", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert "b.weight" in shown
+    assert "exp_avg_sq" in shown
+    assert main(["diff", str(root), str(root / "global_step7"), "--data"]) == 0
+    assert main(["stats", str(root), "--select", "a.*"]) == 0
+    assert main(["scan", str(root)]) in (0, 1)
