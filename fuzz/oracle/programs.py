@@ -157,6 +157,10 @@ class Program:
                     self.dict(depth),
                 )
             case 9:
+                if rng.random() < 0.5:
+                    items = [self.value(depth - 1) for _ in range(rng.randrange(3))]
+                    length = len(items) + self.odd(0.1)
+                    return asm.array(asm.OBJECT, (length,), asm.listed(*items))
                 return asm.ndarray(asm.numpy_dtype("f4"), (6,), asm.SIX)
             case 10:
                 return asm.numpy_dtype(
@@ -303,6 +307,8 @@ class Program:
             return self.tensor()
         if kind == "numpy_dtype" and self.rng.random() < 0.8:
             return asm.numpy_dtype(self.rng.choice(("f4", "i8", "b1")))
+        if kind == "numpy_objects":
+            return asm.OBJECT
         if kind == "storage":
             return self.loaded()
         if depth <= -6:

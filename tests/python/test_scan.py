@@ -30,6 +30,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from attacks import pickles as asm
 from support import child, safetensors_bytes
 
 import rustload
@@ -854,3 +855,89 @@ UNPROVEN = {
 @pytest.mark.parametrize("what", UNPROVEN)
 def test_what_no_row_states_is_not_inert(what: str) -> None:
     assert rustload.scan(b"\x80\x04" + UNPROVEN[what]).verdict == "unknown"
+
+
+OBJECTS = {
+    "dicts": np.array([{"a": 1}, None], dtype=object),
+    "text": np.array([["a", b"b"], [1, 2.5]], dtype=object),
+    "columns first": np.asfortranarray(np.array([[1, "a"], [2, "b"]], dtype=object)),
+    "of a single one": np.array([[1, 2]], dtype=object)[0, :1],
+    "without dimensions": np.array({"a": [1]}, dtype=object),
+    "none": np.zeros((0, 3), dtype=object),
+    "arrays": np.array([np.ones(2), np.array([{"a"}], dtype=object), None], dtype=object),
+}
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_array_of_plain_objects_is_inert(name: str, protocol: int, tmp_path: Path) -> None:
+    array = OBJECTS[name]
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", a=array, b=np.ones(2))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"a": array}, protocol))
+    for file in rustload.scan(tmp_path).files:
+        assert (file.verdict, file.coverage.complete) == ("inert", True), str(rustload.scan(file.path))
+
+
+class Unknown:
+    """A class that no scan knows."""
+
+
+def test_objects_in_an_array_are_judged() -> None:
+    name = f"{Unknown.__module__}.Unknown"
+    data = pickle.dumps(np.array([Unknown(), {"a": [Unknown()]}], dtype=object))
+    (found,) = [one for one in rustload.scan(data).findings if one.verdict != "inert"]
+    assert (found.code, found.name) == ("DisallowedGlobal", "Unknown")
+    assert rustload.scan(data, policy=rustload.Policy(allow=(name,))).verdict == "inert"
+    # The attributes of a module are plain values, at any depth.
+    layer = torch.nn.Identity()
+    layer.more = np.array([[collections.Counter()]], dtype=object)
+    assert rustload.scan(pickle.dumps(layer)).verdict == "inert"
+    layer.more = np.array([[functools.partial(print)]], dtype=object)
+    assert rustload.scan(pickle.dumps(layer)).verdict != "inert"
+    layer.more = np.array([[torch.nn.Identity()]], dtype=object)
+    assert rustload.scan(pickle.dumps(layer)).verdict == "unknown"
+
+
+FLAGLESS = asm.numpy_dtype("O8", order="|")
+GROWN = asm.listed() + asm.put(9) + asm.POP
+UNLIKE_OBJECTS = {
+    "fewer objects than the shape says": asm.array(asm.OBJECT, (2,), asm.listed(asm.NONE)),
+    "more objects": asm.array(asm.OBJECT, (2,), asm.listed(asm.NONE, asm.NONE, asm.NONE)),
+    "no objects": asm.array(asm.OBJECT, (1 << 40,), asm.listed()),
+    "a negative size": asm.array(asm.OBJECT, (-1, -1), asm.listed(asm.NONE)),
+    "a product that wraps": asm.array(asm.OBJECT, (1 << 32, 1 << 32), asm.listed()),
+    "objects that come later": GROWN + asm.array(asm.OBJECT, (1,), asm.get(9)) + asm.get(9) + asm.NONE + b"a" + asm.POP,
+    "bytes for pointers": asm.array(asm.OBJECT, (1,), asm.latin1(b"12345678")),
+    "bytes for pointers, by a flag": asm.array(FLAGLESS, (1,), asm.latin1(b"12345678")),
+    "objects, without the flag": asm.array(FLAGLESS, (1,), asm.listed(asm.NONE)),
+    "numbers in a list": asm.array(asm.numpy_dtype("f4"), (1,), asm.listed(asm.NONE)),
+    "a buffer": asm.call(
+        "numpy._core.numeric._frombuffer", asm.latin1(b"12345678"), asm.OBJECT, asm.ints(1), asm.text("C")
+    ),
+    "a scalar": asm.call("numpy._core.multiarray.scalar", asm.OBJECT, asm.latin1(b"12345678")),
+    "a record": asm.numpy_dtype(
+        "V8",
+        state=asm.many(
+            asm.integer(3),
+            asm.text("|"),
+            asm.NONE,
+            asm.many(asm.text("a")),
+            asm.mapped((asm.text("a"), asm.many(asm.OBJECT, asm.integer(0)))),
+            asm.integer(8),
+            asm.integer(1),
+            asm.integer(16),
+        ),
+    ),
+    "pointers of 4 bytes": asm.array(asm.numpy_dtype("O4", state=asm.OBJECT_STATE), (1,), asm.listed(asm.NONE)),
+    "two states": asm.array(asm.OBJECT, (1,), asm.listed(asm.NONE))
+    + asm.many(asm.integer(1), asm.ints(9), asm.OBJECT, asm.FALSE, asm.listed()) + asm.BUILD,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNLIKE_OBJECTS)
+def test_an_array_of_objects_that_numpy_does_not_write_is_not_inert(what: str) -> None:
+    """NumPy compares neither the length of the list with the shape, nor the flags of a dtype with what it is."""
+    assert rustload.scan(asm.pickle(UNLIKE_OBJECTS[what])).verdict == "unknown"
+    good = asm.listed(asm.NONE) + asm.put(9) + asm.POP + asm.array(asm.OBJECT, (1,), asm.get(9))
+    assert rustload.scan(asm.pickle(good)).verdict == "inert"

@@ -155,6 +155,7 @@ impl<'a> Proof<'a> {
         match (schema, kind) {
             (Schema::Key, "size" | "bytes" | "frozenset") => Some(true),
             (Schema::Key, _) => Some(row.is_some_and(|row| row.is_key)),
+            (Schema::Plain, "ndarray") if numpy::lists(self, id).next().is_some() => None,
             (
                 _,
                 "ordered_dict" | "counter" | "default_dict" | "dict" | "list" | "deque" | "set" | "frozenset"
@@ -163,7 +164,7 @@ impl<'a> Proof<'a> {
             (
                 Schema::Plain,
                 "tensor" | "storage" | "size" | "device" | "layout" | "complex" | "bytes" | "bytearray"
-                | "record" | "ndarray" | "numpy_scalar" | "numpy_dtype",
+                | "record" | "ndarray" | "numpy_scalar" | "numpy_dtype" | "numpy_objects",
             ) => Some(true),
             (Schema::Data, kind) => Some(kind != "alias" && row.is_some_and(|row| !row.is_callable)),
             _ => Some(false),
@@ -315,6 +316,9 @@ impl<'a> Proof<'a> {
                     each(items, schema)
                 }
                 Value::Dict(pairs) => each_of(pairs, schema),
+                Value::Call(id) if self.kind(id) == Some("ndarray") => {
+                    Some(numpy::lists(self, id).map(|list| (list, schema)).collect())
+                }
                 Value::Call(id) => {
                     let call = self.values.call(id);
                     let mut parts: Vec<Pair> = each(call.appended, schema)?;

@@ -1,13 +1,16 @@
 //! NumPy's dtypes and arrays: what the schemas do not say. A dtype is one of numbers, of strings of a fixed length, or of records of these,
 //! and the size, the fields and the flags in its state agree with its name: NumPy trusts them, reads a field wherever its offset
 //! says, and a flag tells it that the elements are pointers (numpy/_core/src/multiarray/descriptor.c: `arraydescr_setstate`).
+//!
+//! A dtype of objects is of another kind, so that only the state of an array takes one. That has its elements in a list, which NumPy reads
+//! and stores without looking at them, and without looking at the list's length (methods.c: `_setlist_pkl`).
 
 use std::collections::HashSet;
 
 use super::proof::Proof;
 use crate::dtype::DType;
 use crate::index::globals::Row;
-use crate::pickle::{Call, CallId, Handle, Value};
+use crate::pickle::{Build, Call, CallId, Handle, Snapshot, Value};
 
 /// The bytes of a character of `U`, which is UCS-4.
 const UNICODE_CHARACTER_BYTES: i64 = 4;
@@ -15,6 +18,8 @@ const UNICODE_CHARACTER_BYTES: i64 = 4;
 const NEEDS_INIT: i64 = 8;
 /// What a dtype of records may have besides: `NPY_NEEDS_PYAPI` and `NPY_ALIGNED_STRUCT`.
 const RECORD_FLAGS: i64 = NEEDS_INIT | 16 | 128;
+/// The flags of `O`. Without that of lists, NumPy would take bytes of the state for pointers.
+const OBJECT_FLAGS: i64 = 63;
 /// The longest name of such a dtype.
 const NAME_MAX_BYTES: usize = 8;
 /// The most fields of a record.
@@ -28,12 +33,15 @@ pub(super) enum Elements {
     Strings(i64),
     /// With fields, which are in the state.
     Records(i64),
+    /// Pointers to objects.
+    Objects,
 }
 
 impl Elements {
     fn itemsize(self) -> i64 {
         match self {
             Elements::Numbers(size) | Elements::Strings(size) | Elements::Records(size) => size,
+            Elements::Objects => 8,
         }
     }
 }
@@ -91,9 +99,38 @@ pub(super) fn is_dtype_state(proof: &Proof<'_>, call: &Call<'_>, state: Handle) 
                 && order == b"|"
                 && are_fields(proof, names, fields, len)
         }
+        Some(Elements::Objects) => {
+            int(size) == Some(-1)
+                && int(alignment) == Some(-1)
+                && flags == Some(OBJECT_FLAGS)
+                && order == b"|"
+                && has_no_fields
+        }
         None => false,
     };
     agrees && is_copy && matches!(order, b"<" | b">" | b"|" | b"=") && matches!(int(version), Some(0..=4))
+}
+
+/// Whether the state of an array has objects only in a list, and there as many as its shape says, at the moment when NumPy reads them.
+pub(super) fn is_array_state(proof: &Proof<'_>, build: &Build) -> bool {
+    let Value::Tuple(&[_, shape, dtype, _, elements]) = proof.values.get(build.state) else { return false };
+    let has_objects = match proof.values.get(dtype) {
+        Value::Call(id) => proof.kind(id) == Some("numpy_objects"),
+        _ => return false,
+    };
+    let Value::List(items) = proof.values.get_at(Snapshot { value: elements, offset: build.offset }) else {
+        return !has_objects;
+    };
+    if !has_objects {
+        return false;
+    }
+    let Value::Tuple(shape) = proof.values.get(shape) else { return false };
+    let size = |&size: &Handle| match proof.values.get(size) {
+        Value::Int(size) => usize::try_from(size).ok(),
+        _ => None,
+    };
+    let mut sizes = shape.iter().map(size);
+    sizes.try_fold(1_usize, |product, size| product.checked_mul(size?)) == Some(items.len())
 }
 
 /// Whether these are the fields of a record of `len` bytes: each name has one, without a title, and each has bytes of the record that no
@@ -163,6 +200,22 @@ fn elements_of(proof: &Proof<'_>, id: CallId) -> Option<Elements> {
     }
 }
 
+/// Whether the elements of a dtype with this name are objects.
+pub(super) fn is_objects(proof: &Proof<'_>, name: Handle) -> bool {
+    matches!(elements(proof, name), Some(Elements::Objects))
+}
+
+/// The lists of objects of an array.
+pub(super) fn lists<'a>(proof: &Proof<'a>, array: CallId) -> impl Iterator<Item = Handle> + use<'a> {
+    let values = proof.values;
+    values.call(array).states.iter().filter_map(|state| match values.get(state.value) {
+        Value::Tuple(&[_, _, _, _, elements]) => {
+            matches!(values.get(elements), Value::List(_)).then_some(elements)
+        }
+        _ => None,
+    })
+}
+
 /// What the elements of a dtype with this name are.
 pub(super) fn elements(proof: &Proof<'_>, name: Handle) -> Option<Elements> {
     let Value::Str(name) = proof.values.get(name) else { return None };
@@ -173,6 +226,7 @@ pub(super) fn elements(proof: &Proof<'_>, name: Handle) -> Option<Elements> {
     let (letter, len) = name.split_at_checked(1)?;
     let len = len.parse::<u32>().map(i64::from).ok()?;
     match letter {
+        "O" => (len == 8).then_some(Elements::Objects),
         "U" => len.checked_mul(UNICODE_CHARACTER_BYTES).map(Elements::Strings),
         "S" => Some(Elements::Strings(len)),
         "V" => Some(Elements::Records(len)),

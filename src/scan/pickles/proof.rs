@@ -78,10 +78,19 @@ impl<'a> Proof<'a> {
         let calls = self.values.calls().map(|(id, _)| {
             let call = self.values.call(id);
             let row = self.callee(&call).and_then(|callee| self.row(callee))?;
+            let args = self.values.get(call.args);
             if row.kind != "loaded" {
-                return Some(row.kind).filter(|_| row.calls != "-");
+                let kind = match args {
+                    Value::Tuple(&[name, ..])
+                        if row.kind == "numpy_dtype" && numpy::is_objects(self, name) =>
+                    {
+                        "numpy_objects"
+                    }
+                    _ => row.kind,
+                };
+                return Some(kind).filter(|_| row.calls != "-");
             }
-            let Value::Tuple(&[bytes]) = self.values.get(call.args) else { return None };
+            let Value::Tuple(&[bytes]) = args else { return None };
             let is_storage =
                 *loaded.entry(bytes).or_insert_with(|| holds_storage(self.values, bytes, limits));
             is_storage.then_some("storage")
@@ -157,7 +166,11 @@ impl<'a> Proof<'a> {
         let is_first = built.insert(id) && !self.seen.contains(&id);
         let is_proven = is_first
             && self.schemas.state(row.state).is_some_and(|schema| self.matches(build.state, schema))
-            && (row.kind != "numpy_dtype" || numpy::is_dtype_state(self, &call, build.state));
+            && match row.kind {
+                "numpy_dtype" => numpy::is_dtype_state(self, &call, build.state),
+                "ndarray" => numpy::is_array_state(self, build),
+                _ => true,
+            };
         if !is_proven && !self.refused.contains_key(&id) {
             let attribute =
                 self.schemas.state(row.state).and_then(|schema| self.wrong_attribute(build.state, schema));

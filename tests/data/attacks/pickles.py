@@ -203,7 +203,12 @@ def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
 
 def ndarray(dtype: bytes, shape: tuple[int, ...], data: bytes, *, fortran: bytes = FALSE) -> bytes:
     """An array as `ndarray.__reduce__` pickles it."""
-    state = many(integer(1), ints(*shape), dtype, fortran, latin1(data))
+    return array(dtype, shape, latin1(data), fortran=fortran)
+
+
+def array(dtype: bytes, shape: tuple[int, ...], elements: bytes, *, fortran: bytes = FALSE) -> bytes:
+    """The same, of any value for the elements: of objects, a list."""
+    state = many(integer(1), ints(*shape), dtype, fortran, elements)
     return (
         call("numpy._core.multiarray._reconstruct", name("numpy.ndarray"), ints(0), latin1(b"b"))
         + state
@@ -214,6 +219,11 @@ def ndarray(dtype: bytes, shape: tuple[int, ...], data: bytes, *, fortran: bytes
 def numpy_dtype(code: str, *, order: str = "<", state: bytes | None = None) -> bytes:
     rest = many(integer(3), text(order), NONE, NONE, NONE, integer(-1), integer(-1), integer(0))
     return call("numpy.dtype", text(code), FALSE, TRUE) + (state or rest) + BUILD
+
+
+OBJECT_STATE = many(integer(3), text("|"), NONE, NONE, NONE, integer(-1), integer(-1), integer(63))
+"""The state of a dtype of objects."""
+OBJECT = numpy_dtype("O8", state=OBJECT_STATE)
 
 
 def latin1(data: bytes) -> bytes:
