@@ -241,6 +241,11 @@ impl FileReport {
         self.worst = None;
     }
 
+    /// The allowance that covers what a global does.
+    pub(super) fn allows(&self, module: &str, name: &str) -> Option<String> {
+        self.policy.covers(module, name).map(str::to_owned)
+    }
+
     pub(super) fn has(&self, code: &str) -> bool {
         self.findings.iter().any(|finding| finding.code == code)
     }

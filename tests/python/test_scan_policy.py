@@ -114,7 +114,40 @@ class TestAllowances:
     def test_the_text_says_how_to_allow(self, file: Path) -> None:
         last = str(rustload.scan(file)).splitlines()[-1]
         assert last == "  if you know what these do: --allow mylib.config.Config"
-        assert "--allow" not in str(rustload.scan(EVIL))
+        last = str(rustload.scan(EVIL)).splitlines()[-1]
+        assert (
+            last == "  next step  delete it, or read its tensors with rustload.open, which runs nothing of it"
+        )
+
+    def test_a_module_of_torch_with_a_recurrent_layer_can_be_allowed(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.pt"
+        torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LSTM(2, 2)), path)
+        report = rustload.scan(path)
+        assert report.verdict == "unknown"
+        lines = str(report).splitlines()
+        assert (
+            "'_modules', whose value is of a form that is not known; an allowance of the class covers it"
+            in lines[2]
+        )
+        _, _, options = lines[-1].partition(": ")
+        names = tuple(options.replace("--allow ", "").split())
+        assert names == ("torch.nn.modules.rnn.LSTM", "torch.nn.modules.container.Sequential")
+        for given in (names, ("torch.nn.*",)):
+            report = rustload.scan(path, policy=allowing(*given))
+            assert (report.verdict, {found.allowed for found in report.findings}) == ("inert", set(given))
+        assert rustload.scan(path, policy=allowing(names[0])).verdict == "unknown"
+
+    def test_a_state_of_a_module_is_not_covered_where_it_hides_a_method(self) -> None:
+        state = b"}X\x06\0\0\0extendccollections\nCounter\ns"
+        data = b"\x80\x02ctorch.nn.modules.linear\nIdentity\n)\x81" + state + b"b."
+        assert rustload.scan(data, policy=allowing("torch.nn.*")).verdict == "unknown"
+
+    def test_a_state_of_a_dtype_is_not_covered(self) -> None:
+        """NumPy would take bytes for pointers."""
+        dtype = b"cnumpy\ndtype\n(X\x02\0\0\0f4\x89\x88tR(K\x03X\x01\0\0\0<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3ftb."
+        report = rustload.scan(b"\x80\x02" + dtype, policy=allowing("numpy.dtype"))
+        assert report.verdict == "unknown"
+        assert report.findings[0].message == "gets a state of a form that is not known"
 
 
 class TestPolicyFiles:

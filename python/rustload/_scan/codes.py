@@ -46,7 +46,7 @@ SCAN_CODES = {
         "A known function is called with arguments of an unknown form.", "The result of a call is called."
     ),
     "StateAttribute": _may_execute(
-        "A BUILD sets an attribute that hides a method, or a state that the class does not write.",
+        "A BUILD sets an attribute that hides a method, or a state of a form that is not known.",
         "A BUILD sets an attribute that is called in place of a method, to something that runs code.",
     ),
     "DictKey": ScanCode(_UNKNOWN, "A key of a dict or set is hashed and compared by code of its class."),

@@ -28,6 +28,12 @@ _ALLOWABLE = (
     "ModuleSource",
     "CodeInArchive",
 )
+# What ends the message about a state that an allowance settles; the same text is in src/scan/pickles/states.rs.
+_SETTLED = "; an allowance of the class covers it"
+# Reasons that name no reader.
+_VAGUE = ("JSON, ", "a member that no known reader")
+# The most parts that were not scanned to show per file, each for another reason.
+GAPS_SHOWN_MAX = 5
 # The most names to suggest for --allow.
 SUGGESTED_MAX = 8
 
@@ -103,7 +109,7 @@ def _allowable(file: dict[str, Any]) -> list[str]:
     if file["passes"] or not file["coverage"]["complete"]:
         return []
     bad = [found for found in file["findings"] if found["verdict"] != "inert"]
-    if any(found["verdict"] != "unknown" or found["code"] not in _ALLOWABLE for found in bad):
+    if any(found["verdict"] != "unknown" or not _is_allowable(found) for found in bad):
         return []
     names = [f"{found['module']}.{found['name']}" for found in bad]
     # TorchScript's classes are one module, which the archive brings.
@@ -111,6 +117,10 @@ def _allowable(file: dict[str, Any]) -> list[str]:
     # A shell takes other names as they are.
     plain = all(char.isalnum() or char in "_." for name in names if name[0] != "'" for char in name)
     return names if plain and len(names) <= SUGGESTED_MAX else []
+
+
+def _is_allowable(found: dict[str, Any]) -> bool:
+    return found["code"] in _ALLOWABLE or found["message"].endswith(_SETTLED)
 
 
 def _location(page: Page, found: dict[str, Any]) -> str:

@@ -9,10 +9,14 @@ use crate::scan::report::{Finding, TraceStep, Verdict};
 /// The methods that unpicklers look up on an object to grow it (`Modules/_pickle.c`: `do_append`, `load_additems`).
 const GROWING_METHODS: [&[u8]; 3] = [b"append", b"extend", b"add"];
 
+/// What ends the message about a state that an allowance of its class settles; python/rustload/_scan/text.py looks for it.
+const SETTLED: &str = "; an allowance of the class covers it";
+
 impl Classifier<'_> {
     /// Adds a BUILD to the trace, and to the findings unless the finding of its call covers it.
     pub(super) fn state(&mut self, offset: u64, target: Handle) {
         let values = self.values_of();
+        let mut allowed = None;
         let ((global, verdict), finding) = match values.get(target) {
             Value::Global(id) => {
                 let global = values.global(id);
@@ -22,22 +26,26 @@ impl Classifier<'_> {
             Value::Call(id) => {
                 let call = values.call(id);
                 let (owner, verdict) = self.owner(&call);
-                let text = match self.proof.refused(id) {
-                    Some(Some(name)) => Some(format!(
-                        "gets the attribute {}, whose value is of a form that the class does not write",
-                        preview::value(values, name)
-                    )),
-                    Some(None) => Some("gets a state of a form that the class does not write".to_owned()),
+                if let Some(name) = self.hidden_method(&call) {
+                    let name = preview::value(values, name);
+                    let text = format!(
+                        "gets the attribute {name}, which is looked up and called in place of a method"
+                    );
+                    ((owner, verdict), Some(("StateAttribute", text)))
+                } else if let Some(attribute) = self.proof.refused(id) {
+                    let what = attribute.map_or("a state".to_owned(), |name| {
+                        format!("the attribute {}, whose value is", preview::value(values, name))
+                    });
+                    // What a module does with its state is code of its class, which an allowance trusts. NumPy takes it for pointers.
+                    let is_module = self.proof.kind(id) == Some("module");
+                    allowed = if is_module { self.report.allows(&owner.0, &owner.1) } else { None };
+                    let settled = if is_module && allowed.is_none() { SETTLED } else { "" };
+                    let text = format!("gets {what} of a form that is not known{settled}");
+                    ((owner, verdict), Some(("StateAttribute", text)))
+                } else {
                     // The finding of the call covers the rest of its state.
-                    None => self.hidden_method(&call).map(|name| {
-                        let name = preview::value(values, name);
-                        format!(
-                            "gets the attribute {name}, which is looked up and called in place of a method"
-                        )
-                    }),
-                };
-                let finding = text.map(|text| ("StateAttribute", text));
-                ((owner, verdict), finding)
+                    ((owner, verdict), None)
+                }
             }
             _ => {
                 let shown = (String::new(), preview::value(values, target));
@@ -55,8 +63,9 @@ impl Classifier<'_> {
             verdict,
         });
         if let Some((code, text)) = finding {
+            let verdict = if allowed.is_some() { Verdict::Inert } else { verdict };
             let finding = self.finding(code, verdict, offset, text);
-            self.report.add(Finding { global, readers: &["c", "python"], ..finding });
+            self.report.add(Finding { global, allowed, readers: &["c", "python"], ..finding });
         }
     }
 
