@@ -12,6 +12,7 @@ use super::budget::Budget;
 use super::detectors::{DETECTORS, Detected, Input, Origin, safetensors};
 use super::report::{FileReport, Finding, Status, Verdict, short};
 use crate::bytes::{Region, Source};
+use crate::container::npy::MAGIC;
 use crate::container::{Format, LFS_POINTER, is_container, sniff, zip};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Contents, Index};
@@ -170,7 +171,9 @@ impl Scanner<'_> {
             sniffed => sniffed,
         };
         let format = sniffed.as_ref().ok().copied();
-        if origin == Origin::Member && is_container(&head) {
+        // An archive of arrays is what NumPy writes.
+        let is_array = head.starts_with(MAGIC) && label.is_some_and(|label| label.ends_with(".npy"));
+        if origin == Origin::Member && is_container(&head) && !is_array {
             self.report.add(Finding {
                 message: "a nested archive or array, which a reader may open".to_owned(),
                 member: label.map(str::to_owned),

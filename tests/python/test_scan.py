@@ -941,3 +941,8 @@ def test_an_array_of_objects_that_numpy_does_not_write_is_not_inert(what: str) -
     assert rustload.scan(asm.pickle(UNLIKE_OBJECTS[what])).verdict == "unknown"
     good = asm.listed(asm.NONE) + asm.put(9) + asm.POP + asm.array(asm.OBJECT, (1,), asm.get(9))
     assert rustload.scan(asm.pickle(good)).verdict == "inert"
+
+
+def test_an_archive_of_arrays_has_no_note(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.ones(2))
+    assert rustload.scan(tmp_path / "a.npz").findings == []
