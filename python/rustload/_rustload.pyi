@@ -1623,21 +1623,34 @@ class ScanOptions:
         allow: Sequence[str] = ...,
         exclude: Sequence[str] = ...,
         manifest: Manifest | None = ...,
+        manifest_file: str | None = ...,
     ) -> Self:
         """Checks the options.
 
         Args:
             limits: The limits.
             allow: The names that are accepted, as for `rustload.Policy`.
-            exclude: The names of files and directories that are left out, as for `rustload.Policy`.
+            exclude: The files and directories that are left out, as for `rustload.Policy`.
             manifest: What paths and folders have to be; others are refused.
+            manifest_file: The path of the file that the manifest was read from, which is not scanned in a directory.
 
         Raises:
             ValueError: A name cannot be allowed.
         """
 
-def scan(source: _Source, options: ScanOptions) -> str:
+    def excludes(self, root: str, path: str) -> bool:
+        """Whether a file or folder at `path`, in the folder `root` that is scanned, is left out."""
+
+    def not_found(self) -> list[str]:
+        """What `exclude` has, and no scan with these options has met."""
+
+def scan(source: _Source, options: ScanOptions, root: str | None = ...) -> str:
     """Scans files, all in directories and folders, or bytes; reads no tensor data.
+
+    Args:
+        source: What is scanned.
+        options: What is accepted and left out.
+        root: The name of the folder in which a folder of a store is scanned; None for itself.
 
     Returns:
         The report as JSON (docs/reference/scan.md lists its keys).

@@ -1,5 +1,6 @@
 //! `scan` and `check_allowance`: wrap scanning. A report is passed to Python as JSON, which is written item by item.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
@@ -11,6 +12,7 @@ use super::folder::Folder;
 use super::manifest::Manifest;
 use super::open::{Source, no_folder};
 use super::run;
+use crate::bytes::ReadFolder as _;
 use crate::parallel::Cancel;
 use crate::scan::{self as core, Options, Policy, Report};
 
@@ -21,22 +23,42 @@ pub(crate) struct ScanOptions(Options);
 #[pymethods]
 impl ScanOptions {
     #[new]
-    #[pyo3(signature = (*, limits=LimitsArg::default(), allow=Vec::new(), exclude=Vec::new(), manifest=None))]
+    #[pyo3(signature = (
+        *, limits=LimitsArg::default(), allow=Vec::new(), exclude=Vec::new(), manifest=None, manifest_file=None
+    ))]
     fn new(
         limits: LimitsArg,
         allow: Vec<String>,
         exclude: Vec<String>,
         manifest: Option<&Manifest>,
+        manifest_file: Option<PathBuf>,
     ) -> PyResult<ScanOptions> {
         let policy = allow.iter().try_fold(Policy::new(), |policy, pattern| policy.allow(pattern))?;
         let manifest = manifest.map(|manifest| manifest.0.clone());
-        Ok(ScanOptions(Options::new().limits(limits.0).policy(policy).exclude(exclude).manifest(manifest)))
+        let options = Options::new().limits(limits.0).policy(policy).exclude(exclude);
+        Ok(ScanOptions(options.manifest(manifest).manifest_file(manifest_file)))
+    }
+
+    /// Whether a file or folder at `path`, in the folder `root` that is scanned, is left out.
+    fn excludes(&self, root: &str, path: &str) -> bool {
+        self.0.excludes(root, path)
+    }
+
+    /// What `exclude` has, and no scan with these options has met.
+    fn not_found(&self) -> Vec<String> {
+        self.0.not_found()
     }
 }
 
-/// Scans files, or all in directories; bytes; an object; or a folder of a store.
+/// Scans files, or all in directories; bytes; an object; or a folder of a store, which is in the folder `root`, or is it.
 #[pyfunction]
-pub(crate) fn scan(py: Python<'_>, source: Source<'_>, options: &ScanOptions) -> PyResult<String> {
+#[pyo3(signature = (source, options, root=None))]
+pub(crate) fn scan(
+    py: Python<'_>,
+    source: Source<'_>,
+    options: &ScanOptions,
+    root: Option<&str>,
+) -> PyResult<String> {
     let cancel = Cancel::new();
     let options = options.0.clone().cancel(cancel.clone());
     let run = |work: &mut (dyn FnMut() -> crate::error::Result<Report> + Send)| {
@@ -57,7 +79,9 @@ pub(crate) fn scan(py: Python<'_>, source: Source<'_>, options: &ScanOptions) ->
             run(&mut || core::scan_source(&source, &options))
         }
         Source::Folder(Folder(folder, chosen)) => {
-            run(&mut || core::scan_folder(Arc::new(folder.clone()), &chosen, &options))
+            let folder = Arc::new(folder);
+            let root = root.map_or_else(|| folder.path().to_owned(), PathBuf::from);
+            run(&mut || core::scan_below(&root, folder.clone(), &chosen, &options))
         }
     }
 }

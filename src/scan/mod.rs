@@ -16,6 +16,7 @@ mod budget;
 mod detectors;
 mod distributed;
 mod encoded;
+mod exclude;
 mod file;
 mod gadgets;
 mod pickles;
@@ -24,10 +25,11 @@ mod preview;
 mod report;
 mod walk;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::distributed::Folders;
+use self::exclude::Exclude;
 use crate::bytes::{Bytes, Folder, Io, Manifest, ReadFolder, ReadRanges, Source, VerifiedFolder};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -47,8 +49,10 @@ pub struct Options {
     pub cancel: Cancel,
     /// The names that are accepted.
     pub policy: Arc<Policy>,
-    /// The names of files and directories that are not scanned where they are found in a directory.
-    pub exclude: Vec<String>,
+    /// What is not scanned where it is found in a directory.
+    exclude: Arc<Exclude>,
+    /// The file of the manifest, which is not scanned where it is found in a directory.
+    manifest_file: Option<PathBuf>,
     /// What files have to be: those that it does not list, or that differ, are not read. Names are relative to the folder that is
     /// scanned.
     pub(crate) manifest: Option<Arc<Manifest>>,
@@ -78,10 +82,28 @@ impl Options {
         Options { policy: Arc::new(policy), ..self }
     }
 
-    /// Sets `exclude`.
+    /// Leaves out files and directories in directories: by their names, in which `*` stands for any characters, or, with a `/`, by
+    /// their paths, as they are or from the directory that is scanned.
     #[must_use]
     pub fn exclude(self, exclude: Vec<String>) -> Options {
-        Options { exclude, ..self }
+        Options { exclude: Arc::new(Exclude::new(exclude)), ..self }
+    }
+
+    /// Whether the file or directory at `path`, in the directory `root` that is scanned, is left out.
+    #[cfg(feature = "python")]
+    pub(crate) fn excludes(&self, root: &str, path: &str) -> bool {
+        self.exclude.has(Path::new(root), Path::new(path))
+    }
+
+    /// What `exclude` has, and no scan with these options has met.
+    pub fn not_found(&self) -> Vec<String> {
+        self.exclude.not_found()
+    }
+
+    /// The path of the file that the manifest was read from.
+    #[cfg(feature = "python")]
+    pub(crate) fn manifest_file(self, path: Option<PathBuf>) -> Options {
+        Options { manifest_file: path.and_then(|path| path.canonicalize().ok()), ..self }
     }
 
     /// Sets `manifest`.
@@ -125,10 +147,16 @@ where
                 let name = path.strip_prefix(folder).ok().and_then(Path::to_str);
                 let no_name =
                     || Error::new(Code::ManifestMissing, "the name of the file is not UTF-8").in_file(path);
-                verified.open(name.ok_or_else(no_name)?).map(Source::new)
+                match verified.open(name.ok_or_else(no_name)?) {
+                    // A manifest need not list what has no bytes.
+                    Err(error) if error.code() == Code::ManifestMissing && walk::is_empty(path) => {
+                        Ok(Source::memory(Arc::new(Vec::new())))
+                    }
+                    opened => opened.map(Source::new),
+                }
             }
         };
-        let (files, excluded) = walk::files(root, &options.exclude)?;
+        let (files, excluded) = walk::files(root, &options.exclude, options.manifest_file.as_deref())?;
         report.excluded = report.excluded.saturating_add(excluded);
         for (path, named) in files {
             options.cancel.check()?;
@@ -145,6 +173,17 @@ where
 /// Scans files of a folder in a store, as [`scan`] does with a folder on disk: those of these names, or all files. Subfolders are not
 /// scanned.
 pub fn scan_folder(folder: Arc<dyn ReadFolder>, names: &[String], options: &Options) -> Result<Report> {
+    let root = folder.path().to_owned();
+    scan_below(&root, folder, names, options)
+}
+
+/// As [`scan_folder`], for a folder that is in the folder `root`, or is it.
+pub(crate) fn scan_below(
+    root: &Path,
+    folder: Arc<dyn ReadFolder>,
+    names: &[String],
+    options: &Options,
+) -> Result<Report> {
     let mut report = Report::default();
     let mut options = options.clone();
     let folder: Arc<dyn ReadFolder> = match options.manifest.clone() {
@@ -154,7 +193,7 @@ pub fn scan_folder(folder: Arc<dyn ReadFolder>, names: &[String], options: &Opti
     let mut folders = Folders::default();
     let mut all = if names.is_empty() { folder.names()? } else { names.to_vec() };
     let listed = all.len();
-    all.retain(|name| !names.is_empty() || !options.exclude.contains(name));
+    all.retain(|name| !names.is_empty() || !options.exclude.has(root, &folder.path().join(name)));
     report.excluded = to_u64(listed.saturating_sub(all.len()));
     all.sort();
     for name in all {

@@ -108,7 +108,7 @@ fn check(pattern: &str) -> Result<()> {
 }
 
 /// Whether a pattern matches a text. Each `*` is tried at its first place, and moved on where the rest fails.
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
+pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut read) = (0_usize, 0_usize);
     let mut retry = None;
     while read < text.len() {

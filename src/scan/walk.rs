@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::exclude::Exclude;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
 
@@ -14,9 +15,18 @@ pub(super) fn open(path: &Path) -> Result<Source> {
     listed.map_err(|error| Error::io(error, path.to_owned())).and_then(|()| Source::open(path))
 }
 
-/// Each file below `path`, and whether it is `path` itself; without the files and directories of the names in `exclude`, whose number
-/// comes second. Fails where `path` cannot be read.
-pub(super) fn files(path: &Path, exclude: &[String]) -> Result<(Vec<(PathBuf, bool)>, u64)> {
+/// Whether there is an empty file at a path.
+pub(super) fn is_empty(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0)
+}
+
+/// Each file below `path`, and whether it is `path` itself; without those that `exclude` has, whose number comes second, and without the
+/// file of the manifest. Fails where `path` cannot be read.
+pub(super) fn files(
+    path: &Path,
+    exclude: &Exclude,
+    manifest: Option<&Path>,
+) -> Result<(Vec<(PathBuf, bool)>, u64)> {
     let io = |error, path: &Path| Error::io(error, path.to_owned());
     let metadata = std::fs::metadata(path).map_err(|error| io(error, path))?;
     if !metadata.is_dir() {
@@ -36,11 +46,16 @@ pub(super) fn files(path: &Path, exclude: &[String]) -> Result<(Vec<(PathBuf, bo
         };
         for entry in entries {
             let entry = entry.map_err(|error| io(error, &directory))?;
-            if exclude.iter().any(|name| entry.file_name() == name.as_str()) {
+            if exclude.has(path, &entry.path()) {
                 excluded = excluded.saturating_add(1);
                 continue;
             }
             let kind = entry.file_type().map_err(|error| io(error, &entry.path()))?;
+            let is_manifest =
+                || manifest.is_some() && entry.path().canonicalize().ok().as_deref() == manifest;
+            if kind.is_file() && is_manifest() {
+                continue;
+            }
             if kind.is_dir() {
                 pending.push(entry.path());
             } else if !(kind.is_symlink() && entry.path().is_dir()) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,3 +90,32 @@ def test_a_policy_demands_what_a_manifest_lists(tmp_path: Path) -> None:
     assert main(["scan", str(path), "--policy", str(file)]) == 2
     with pytest.raises(ValueError, match="manifest="):
         rustload.scan(b"N.", policy=policy)
+
+
+@pytest.mark.parametrize("form", ["sums", "pieces"])
+def test_a_manifest_in_the_folder_that_is_scanned_is_left_out(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = _model(tmp_path / "m")
+    (path.parent / "sub").mkdir()
+    (path.parent / "sub" / "config.json").write_text("{}")
+    own = path.parent / "SHA256SUMS"
+    if form == "sums":
+        names = ("m.bin", "sub/config.json")
+        own.write_text(
+            "".join(f"{sha256((path.parent / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
+        )
+    else:
+        own.write_text(rustload.Manifest.of(path.parent).to_json())
+        # Of what has no bytes there is no digest.
+        (path.parent / "empty.txt").touch()
+    policy = rustload.Policy(manifest=own)
+    report = rustload.scan(path.parent, policy=policy)
+    assert (report.passes, "SHA256SUMS" in str(report)) == (True, False), str(report)
+    assert main(["scan", str(path.parent), "--manifest", str(own)]) == 0
+    # Another file of that name, and a link to it, are scanned.
+    (path.parent / "sub" / "SHA256SUMS").write_bytes(own.read_bytes())
+    (path.parent / "link.bin").symlink_to(own)
+    failed = {file.path for file in rustload.scan(path.parent, policy=policy).files if not file.passes}
+    assert failed == {str(path.parent / "sub" / "SHA256SUMS"), str(path.parent / "link.bin")}
+    capsys.readouterr()

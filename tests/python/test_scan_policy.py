@@ -337,6 +337,77 @@ def test_excluded_names_are_left_out_where_they_are_found_in_a_directory(tmp_pat
         rustload.Policy(exclude=".git")
 
 
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["sub"], ["a.bin"]),
+        (["ROOT/sub"], ["a.bin"]),
+        (["sub/"], ["a.bin"]),
+        (["./sub/deep"], ["a.bin", "sub/b.bin"]),
+        (["sub/b.bin", "ROOT/a.bin"], ["sub/deep/c.bin"]),
+        (["s*"], ["a.bin"]),
+        (["*.bin"], []),
+        (["sub/*.bin"], ["a.bin"]),
+    ],
+)
+def test_paths_and_patterns_are_left_out(
+    given: list[str], left: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.bin", "sub/b.bin", "sub/deep/c.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(UNKNOWN)
+    exclude = [text.replace("ROOT", str(tmp_path)) for text in given]
+    policy = rustload.Policy(exclude=tuple(exclude))
+    report = rustload.scan(tmp_path, policy=policy)
+    assert [Path(file.path).relative_to(tmp_path).as_posix() for file in report.files] == left
+    main(["scan", str(tmp_path), *(part for text in exclude for part in ("--exclude", text))])
+    assert "not found" not in capsys.readouterr().err
+
+
+def test_what_is_excluded_and_not_found_is_named(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--exclude",
+        "art/sub",
+        "--exclude",
+        file.name,
+        "--exclude",
+        "art",
+        "--fail-on",
+        "would-execute",
+    ]
+    (tmp_path / "other.pkl").write_bytes(UNKNOWN)
+    code, _, err = run(capsys, *options, tmp_path)
+    assert (code, err) == (0, "rustload: excluded, and not found: art/sub, art\n")
+
+
+def test_a_baseline_without_these_files_is_named_and_what_fails_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "art"
+    folder.mkdir()
+    for name in ("a.pkl", "c.pkl", "d.pkl"):
+        (folder / name).write_bytes(UNKNOWN)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "known.json").write_text(run(capsys, "--json", "art")[1])
+    (folder / "c.pkl").write_bytes(EVIL)
+    code, out, err = run(capsys, "--baseline", "known.json", "art")
+    assert (code, out.index("c.pkl"), "the baseline" in err) == (1, out.index("art") + 4, False)
+    (_, found) = (
+        rustload.scan("art", policy=rustload.Policy(baseline="known.json"))._repr_html_().split("c.pkl")
+    )
+    assert "a.pkl" in found
+    assert "passes the policy" in found or "known" in found or "unknown" in found
+    out = run(capsys, "--baseline", "known.json", "-q", "art")[1]
+    assert out.startswith("art/c.pkl: would execute\n")
+    assert ".pkl" not in out[10:]
+    monkeypatch.chdir(folder)
+    code, _, err = run(capsys, "--baseline", "../known.json", ".")
+    assert code == 1
+    assert "the baseline has 3 findings, none in these files: scan the same paths from the same folder" in err
+
+
 def test_excluded_names_are_left_out_of_folders_of_stores() -> None:
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
@@ -346,6 +417,9 @@ def test_excluded_names_are_left_out_of_folders_of_stores() -> None:
     report = rustload.scan("memory://excluded", policy=policy)
     assert [file.path for file in report.files] == ["memory://excluded/deep/d.pkl"]
     assert report.excluded == 3
+    policy = rustload.Policy(exclude=("deep/.git", "memory://excluded/.git", "deep/d*"))
+    report = rustload.scan("memory://excluded", policy=policy)
+    assert [file.path for file in report.files] == ["memory://excluded/a.pkl"]
 
 
 def test_a_policy_file_and_the_command_line_exclude_names(

@@ -187,7 +187,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--exclude",
         **REPEATED,
         metavar="NAME",
-        help="leave out files and directories of this name, such as .git, in directories; may be repeated",
+        help="leave out files and directories in directories: of this name, such as .git, or at this path (with a /);\n"
+        "* stands for any characters; may be repeated",
     )
     add(
         "--pass-if-empty",
@@ -224,7 +225,7 @@ def run(args: argparse.Namespace) -> int:
         parts.append(part)
     report = merged(parts)
     gate.judge(report)
-    _warn_of_unused(report)
+    _warn_of_unused(report, gate)
     code = _exit_code(report, pass_if_empty=args.pass_if_empty)
     if args.json:
         print_document({key: report[key] for key in Document.__annotations__})
@@ -333,8 +334,8 @@ def _standard_input(gate: Gate) -> dict[str, Any]:
     return report
 
 
-def _warn_of_unused(report: dict[str, Any]) -> None:
-    """Names the allowances that covered nothing: they may be misspelled, or no longer needed."""
+def _warn_of_unused(report: dict[str, Any], gate: Gate) -> None:
+    """Names what has no effect: it may be misspelled, or no longer needed."""
     used = {
         one["allowed"]
         for file in report["files"]
@@ -344,6 +345,11 @@ def _warn_of_unused(report: dict[str, Any]) -> None:
     unused = [pattern for pattern in report["policy"]["allow"] if pattern not in used]
     if unused:
         print_messages([f"rustload: allowed, and not in any file: {', '.join(unused)}"])
+    if missing := gate.excluded_nothing:
+        print_messages([f"rustload: excluded, and not found: {', '.join(missing)}"])
+    if number := gate.unused_baseline(report):
+        text = f"the baseline has {count(number, 'finding')}, none in these files: scan the same paths from the same folder"
+        print_messages([f"rustload: {text}"])
 
 
 def _sum_up(files: list[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Fault", "Manifest", "ManifestLike", "core_of", "manifest_of"]
+__all__ = ["Fault", "Manifest", "ManifestLike", "core_of", "file_of", "manifest_of"]
 
 PIECE_BYTES = 8 << 20
 """The size of a piece unless the caller says otherwise."""
@@ -213,6 +213,16 @@ def manifest_of(given: ManifestLike, source: Any) -> Manifest:
 def core_of(given: ManifestLike | None, source: Any) -> _rustload.Manifest | None:
     """The extension's manifest for an argument `manifest=`; None for None."""
     return None if given is None else manifest_of(given, source)._core
+
+
+def file_of(given: ManifestLike | None) -> str | None:
+    """The path of the file that a manifest is read from, whether it exists or not; None if that is not known.
+
+    It cannot list itself: where it is in the folder that is read, it is left out.
+    """
+    if isinstance(given, (str, os.PathLike)) and given != "hf":
+        return os.path.realpath(os.fsdecode(given))
+    return None
 
 
 def _content(path: str | os.PathLike[str]) -> bytes:

@@ -9,7 +9,7 @@ from rustload._common.waiting import in_parallel
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["LOOKUPS_MAX", "ObjectFolder", "ObjectList", "check_plain", "joined", "names_others", "trimmed"]
 
@@ -122,8 +122,8 @@ class ObjectFolder(ABC):
     def _folder(self, name: str) -> ObjectFolder:
         """A folder of that name in it."""
 
-    def all_folders(self, *, exclude: Collection[str]) -> tuple[list[ObjectFolder], int]:
-        """The folder, and all folders below it but those of the names in `exclude`, whose number comes second."""
+    def all_folders(self, is_excluded: Callable[[str], bool]) -> tuple[list[ObjectFolder], int]:
+        """The folder, and all folders below it but those whose URLs are excluded; their number comes second."""
         excluded = 0
         found: list[ObjectFolder] = []
         waiting: list[ObjectFolder] = [self]
@@ -133,7 +133,7 @@ class ObjectFolder(ABC):
             if len(found) > LOOKUPS_MAX:
                 raise _error("Value", f"{self.name} has more than {LOOKUPS_MAX} folders")
             below = folder.folders()
-            names = [name for name in reversed(below) if name not in exclude]
+            names = [name for name in reversed(below) if not is_excluded(joined(folder.name, name))]
             excluded += len(below) - len(names)
             waiting += [folder.subfolder(name) for name in names]
         return found, excluded

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
-from rustload._common.manifest import manifest_of
+from rustload._common.manifest import file_of, manifest_of
 from rustload._common.manifest_forms import Listed
 from rustload._common.waiting import in_parallel
 from rustload._remote.folder import LOOKUPS_MAX, joined
@@ -119,7 +119,7 @@ def _as_listed(copies: Copies, root: str | ObjectFolder, manifest: ManifestLike)
         OSError: One cannot be read.
     """
     if isinstance(root, str):
-        own = os.path.realpath(manifest) if isinstance(manifest, (str, os.PathLike)) else None
+        own = file_of(manifest)
         copies = [(path, source) for path, source in copies if os.path.realpath(source) != own]
     named = {path.replace(os.sep, "/"): (path, source) for path, source in copies}
     files = dict(manifest_of(manifest, root).files)

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
+from rustload._common.manifest import core_of, file_of, manifest_of
 from rustload._scan.verdict import ORDER
 from rustload.errors import _error
 
@@ -37,9 +38,9 @@ class Gate:
         self.exclude: tuple[str, ...] = () if policy is None else policy.exclude
         self.manifest = None if policy is None else policy.manifest
         self._limits = limits
+        self._file = file_of(self.manifest)
+        self._options: list[_rustload.ScanOptions] = []
         if self.manifest is not None and self.manifest != "hf":
-            from rustload._common.manifest import manifest_of
-
             self._read: ManifestLike | None = manifest_of(self.manifest, None)
         else:
             self._read = self.manifest
@@ -55,12 +56,27 @@ class Gate:
         """
         listed = None
         if self._read is not None:
-            from rustload._common.manifest import core_of
-
             listed = core_of(self._read, source)
-        return _rustload.ScanOptions(
-            limits=self._limits, allow=self.allow, exclude=self.exclude, manifest=listed
+        options = _rustload.ScanOptions(
+            limits=self._limits,
+            allow=self.allow,
+            exclude=self.exclude,
+            manifest=listed,
+            manifest_file=self._file,
         )
+        self._options.append(options)
+        return options
+
+    @property
+    def excluded_nothing(self) -> list[str]:
+        """What `exclude` has, and no folder that was scanned."""
+        left = [set(options.not_found()) for options in self._options]
+        return [one for one in self.exclude if all(one in names for names in left)]
+
+    def unused_baseline(self, report: dict[str, Any]) -> int:
+        """How many entries the baseline has, if the report has none of its files; otherwise 0."""
+        paths = {str(file["path"]) for file in report["files"]}
+        return 0 if any(key[0] in paths for key in self._known) else len(self._known)
 
     def judge(self, report: dict[str, Any]) -> None:
         """Adds `passes` to the report and to its files, `known` to its findings, and the policy itself.

@@ -37,7 +37,8 @@ class Policy:
             never covers what executes code or accesses the system.
         fail_on: The verdict from which on a file fails: `"unknown"`, or `"would-execute"`, which lets unknown files pass.
         baseline: A JSON report of an earlier scan: what it has does not make a file fail. None for no such report.
-        exclude: The names of files and directories, such as `".git"`, that are not scanned where they are found in a directory.
+        exclude: Files and directories that are not scanned where they are found in a directory: names, such as `".git"`, or, with
+            a `/`, paths, as they are or from the directory that is scanned. `*` stands for any characters.
         manifest: As in `rustload.open`: what the files have to be. One that differs or is not listed is not scanned, and fails.
     """
 

@@ -90,8 +90,12 @@ def report_on(source: Any, gate: Gate) -> dict[str, Any]:
     """The report on one source, as a dict in the form of the JSON report; not judged yet."""
     options = gate.options(source)
     if isinstance(source, ObjectFolder):
-        folders, excluded = ([source], 0) if source.chosen else source.all_folders(exclude=gate.exclude)
-        parts = [_report(one, options) for one in folders]
+        name = source.name
+        is_excluded = options.excludes
+        folders, excluded = (
+            ([source], 0) if source.chosen else source.all_folders(lambda path: is_excluded(name, path))
+        )
+        parts = [_report(one, options, name) for one in folders]
         excluded += sum(part["excluded"] for part in parts)
         # What has no files has no verdict.
         return merged([part for part in parts if part["files"]] or parts[:1]) | {"excluded": excluded}
@@ -105,11 +109,11 @@ def report_on(source: Any, gate: Gate) -> dict[str, Any]:
     return _report(path_list(source), options)
 
 
-def _report(source: Any, options: _rustload.ScanOptions) -> dict[str, Any]:
+def _report(source: Any, options: _rustload.ScanOptions, root: str | None = None) -> dict[str, Any]:
     """Parses the extension's JSON; `json` is imported here, not with the package, because that takes time."""
     import json
 
-    parsed: dict[str, Any] = json.loads(_rustload.scan(source, options))
+    parsed: dict[str, Any] = json.loads(_rustload.scan(source, options, root))
     return parsed
 
 
