@@ -49,9 +49,19 @@ impl Manifest {
         self.0.iter().map(|(name, file)| (name.as_str(), &**file))
     }
 
-    /// The file of that name.
-    pub fn get(&self, name: &str) -> Option<&Arc<ListedFile>> {
-        self.0.get(name)
+    /// The file of that name. Fails where it is not listed, with a similar name: sums made in another folder have other ones.
+    pub fn get(&self, name: &str) -> Result<&Arc<ListedFile>> {
+        self.0.get(name).ok_or_else(|| {
+            let mut text = format!("the manifest does not list {name:?}");
+            let is_below =
+                |listed: &&String| listed.strip_suffix(name).is_some_and(|folder| folder.ends_with('/'));
+            if let Some(listed) = self.0.keys().find(is_below) {
+                text += &format!(
+                    ": it lists {listed:?}, and names are those of files in the folder that is read"
+                );
+            }
+            Error::new(Code::ManifestMissing, text)
+        })
     }
 }
 
@@ -197,15 +207,18 @@ impl ListedFile {
 
     /// The error for bytes without the digest of their piece.
     pub(super) fn mismatch(&self, unit: Unit) -> Error {
-        let text = match self.size {
+        let (number, start) = (unit.piece, unit.piece_start);
+        let end = start.saturating_add(unit.piece_len);
+        match self.size {
             Some(_) => {
-                let (number, start) = (unit.piece, unit.piece_start);
-                let end = start.saturating_add(unit.piece_len);
-                format!("piece {number}, bytes {start} to {end}, is not the one in the manifest")
+                let text = format!("piece {number}, bytes {start} to {end}, is not the one in the manifest");
+                Error::new(Code::ManifestMismatch, text).at(start)
             }
-            None => "the file is not the one in the manifest".to_owned(),
-        };
-        Error::new(Code::ManifestMismatch, text).at(unit.piece_start)
+            None => {
+                let text = format!("the file differs from the manifest, somewhere in bytes {start} to {end}");
+                Error::new(Code::ManifestMismatch, text)
+            }
+        }
     }
 }
 

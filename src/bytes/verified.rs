@@ -68,8 +68,7 @@ impl ReadFolder for VerifiedFolder {
     fn open(&self, name: &str) -> Result<Arc<dyn ReadRanges>> {
         let path = self.path().join(name);
         let full = format!("{}{name}", self.prefix);
-        let missing = || Error::new(Code::ManifestMissing, format!("the manifest does not list {full:?}"));
-        let listed = self.shared.manifest.get(&full).ok_or_else(missing).in_file(&path)?.clone();
+        let listed = self.shared.manifest.get(&full).in_file(&path)?.clone();
         let source = self.folder.open(name)?;
         listed.check_len(source.len()).in_file(&path)?;
         let name = source.name().map_or_else(|| path.to_string_lossy().into_owned(), str::to_owned);

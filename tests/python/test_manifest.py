@@ -168,7 +168,7 @@ def test_a_mismatch_says_where(tmp_path: Path) -> None:
         rustload.open(path, manifest=manifest).materialize()
     error = caught.value
     assert (error.code, error.path, error.offset) == ("ManifestMismatch", str(path), 5 * PIECE)
-    assert manifest.check(path) == [rustload.Fault("m.safetensors", "differs", 5, 1280)]
+    assert manifest.check(path) == [rustload.Fault("m.safetensors", "differs", 5, 1280, 1536)]
 
 
 def test_a_bad_piece_changes_no_parameter_and_no_out(tmp_path: Path) -> None:
@@ -643,10 +643,10 @@ def test_commands_write_and_verify_manifests(tmp_path: Path, capsys: pytest.Capt
     path.write_bytes(content)
     capsys.readouterr()
     assert main(["verify", str(path), "--manifest", str(manifest)]) == 1
-    assert "m.safetensors: differs in piece 1, from byte 1024 on\n" in capsys.readouterr().out
+    assert "m.safetensors: differs somewhere in bytes 1024 to 2048\n" in capsys.readouterr().out
     assert main(convert) == 3
     assert out.read_bytes() == before
-    assert "not the one in the manifest" in capsys.readouterr().err
+    assert "piece 1, bytes 1024 to 2048, is not the one in the manifest" in capsys.readouterr().err
     path.write_bytes(content[:-1])
     assert main(["verify", str(path), "--manifest", str(manifest)]) == 1
     path.unlink()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from web_server import Server
 
 import rustload
 from rustload._cli import main
@@ -119,3 +120,60 @@ def test_a_manifest_in_the_folder_that_is_scanned_is_left_out(
     failed = {file.path for file in rustload.scan(path.parent, policy=policy).files if not file.passes}
     assert failed == {str(path.parent / "sub" / "SHA256SUMS"), str(path.parent / "link.bin")}
     capsys.readouterr()
+
+
+def test_sums_from_another_folder_are_said_to_be_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, manifest = _model(tmp_path / "m")
+    manifest.write_text(f"{sha256(path.read_bytes()).hexdigest()}  m/m.bin\n")
+    for command in ("scan", "info", "verify"):
+        assert main([command, str(path), "--manifest", str(manifest)]) in (1, 3)
+        printed = " ".join("".join(capsys.readouterr()).split())
+        assert "does not list" in printed, command
+        assert (
+            'it lists "m/m.bin", and names are those of files in the folder that is read'
+            in printed.replace("'", '"')
+        )
+    assert main(["verify", str(tmp_path), "--manifest", str(manifest)]) == 0
+
+
+def test_a_file_or_a_folder_in_a_store_is_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("urllib3")
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    monkeypatch.setenv("RUSTLOAD_REMOTE", "http,memory")
+    path, manifest = _model(tmp_path / "m")
+    (path.parent / "sub").mkdir()
+    (path.parent / "sub" / "a b.bin").write_bytes(bytes(3000))
+    manifest.write_text(rustload.Manifest.of(path.parent, piece=1024).to_json())
+    files = {"m.bin": path.read_bytes(), "sub/a b.bin": bytes(3000)}
+    server = Server(files)
+    changed = bytes(2000) + b"!" + bytes(999)
+
+    def verified(url: str) -> tuple[int, str]:
+        code = main(["verify", url, "--manifest", str(manifest)])
+        return code, "".join(capsys.readouterr())
+
+    try:
+        for name, content in files.items():
+            memory.pipe(f"/verified/{name}", content)
+        for url in (f"{server.host}/", "memory://verified"):
+            assert verified(url) == (0, "2 listed files: no difference\n")
+        assert verified(f"{server.host}/m.bin")[0] == 0
+        assert verified("memory://verified/m.bin")[0] == 0
+        server.files["sub/a b.bin"] = changed
+        memory.pipe("/verified/sub/a b.bin", changed)
+        for url in (f"{server.host}/", "memory://verified"):
+            assert verified(url) == (1, "sub/a b.bin: differs somewhere in bytes 1024 to 2048\n")
+        del server.files["m.bin"]
+        assert "m.bin: missing\n" in verified(f"{server.host}/")[1]
+        for command in (["verify", str(path), "--manifest"], ["info", str(path), "--manifest"]):
+            assert main([*command, f"{server.host}/manifest.json"]) in (2, 3)
+            assert "a manifest is a file, not a URL" in capsys.readouterr().err
+        assert main(["manifest", f"{server.host}/m.bin"]) == 3
+        assert "only files on disk are hashed: download it" in capsys.readouterr().err
+    finally:
+        server.close()
+        memory.rm("/verified", recursive=True)

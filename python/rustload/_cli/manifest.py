@@ -12,6 +12,7 @@ from rustload._cli.arguments import file
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import report_error
 from rustload._common.sizes import parse_bytes
+from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
 __all__ = ["add_arguments", "run"]
@@ -49,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the manifest and returns the exit code."""
     try:
+        if is_url(args.path):
+            raise ValueError(f"{name_of(args.path)}: only files on disk are hashed: download it")
         made = rustload.Manifest.of(args.path, piece=args.piece)
         text = made.to_json(os.path.basename(os.path.abspath(args.path)))
         if args.output is not None:

@@ -10,6 +10,7 @@ from rustload._cli.exit_codes import GATE_FAILED, USAGE
 from rustload._cli.report import report_error
 from rustload._common.manifest import manifest_of
 from rustload._common.terminal import Page, count
+from rustload._remote.resolve import remote_source
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -34,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of sha256sum. Signatures are not verified."
     )
     parser.epilog = EPILOG
-    parser.add_argument("path", metavar="PATH", type=file, help="a file or a folder")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        type=file,
+        help="a file or a folder, or the URL of one (of a folder, with / at its end)",
+    )
     parser.add_argument(
         "--manifest", metavar="FILE", required=True, help="the manifest; hf for what the Hub's cache states"
     )
@@ -45,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
     """Compares the files and returns the exit code."""
     try:
         manifest = manifest_of(args.manifest, args.path)
-        faults = manifest.check(args.path)
-        unlisted = manifest.unlisted(args.path)
+        source = remote_source(args.path)
+        faults = manifest._faults(source)
+        unlisted = manifest.unlisted(source) if isinstance(source, str) else []
     except (RustloadError, OSError, ValueError) as error:
         report_error(error, args.options)
         return GATE_FAILED if getattr(error, "code", None) == "ManifestMissing" else USAGE
@@ -59,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             case "size":
                 page.line(f"{name}: has another size")
             case "differs":
-                page.line(f"{name}: differs in piece {fault.piece}, from byte {fault.offset} on")
+                page.line(f"{name}: differs somewhere in bytes {fault.offset} to {fault.end}")
     if unlisted:
         page.line(f"not listed: {', '.join(map(page.safe, unlisted))}")
     if not faults:

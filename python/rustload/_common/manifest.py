@@ -21,7 +21,8 @@ from rustload._common.sizes import parse_bytes
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Self
 
 __all__ = ["Fault", "Manifest", "ManifestLike", "core_of", "file_of", "manifest_of"]
 
@@ -29,6 +30,7 @@ PIECE_BYTES = 8 << 20
 """The size of a piece unless the caller says otherwise."""
 
 _BLOCK_BYTES = 1 << 20
+_NO_URL = "download it, and pass its path: it is what a store's files are compared with"
 
 
 class Fault(NamedTuple):
@@ -39,12 +41,14 @@ class Fault(NamedTuple):
         what: Whether its bytes differ (the first piece that does is stated), its size differs, or it does not exist.
         piece: The number of the piece, from 0 on; None for `"missing"` and `"size"`.
         offset: The offset of that piece in the file, in bytes; None as above.
+        end: The offset behind it. What differs is somewhere between these.
     """
 
     file: str
     what: Literal["differs", "size", "missing"]
     piece: int | None
     offset: int | None
+    end: int | None = None
 
 
 class Manifest:
@@ -143,14 +147,49 @@ class Manifest:
             FormatError: The manifest does not list the file (code `ManifestMissing`).
             OSError: A file cannot be read.
         """
-        root = os.fsdecode(path)
+        return self._faults(path)
+
+    def _faults(self, source: Any) -> list[Fault]:
+        """As `check`; the source may also be an `ObjectFolder`, or a file of one."""
+        if not isinstance(source, (str, bytes, os.PathLike)):
+            return self._faults_in_store(source)
+        root = os.fsdecode(source)
         if os.path.isdir(root):
             return [fault for name in self.files if (fault := self._fault(name, os.path.join(root, name)))]
-        name = os.path.basename(root)
-        if name not in self.files:
-            raise _error("ManifestMissing", f"the manifest does not list {name!r}", path=root)
+        name = self._listed(os.path.basename(root), root)
         os.stat(root)
         return [fault for fault in [self._fault(name, root)] if fault]
+
+    def _faults_in_store(self, source: Any) -> list[Fault]:
+        if hasattr(source, "read_ranges"):
+            from urllib.parse import unquote
+
+            last = source.name.rpartition("/")[2]
+            name = self._listed(unquote(last) if unquote(last) in self.files else last, source.name)
+            fault = self._fault_of(name, source.size, lambda: _Ranged(source))
+            return [fault] if fault else []
+        names = [self._listed(one, source.name) for one in source.chosen] or self.files
+        return [fault for name in names if (fault := self._fault_in(source, name))]
+
+    def _fault_in(self, folder: Any, name: str) -> Fault | None:
+        *folders, last = name.split("/")
+        try:
+            for one in folders:
+                folder = folder.subfolder(one)
+            file = folder.open(last)
+        except FileNotFoundError:
+            return Fault(name, "missing", None, None)
+        return self._fault_of(name, file.size, lambda: _Ranged(file))
+
+    def _listed(self, name: str, path: str) -> str:
+        """The name of a file, which is listed."""
+        if name in self.files:
+            return name
+        text = f"the manifest does not list {name!r}"
+        below = next((one for one in self.files if one.endswith(f"/{name}")), None)
+        if below is not None:
+            text += f": it lists {below!r}, and names are those of files in the folder that is read"
+        raise _error("ManifestMissing", text, path=path)
 
     def unlisted(self, path: StrPath) -> list[str]:
         """The names of files in a folder and below that are not listed; as for `of`, some are left out."""
@@ -162,22 +201,26 @@ class Manifest:
         )
 
     def _fault(self, name: str, path: str) -> Fault | None:
-        listed = self.files[name]
         try:
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return Fault(name, "missing", None, None)
         if not stat.S_ISREG(status.st_mode):
             return Fault(name, "missing", None, None)
-        size, piece = listed.pieces or (status.st_size, max(1, status.st_size))
-        if size != status.st_size:
+        return self._fault_of(name, status.st_size, lambda: open(path, "rb", buffering=0))
+
+    def _fault_of(self, name: str, found_size: int, opened: Callable[[], Any]) -> Fault | None:
+        listed = self.files[name]
+        size, piece = listed.pieces or (found_size, max(1, found_size))
+        if size != found_size:
             return Fault(name, "size", None, None)
-        with open(path, "rb", buffering=0) as file:
+        with opened() as file:
             found = _digests(file, piece) if size else iter([hashlib.sha256().digest()])
             for number, digest in enumerate(found):
                 start = number * DIGEST_BYTES
                 if listed.digests[start : start + DIGEST_BYTES] != digest:
-                    return Fault(name, "differs", number, number * piece)
+                    at = number * piece
+                    return Fault(name, "differs", number, at, min(at + piece, size))
         return None
 
 
@@ -226,6 +269,8 @@ def file_of(given: ManifestLike | None) -> str | None:
 
 
 def _content(path: str | os.PathLike[str]) -> bytes:
+    if isinstance(path, str) and "://" in path:
+        raise _error("Value", "a manifest is a file, not a URL", _NO_URL)
     with open(path, "rb") as file:
         return file.read(MANIFEST_BYTES_MAX + 1)
 
@@ -243,9 +288,32 @@ def _files_below(path: str) -> Iterator[tuple[str, str]]:
                 yield os.path.relpath(one, path).replace(os.sep, "/"), one
 
 
+class _Ranged:
+    """A file in a store, read from its start on."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._at = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def readinto(self, block: memoryview) -> int:
+        count: int = min(len(block), self._source.size - self._at)
+        if count:
+            (content,) = self._source.read_ranges([(self._at, count)])
+            block[:count] = content
+            self._at += count
+        return count
+
+
 def _digests(file: Any, piece: int) -> Iterator[bytes]:
     """The digests of the pieces of a file; none for an empty one."""
-    block = memoryview(bytearray(min(piece, _BLOCK_BYTES)))
+    most = PIECE_BYTES if isinstance(file, _Ranged) else _BLOCK_BYTES  # a request to a store takes long
+    block = memoryview(bytearray(min(piece, most)))
     while True:
         digest, left = hashlib.sha256(), piece
         while left and (count := file.readinto(block[: min(left, len(block))])):
