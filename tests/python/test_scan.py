@@ -946,3 +946,14 @@ def test_an_array_of_objects_that_numpy_does_not_write_is_not_inert(what: str) -
 def test_an_archive_of_arrays_has_no_note(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.ones(2))
     assert rustload.scan(tmp_path / "a.npz").findings == []
+
+
+def test_what_a_file_of_keras_is_not_scanned_for_is_shown(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.keras", "w") as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("config.json", "{}")
+    report = rustload.scan(tmp_path / "m.keras")
+    why = "not scanned: config.json, byte 0: a configuration: keras.models.load_model imports and calls"
+    assert next(line for line in str(report).splitlines() if "not scanned" in line).strip().startswith(why)
+    html = report._repr_html_()
+    assert html.index("keras.models.load_model") < html.index("JSON, on which")

@@ -161,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a file, a directory of which all files are scanned, a URL, or - for standard input",
     )
-    add("-q", "--quiet", action="store_true", help="leave out what is inert or holds no pickle")
+    add("-q", "--quiet", action="store_true", help="leave out what passes")
     add(
         "--allow",
         **REPEATED,

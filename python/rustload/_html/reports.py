@@ -59,7 +59,7 @@ def scan_html(report: Mapping[str, Any], fallback: str) -> str:
     """The HTML of a scan report: the verdict of each file, with its findings.
 
     Args:
-        report: The JSON report; for the report on one file, `{"verdict": ..., "files": [the file]}`.
+        report: The JSON report; for the report on one file, `{"verdict": ..., "files": [the file]}`. It is shown in its order.
         fallback: The text where styles are removed.
     """
     budget = Budget()
@@ -85,12 +85,12 @@ def _file(file: Mapping[str, Any], budget: Budget) -> str | None:
     verdict = file["verdict"] if file["status"] == "scanned" else file["status"]
     complete = file["coverage"]["complete"] or file["status"] != "scanned"
     summary = f"{text(file['path'] or 'bytes')}: {_verdict(verdict)}" + ("" if complete else ", not complete")
-    findings = file["findings"]
+    findings, gaps = file["findings"], file["coverage"]["unscanned"]
     if not budget.take(details(summary, "")):
         return None
-    if not findings:
+    if not (findings or gaps):
         return f"<p>{summary}</p>"
-    cells = (
+    cells = [
         [
             f'<span class="{_CLASSES.get(found["verdict"], "m")}">{text(found["severity"])}</span>',
             text(found["code"]),
@@ -98,11 +98,20 @@ def _file(file: Mapping[str, Any], budget: Budget) -> str | None:
             f'<div class="k">{text(_what(found), 300)}</div>',
         ]
         for found in findings[:ITEMS_MAX]
+    ]
+    cells += (
+        [
+            "",
+            "not scanned",
+            f'<div class="k">{text(_where(gap))}</div>',
+            f'<div class="k">{text(gap["why"], 300)}</div>',
+        ]
+        for gap in gaps[:ITEMS_MAX]
     )
     inside, complete = table(cells, budget)
-    if not complete or len(findings) > ITEMS_MAX:
-        inside += '<p class="m">not all is shown: see .findings</p>'
-    return details(f"{summary} ({len(findings):,})", inside, is_open=True)
+    if not complete or max(len(findings), len(gaps)) > ITEMS_MAX:
+        inside += '<p class="m">not all is shown: see .findings and .coverage</p>'
+    return details(f"{summary} ({len(findings):,})" if findings else summary, inside, is_open=True)
 
 
 def _verdict(verdict: str) -> str:

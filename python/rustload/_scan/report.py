@@ -215,8 +215,9 @@ class FileReport(_Report):
     def _repr_html_(self) -> str:
         """HTML for notebooks: the verdict, and the findings."""
         from rustload._html.reports import scan_html
+        from rustload._scan.text import for_people
 
-        return scan_html({"verdict": self.verdict, "files": [self._data]}, repr(self))
+        return scan_html({"verdict": self.verdict, "files": for_people([self._data])}, repr(self))
 
     def __repr__(self) -> str:
         """Path and verdict."""
@@ -319,8 +320,9 @@ class ScanReport(_Report):
     def _repr_html_(self) -> str:
         """HTML for notebooks: the verdict of each file, and its findings."""
         from rustload._html.reports import scan_html
+        from rustload._scan.text import for_people
 
-        return scan_html(self._data, repr(self))
+        return scan_html({**self._data, "files": for_people(self._data["files"])}, repr(self))
 
     def __repr__(self) -> str:
         """Verdict and number of files."""

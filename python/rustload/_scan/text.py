@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rustload._common.terminal import Page, count
 from rustload._scan.verdict import ORDER
 from rustload.errors import _printable
 
-__all__ = ["finding_text", "show", "to_text"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["finding_text", "for_people", "show", "to_text"]
 
 # The most findings to show per file; --json has all of them.
 FINDINGS_SHOWN_MAX = 20
@@ -50,10 +53,10 @@ def to_text(report: dict[str, Any]) -> str:
 def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
     """Adds a report to a page: one line per file, with its findings below."""
     skipped = []
-    for file in report["files"]:
+    for file in for_people(report["files"]):
         if file["status"] == "skipped" and not file["findings"]:
             skipped.append(file["path"])
-        elif not (quiet and (file["verdict"] == "inert" or file["status"] == "skipped")):
+        elif not (quiet and file["passes"]):
             _file(page, file, quiet=quiet)
     if skipped and not quiet:
         names = ", ".join(page.safe(name) for name in skipped[:SKIPPED_SHOWN_MAX])
@@ -67,6 +70,18 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
         page.line(page.dim(page.fitted(f"left out: {number:,} {what} of these names: {names}")))
 
 
+def for_people(files: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The files, first those that do not pass, worst first. Of the parts that were not scanned, one for each reason."""
+    shown = []
+    for file in sorted(files, key=lambda file: (file["passes"], file["passes"] or -ORDER[file["verdict"]])):
+        firsts: dict[str, dict[str, Any]] = {}
+        for gap in file["coverage"]["unscanned"]:
+            firsts.setdefault(gap["why"], gap)
+        gaps = sorted(firsts.values(), key=lambda gap: gap["why"].startswith(_VAGUE))
+        shown.append({**file, "coverage": {**file["coverage"], "unscanned": gaps}})
+    return shown
+
+
 def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     word = file["status"] if file["status"] != "scanned" else file["verdict"]
     remarks = "" if file["coverage"]["complete"] or file["status"] != "scanned" else ", not complete"
@@ -74,7 +89,8 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
         remarks += ", passes the policy"
     name = page.safe(file["path"]) if file["path"] else "bytes"
     page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(remarks)}")
-    findings = [found for found in file["findings"] if not (quiet and _label(found) in ("note", "allowed"))]
+    hidden = ("note", "allowed", "known") if quiet else ()
+    findings = [found for found in file["findings"] if _label(found) not in hidden]
     findings.sort(key=lambda found: -ORDER[found["verdict"]])
     shown = findings[:FINDINGS_SHOWN_MAX]
     codes = [found["code"] for found in shown]
@@ -87,7 +103,8 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
         page.hanging(cells, _description(page, found))
     if len(findings) > FINDINGS_SHOWN_MAX:
         page.line(page.dim(f"  and {len(findings) - FINDINGS_SHOWN_MAX:,} more (--json has all)"))
-    for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
+    gaps = [gap for gap in file["coverage"]["unscanned"] if not (quiet and gap["known"])]
+    for gap in gaps[:GAPS_SHOWN_MAX]:
         where = f"{page.safe(gap['member'])}, " if gap["member"] else ""
         page.line(page.fitted(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
 
@@ -95,6 +112,9 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     if names:
         options = " ".join(f"--allow {page.safe(name)}" for name in names)
         page.line(page.dim(f"  if you know what these do: {options}"))
+    elif word == "would execute" and not file["passes"]:
+        text = "delete it, or read its tensors with rustload.open, which runs nothing of it"
+        page.hanging([("2", "next step")], text)
 
 
 def _label(found: dict[str, Any]) -> str:
