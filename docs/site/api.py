@@ -27,8 +27,8 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "look": (
         "Look and compare",
         (
-            "rustload.view", "rustload.diff", "rustload.DiffReport", "rustload.TensorDiff", "rustload.Statistics",
-            "rustload.Histogram", "rustload.ExponentCount",
+            "rustload.view", "rustload.diff", "rustload.DiffReport", "rustload.TensorDiff", "rustload.ValueDiff",
+            "rustload.Statistics", "rustload.Histogram", "rustload.ExponentCount",
         ),
     ),
     "safe_open": ("safe_open", ("rustload.safe_open", "rustload.PySafeSlice", "rustload.TensorMeta")),

@@ -37,7 +37,7 @@ if _TYPE_CHECKING:
     from rustload._common.statistics import ExponentCount, Histogram, Statistics
     from rustload._cuda.info import cuda_info
     from rustload._diff.diff import diff
-    from rustload._diff.report import DiffReport, TensorDiff
+    from rustload._diff.report import DiffReport, TensorDiff, ValueDiff
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
     from rustload._save.convert import convert
     from rustload._save.report import SaveReport
@@ -96,6 +96,7 @@ __all__ = [
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
+    "ValueDiff",
     "Writer",
     "__version__",
     "concat",
@@ -132,7 +133,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
         "_checkpoint.nesting": ("unflatten",),
         "_cuda.info": ("cuda_info",),
         "_diff.diff": ("diff",),
-        "_diff.report": ("DiffReport", "TensorDiff"),
+        "_diff.report": ("DiffReport", "TensorDiff", "ValueDiff"),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
         "_save.convert": ("convert",),
         "_save.report": ("SaveReport",),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from argparse import Namespace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -178,6 +181,15 @@ def test_differences_of_large_integers_are_exact_before_they_are_squared(save: C
     assert (found.rms, found.relative_l2) == (0.5**0.5, 2.0**-62)
 
 
+def row(report: rustload.DiffReport, name: str) -> dict[str, str]:
+    """The row of a tensor in the text, by the titles of its columns; what follows them is under an empty title."""
+    lines = str(report).splitlines()
+    head = next(line for line in lines if "max abs" in line)
+    shown = next(line for line in lines if line.startswith(f"  {name} "))
+    cells = re.split(r"  +", shown.strip())[1:]
+    return dict(zip_longest(re.split(r"  +", head.strip()), cells, fillvalue=""))
+
+
 def test_the_largest_change_is_first(save: Callable[..., Path]) -> None:
     torch.manual_seed(5)
     changes = {"a": 0.01, "b": 3.0, "c": 0.5, "d": 1e-6, "e": 0.0}
@@ -189,10 +201,8 @@ def test_the_largest_change_is_first(save: Callable[..., Path]) -> None:
     )
     report = rustload.diff(one, two, data=True)
     assert [diff.name for diff in report.changed] == ["shape", "b", "c", "a", "d"]
-    lines = str(report).splitlines()
-    shown = next(line for line in lines if line.startswith("  b "))
-    assert "rel L2 3," in shown
-    assert shown.endswith("cosine 1")
+    assert row(report, "b")["rel L2"] == "3"
+    assert row(report, "b")["cosine"] == "1"
 
 
 def test_nan_in_one_only_is_before_any_distance(save: Callable[..., Path]) -> None:
@@ -202,9 +212,8 @@ def test_nan_in_one_only_is_before_any_distance(save: Callable[..., Path]) -> No
     changed["nan"][1], changed["inf"][2] = float("nan"), float("inf")
     report = rustload.diff(one, save(changed, "b.bin"), data=True)
     assert [diff.name for diff in report.changed] == ["shape", "nan", "inf", "far"]
-    shown = next(line for line in str(report).splitlines() if line.startswith("  nan "))
     # The elements that are numbers in both are equal, so no distance is shown.
-    assert shown == "  nan  1 of 4 elements differ, first at [1], 1 NaN in one only"
+    assert [*row(report, "nan").values()] == ["1", "4", *"-----", "[1]", "1 NaN in one only"]
 
 
 @pytest.mark.parametrize("prefix", ["model.", "state_dict.module."])
@@ -263,12 +272,9 @@ def test_nan_zeros_and_infinities(save: Callable[..., Path]) -> None:
 def test_differences_from_zeros_have_no_relative_one(save: Callable[..., Path]) -> None:
     one = save({"x": torch.tensor([0.0, 2.0]), "y": torch.tensor([0.0, 2.0])}, "a.bin")
     two = save({"x": torch.tensor([0.0, 0.0]), "y": torch.tensor([1.0, 2.0])}, "b.bin")
-    text = str(rustload.diff(one, two, data=True))
-    assert "x  1 of 2 elements differ, first at [1], max abs 2, rel L2 1, rms 1.414\n" in text
-    assert (
-        "y  1 of 2 elements differ, first at [0], max abs 1, max rel 1, rel L2 0.5, rms 0.7071, cosine 0.894427\n"
-        in text
-    )
+    report = rustload.diff(one, two, data=True)
+    assert [*row(report, "x").values()] == ["1", "2", "2", "-", "1", "1.414", "-", "[1]"]
+    assert [*row(report, "y").values()] == ["1", "2", "1", "1", "0.5", "0.7071", "0.894427", "[0]"]
 
 
 def test_a_converted_file_is_the_same_after_a_cast(save: Callable[..., Path], tmp_path: Path) -> None:
@@ -346,6 +352,74 @@ def test_reports_fold_layers(save: Callable[..., Path]) -> None:
     assert len(text.splitlines()) < 12
 
 
+@pytest.mark.parametrize("data", [False, True])
+def test_values_that_are_not_tensors_are_compared(data: bool, save: Callable[..., Path]) -> None:
+    w = torch.ones(2)
+    same = {
+        "epoch": 3,
+        "loss": float("nan"),
+        "betas": (0.9, 0.99),
+        "names": {"b", "a"},
+        "args": Namespace(lr=0.1),
+    }
+    one = save({"model": {"w": w}, "step": 1, "lr": 1.0, "gone": [1, {}], **same}, "a.bin")
+    changed = {"step": 2, "lr": 1, "new\x1b": "text", "betas": (0.9, 0.98), "args": Namespace(lr=0.2)}
+    two = save({"model": {"w": w}, **same, **changed}, "b.bin")
+    report = rustload.diff(one, two, data=data)
+    assert report.same
+    assert report.values == [
+        rustload.ValueDiff("step", "1", "2"),
+        ("lr", "1.0", "1"),
+        ("gone.0", "1", None),
+        ("gone.1", "{}", None),
+        ("betas.1", "0.99", "0.98"),
+        ("args.state.lr", "0.1", "0.2"),
+        ("new\x1b", None, "'text'"),
+    ]
+    text = str(report)
+    assert "\x1b" not in text
+    for words in ("step  1 / 2\n", f"only in {one}: gone.0, gone.1\n", "7 other values differ"):
+        assert words in text, words
+    assert json.loads(json.dumps(report.to_dict()))["values"][0] == {"name": "step", "a": "1", "b": "2"}
+    assert rustload.diff(one, one, data=data).values == []
+    assert "other" not in str(rustload.diff(one, one))
+
+
+def test_values_are_compared_of_whole_checkpoints(save: Callable[..., Path], tmp_path: Path) -> None:
+    one = save({"model": {"w": torch.ones(2)}, "step": 1}, "a.bin")
+    two = save({"model": {"w": torch.ones(2)}, "step": 2}, "b.bin")
+    assert rustload.diff(one, two, select="model.*").values is None
+    assert rustload.diff(one, two, key="model").values is None
+    assert rustload.diff(rustload.open(one).select("model.*"), two).values is None
+    rustload.convert(one, tmp_path / "c.safetensors")
+    (left_out,) = rustload.diff(one, tmp_path / "c.safetensors").values or []
+    assert left_out == ("step", "1", None)
+    inside: list[object] = []
+    inside.append(inside)
+    report = rustload.diff(save({"w": torch.ones(1), "x": inside}, "c.bin"), two)
+    assert report.values is None
+    assert report.notes == ["the other values were not compared: there are more than 200,000 of them"]
+
+
+def test_a_difference_in_dtype_only_hints_at_a_cast(save: Callable[..., Path]) -> None:
+    one = save({"w": torch.ones(3), "x": torch.ones(3)}, "a.bin")
+    two = save({"w": torch.ones(3).bfloat16(), "x": torch.ones(3)}, "b.bin")
+    hint = "1 tensor differs in dtype only: --cast"
+    assert f"{hint} compares their elements after a cast" in command(one, two).stdout
+    assert f"{hint} ignores that" in command(one, two, "--data").stdout
+    assert "dtype only" not in command(one, two, "--cast").stdout
+    three = save({"w": torch.zeros(3).bfloat16(), "x": torch.ones(3)}, "c.bin")
+    assert "dtype only" not in command(one, three, "--data").stdout
+
+
+def test_a_tensor_is_no_checkpoint(simple: Path) -> None:
+    tensor = next(iter(rustload.open(simple).values()))
+    for given in (tensor, torch.ones(2)):
+        with pytest.raises(TypeError, match="diff takes paths, checkpoints and selections, not a") as caught:
+            rustload.diff(given, given)
+        assert "select(name)" in caught.value.__notes__[0]
+
+
 def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return cli("diff", *arguments)
 
@@ -355,10 +429,12 @@ def test_the_command_says_what_differs(save: Callable[..., Path], tmp_path: Path
     two = save({"w": torch.tensor([0, 0, 0.5]), "n": torch.ones(2)}, "b.safetensors")
     same = command(one, two)
     assert same.returncode == 0, same.stderr
-    assert "same: 2 tensors, same names, dtypes and shapes (elements were not compared)" in same.stdout
+    verdict = "same structure: 2 tensors, same names, dtypes and shapes; no element was compared: pass --data"
+    assert same.stdout.splitlines()[-1].strip() == verdict
     different = command(one, two, "--data")
     assert different.returncode == 1
-    assert "1 of 3 elements differ, first at [2], max abs 0.5, max rel 1" in different.stdout
+    assert re.search(r"\n  w +1 +3 +0\.5 +1 +inf +[\d.]+ +- +\[2\]\n", different.stdout), different.stdout
+    assert different.stdout.endswith("\n  different: 1 of 2 tensors, 1 equal\n")
     assert command(one, two, "--atol", "0.5").returncode == 0
     assert command(one, two, "--data", "--select", "n").returncode == 0
     document = json.loads(command(one, two, "--data", "--json").stdout)

@@ -56,9 +56,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_common",
     ),
     "_view": ("_describe", "_scan", "_remote", "_checkpoint", "_common"),
+    "_diff": ("_describe", "_html", "_remote", "_checkpoint", "_tensor", "_common"),
     # What a checkpoint holds, for `rustload info`.
     "_describe": ("_scan", "_checkpoint", "_tensor", "_common"),
-    "_diff": ("_html", "_remote", "_checkpoint", "_tensor", "_common"),
     "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_remote", "_common"),
     "_safe_open": ("_remote", "_checkpoint", "_tensor", "_frameworks", "_common"),
     "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_html", "_remote", "_common"),

@@ -185,15 +185,18 @@ def test_a_comparison_is_its_last_line_and_its_lists(save):
     two |= {f"new.{number}.b": torch.zeros(2) for number in range(60)} | {"layers.3.w": torch.zeros(5)}
     report = rustload.diff(save(one, "a.bin"), save(two, "b.bin"), data=True)
     page = check(report._repr_html_())
-    assert "different: 1 only in the first, 60 only in the second, 2 different, 58 equal" in page.text
+    assert "different: 2 of 60 tensors, 1 only in the first, 60 only in the second, 58 equal" in page.text
     for words in ("only_a", "gone", "new.{0..59}.b", " (60)", "layers.1.w", "[4] / [5]"):
         assert words in page.text, words
-    assert "4 of 4 elements differ, first at [0], max abs 1, max rel 1" in page.text
+    assert "4 of 4 elements differ, max abs 1, max rel 1, rel L2 inf, rms 1, first [0]" in page.text
     assert "not all is shown" not in page.text
     # Short sections are open; empty ones are left out.
     assert [attributes for tag, attributes in page.tags if tag == "details"] == [{"open": None}] * 3
     same = check(rustload.diff(save(one, "a.bin"), save(one, "c.bin"))._repr_html_())
-    assert "same: 61 tensors, same names, dtypes and shapes (elements were not compared)" in same.text
+    assert (
+        "same structure: 61 tensors, same names, dtypes and shapes; no element was compared: pass data=True"
+        in same.text
+    )
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)

@@ -105,7 +105,44 @@ def test_differences_fit_the_terminal(folder: Path, width: int) -> None:
     shown = on_terminal(width, folder, "diff", "a.npz", "a.npz")
     assert too_wide(shown, width) == []
     flat = " ".join(plain(shown).split())
-    assert "same: 9 tensors, same names, dtypes and shapes (elements were not compared)" in flat
+    assert (
+        "same structure: 9 tensors, same names, dtypes and shapes; no element was compared: pass --data"
+        in flat
+    )
+
+
+@pytest.mark.parametrize("width", [80, 81, 100, 120, 200])
+def test_distances_line_up_from_80_columns_on(tmp_path: Path, width: int) -> None:
+    cell_len = pytest.importorskip("rich.cells").cell_len
+    dice = np.random.default_rng(8)
+    one = {f"model.layers.{at}.self_attn.q_proj.weight": dice.normal(size=(9, 7 + at)) for at in range(6)}
+    one |= {"重み": dice.normal(size=3), "nan": np.ones(5), "some": np.ones(70000)}
+    two = {name: value + 1e-3 * dice.normal(size=value.shape) for name, value in one.items()}
+    two["nan"], two["some"] = np.array([np.nan, 1, 1, 1, 1]), one["some"] * ([1] * 69990 + [3] * 10)
+    np.savez(tmp_path / "one.npz", **one)
+    np.savez(tmp_path / "two.npz", **two)
+    shown = plain(on_terminal(width, tmp_path, "diff", "--data", "one.npz", "two.npz", code=1))
+    assert too_wide(shown, width) == []
+    head, *lines = shown.split("different (9 tensors)\n")[1].split("\n\n")[0].splitlines()
+    titles = head.strip().split("  ")
+    assert [title for title in map(str.strip, titles) if title] == [
+        title
+        for title in ("differ", "of", "max abs", "max rel", "rel L2", "rms", "cosine", "first")
+        if width >= 120
+        or title in ("differ", "max abs", "rel L2", "cosine")
+        or (width == 100 and title in ("of", "max rel"))
+    ]
+    ends = [match.end() for match in re.finditer(r"\S+( [a-zL]\S*)?", head)]
+    rows = [line for line in lines if line[2] != " "]
+    assert len(rows) == 9
+    for line in rows:
+        # Each column ends under its title; what is no column, as of NaN, follows or is below.
+        columns = ["".join(char * max(cell_len(char), 1) for char in line)[at - 1 : at + 1] for at in ends]
+        assert all(cell[0] != " " and cell[1:] in ("", " ") for cell in columns), line
+    assert [line.split()[0] for line in lines if "1 NaN in one only" in line] == [
+        "nan" if width > 130 else "1"
+    ]
+    assert shown.splitlines()[-1] == "  different: 9 of 9 tensors"
 
 
 def test_a_title_that_is_a_long_path_is_wrapped(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_shards_load_from_a_list_or_a_folder_of_the_hugging_face_cache(tmp_path:
     for given in (repository, str(repository), folder, paths, tuple(map(str, paths))):
         for mmap in (False, True):
             assert_same_graph(rustload.torch.load(given, mmap=mmap), expected)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="the list of paths holds a int"):
+    with pytest.raises(TypeError, match="the list of paths has an element of type int"):
         rustload.torch.load([paths[0], 3])  # type: ignore[list-item]
     with pytest.raises(FileNotFoundError):
         rustload.torch.load([paths[0], tmp_path / "none.bin"])

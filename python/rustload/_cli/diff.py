@@ -18,7 +18,8 @@ __all__ = ["add_arguments", "run"]
 
 EPILOG = """\
 exit codes:
-  0    the same: names, dtypes and shapes, and with --data all elements
+  0    the same tensors: names, dtypes and shapes, and with --data all elements;
+       other values that differ are listed
   1    different
   2    wrong usage
   3    something could not be read, or the output could not be written
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         print_document(document)
     elif code != READ_FAILED:
         page = Page(sys.stdout, args.color)
-        show(page, report)
+        show(page, report, data="--data", cast="--cast")
         page.flush()
     return code
 

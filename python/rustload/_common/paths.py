@@ -80,11 +80,13 @@ def path_list(given: Any) -> list[str]:
                 if hasattr(given, "materialize")
                 else "it is a state dict already, which model.load_state_dict takes; rustload opens the file"
             )
-        raise _error("Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
+        raise _error("Type", f"path is of type {type(given).__name__}, not a path or a list of paths", note)
     for one in found:
         if not isinstance(one, (str, os.PathLike)):
             advice = _BYTES_ARE_CONTENT if isinstance(one, bytes) else None
-            raise _error("Type", f"the list of paths holds a {type(one).__name__}", advice)
+            raise _error(
+                "Type", f"the list of paths has an element of type {type(one).__name__}, not a path", advice
+            )
         try:
             os.stat(one)  # ten times as fast as Path.stat
         except FileNotFoundError:

@@ -13,7 +13,7 @@ from rustload._tensor.inert import Global, Opaque, Sparse
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["find_object", "object_names", "show_object"]
+__all__ = ["child_values", "find_object", "head_text", "inline_text", "object_names", "show_object"]
 
 LINES_MAX = 400
 """The most lines of a value."""
@@ -37,7 +37,7 @@ def find_object(root: Any, name: str) -> tuple[bool, Any]:
         value, rest = pending.pop()
         if not rest:
             return True, value
-        for key, inside in _children(value):
+        for key, inside in child_values(value):
             label = str(key)
             if rest == label:
                 return True, inside
@@ -54,7 +54,7 @@ def object_names(root: Any) -> list[str]:
         level = [
             (f"{name}.{key}" if name else str(key), inside)
             for name, value in level
-            for key, inside in itertools.islice(_children(value), _NAMES_MAX)
+            for key, inside in itertools.islice(child_values(value), _NAMES_MAX)
         ][:_NAMES_MAX]
         found += [name for name, _ in level]
     return found
@@ -70,12 +70,12 @@ def show_object(value: Any) -> Iterator[tuple[int, str, str]]:
             yield 0, "", "... (more is left out: name a part)"
             return
         lines += 1
-        inline = one if isinstance(one, _Left) else _inline(one)
-        yield level, key, str(inline) if inline is not None else _head(one)
+        inline = one if isinstance(one, _Left) else inline_text(one)
+        yield level, key, str(inline) if inline is not None else head_text(one)
         if inline is not None or level == DEPTH_MAX:
             continue
         inside = [
-            (level + 1, _label(name), item) for name, item in itertools.islice(_children(one), ITEMS_MAX)
+            (level + 1, _label(name), item) for name, item in itertools.islice(child_values(one), ITEMS_MAX)
         ]
         if (more := _len(one) - len(inside)) > 0:
             inside.append((level + 1, "", _Left(f"... and {more:,} more")))
@@ -88,7 +88,7 @@ class _Left(str):
     __slots__ = ()
 
 
-def _children(value: Any) -> Iterable[tuple[Any, Any]]:
+def child_values(value: Any) -> Iterable[tuple[Any, Any]]:
     """The keys and values inside of a value."""
     if isinstance(value, Mapping):
         return value.items()
@@ -106,17 +106,17 @@ def _len(value: Any) -> int:
 
 
 def _label(key: Any) -> str:
-    return clip(key, 200) if isinstance(key, str) else _inline(key) or f"<{type(key).__name__}>"
+    return clip(key, 200) if isinstance(key, str) else inline_text(key) or f"<{type(key).__name__}>"
 
 
-def _head(value: Any) -> str:
+def head_text(value: Any) -> str:
     """What a container is."""
     if isinstance(value, Opaque):
         return f"<{value.class_name}> (kept as data)"
     return f"{type(value).__name__} of {_len(value):,}"
 
 
-def _inline(value: Any) -> str | None:
+def inline_text(value: Any) -> str | None:
     """A value in one line; None for a container that needs more."""
     if isinstance(value, LazyTensor):
         return f"<tensor {value.dtype} {list(value.shape)}>"
@@ -133,7 +133,7 @@ def _inline(value: Any) -> str | None:
         items = [*itertools.islice(value, ITEMS_MAX)]
         if any(isinstance(item, (Mapping, Opaque, *_SEQUENCES)) for item in items):
             return None
-        joined = ", ".join(_inline(item) or "" for item in items)
+        joined = ", ".join(inline_text(item) or "" for item in items)
         begin, end = {list: ("[", "]"), tuple: ("(", ")")}.get(type(value), ("{", "}"))
         more = f", ... {len(value):,} items" if len(value) > len(items) else ""
         return f"{begin}{joined}{more}{end}" if len(joined) <= INLINE_MAX else None

@@ -19,15 +19,17 @@ from rustload._common.patterns import matches
 from rustload._common.progress import reporting
 from rustload._common.request import Request
 from rustload._diff.report import DiffReport, TensorDiff
+from rustload._diff.values import compare_values
 from rustload._remote.urls import is_url, name_of
 from rustload._tensor.handle import LazyTensor
-from rustload.errors import _error
+from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rustload._common.manifest import ManifestLike
     from rustload._common.progress import Progress
+    from rustload._diff.report import ValueDiff
 
 __all__ = ["diff"]
 
@@ -56,9 +58,10 @@ def diff(
     """Compares the tensors of two checkpoints, whatever their formats and however they are divided among files.
 
     Compares names, dtypes and shapes, which reads metadata only; with `data`, every element too, in some MiB per thread.
-    Nothing that the files name is imported or run. Values that are not tensors are not compared. `key`, `strip` and `rename` are
-    for the names of `a`. If all names of one checkpoint have a prefix that the names of the other lack, such as `model.` or
-    `state_dict.module.`, they are compared without it, and the report has it.
+    Nothing that the files name is imported or run. Values that are not tensors are compared as data; the report lists those
+    that differ, and they do not count for `report.same`. `key`, `strip` and `rename` are for the names of `a`. If all names of
+    one checkpoint have a prefix that the names of the other lack, such as `model.` or `state_dict.module.`, they are compared
+    without it, and the report has it.
 
     Args:
         a: A checkpoint: what `rustload.open` takes, a `Checkpoint`, or a selection of its tensors.
@@ -101,8 +104,9 @@ def diff(
             raise _error("Value", f"is a number from 0 on, not {value!r}", argument=argument)
     request = Request(allow_lossy=True, dequantize=dequantize, threads=threads)
     notes: list[str] = []
-    label_a, of_a = _tensors(a, manifest, dequantize=dequantize)
-    label_b, of_b = _tensors(b, manifest, dequantize=dequantize)
+    label_a, whole_a = _opened(a, manifest, dequantize=dequantize)
+    label_b, whole_b = _opened(b, manifest, dequantize=dequantize)
+    of_a, of_b = _Tensors(whole_a), _Tensors(whole_b)
     try:
         of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
     except ValueError as error:
@@ -122,6 +126,14 @@ def diff(
             shown = repr(select) if isinstance(select, str) else ", ".join(map(repr, select))
             raise _error("NotFound", f"{shown} matches no name of either checkpoint", argument="select")
     both = [name for name in of_a if name in of_b]
+    values = None
+    if (
+        isinstance(whole_a, Checkpoint)
+        and isinstance(whole_b, Checkpoint)
+        and select is None
+        and names["key"] is None
+    ):
+        values = _values(whole_a, whole_b, notes, reads=bool(data or cast))
     report = DiffReport(
         a=label_a,
         b=label_b,
@@ -135,6 +147,7 @@ def diff(
         equal=0,
         notes=notes,
         seconds=0.0,
+        values=values,
     )
     pairs = [(name, of_a[name], of_b[name]) for name in both]
     found = _structure(pairs, request)
@@ -157,17 +170,27 @@ def diff(
 class _Tensors(dict[str, LazyTensor]):
     """Tensors by name, and the texts of their file's header."""
 
-    def __init__(self, tensors: Mapping[str, LazyTensor], texts: Mapping[str, str]) -> None:
+    def __init__(self, tensors: Mapping[str, LazyTensor], texts: Mapping[str, str] | None = None) -> None:
         super().__init__(tensors)
-        self.texts = texts
+        self.texts = texts or (tensors.metadata if isinstance(tensors, Checkpoint) else {})
 
 
-def _tensors(given: Any, manifest: ManifestLike | None, *, dequantize: bool) -> tuple[str, _Tensors]:
-    """What to call a checkpoint, and its tensors by name."""
+def _opened(given: Any, manifest: ManifestLike | None, *, dequantize: bool) -> tuple[str, TensorMapping]:
+    """What to call a checkpoint, and it or the selection that was given.
+
+    Raises:
+        TypeError: It is a tensor.
+        RustloadError: As for `rustload.open`.
+    """
     if isinstance(given, Checkpoint):
-        return given.files[0] if len(given.files) == 1 else repr(given), _Tensors(given, given.metadata)
+        return given.files[0] if len(given.files) == 1 else repr(given), given
     if isinstance(given, TensorMapping):
-        return repr(given), _Tensors(given, {})
+        return repr(given), given
+    if hasattr(given, "shape"):
+        note = "compare tensors as a selection of each checkpoint: rustload.diff(a.select(name), b.select(name), data=True)"
+        raise _error(
+            "Type", f"diff takes paths, checkpoints and selections, not a {type(given).__name__}", note
+        )
     label = (
         name_of(given)
         if is_url(given)
@@ -175,8 +198,18 @@ def _tensors(given: Any, manifest: ManifestLike | None, *, dequantize: bool) -> 
         if isinstance(given, (str, os.PathLike))
         else f"<{type(given).__name__}>"
     )
-    checkpoint = open_checkpoint(given, dequantize=dequantize, manifest=manifest)
-    return label, _Tensors(checkpoint, checkpoint.metadata)
+    return label, open_checkpoint(given, dequantize=dequantize, manifest=manifest)
+
+
+def _values(a: Checkpoint, b: Checkpoint, notes: list[str], *, reads: bool) -> list[ValueDiff] | None:
+    """What differs of the values that are not tensors; None if they are not compared, with a note if they cannot be."""
+    if not reads and "torch-dcp" in (a.format, b.format):
+        return None
+    try:
+        return compare_values(a, b)
+    except (RustloadError, OSError, ValueError) as error:
+        notes.append(f"the other values were not compared: {error}")
+        return None
 
 
 def _prefix(tensors: _Tensors, others: _Tensors) -> str:

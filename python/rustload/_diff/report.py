@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from rustload._common.columns import columns_of
 from rustload._common.json_values import Finite, plain
+from rustload._common.table import NAME_COLUMNS_MAX, TableRow, show_table
 from rustload._common.terminal import Page, count
 from rustload._common.tree import spell_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["DiffReport", "TensorDiff", "show"]
+__all__ = ["DiffReport", "TensorDiff", "ValueDiff", "show"]
 
 # The most lines of a list; --json has all.
 LINES_SHOWN_MAX = 40
+# The most names in a line of values that only one checkpoint has.
+NAMES_SHOWN_MAX = 8
+T = TypeVar("T")
 _NUMBER = re.compile(r"(?<![^.])\d{1,18}(?![^.])")
 
 
@@ -63,6 +68,20 @@ class TensorDiff(NamedTuple):
     cosine: float | None = None
 
 
+class ValueDiff(NamedTuple):
+    """A value that is not a tensor, and differs.
+
+    Attributes:
+        name: Its dotted name, as for `rustload show`.
+        a: The value in the first checkpoint, as text, which may be cut; None if it has none of that name.
+        b: The value in the second one.
+    """
+
+    name: str
+    a: str | None
+    b: str | None
+
+
 class DiffReport(NamedTuple):
     """What differs between two checkpoints.
 
@@ -81,6 +100,8 @@ class DiffReport(NamedTuple):
         equal: The number of tensors that do not differ, as far as they were compared.
         notes: What was not compared, and names that one file has as another tensor's.
         seconds: How long it took.
+        values: Values that are not tensors and differ, or that only one has; they do not make `same` False. None if they were
+            not compared: of selections of tensors, with `select` or `key`, and of distributed checkpoints without `data`.
     """
 
     a: str
@@ -95,10 +116,11 @@ class DiffReport(NamedTuple):
     equal: int
     notes: list[str]
     seconds: float
+    values: list[ValueDiff] | None = None
 
     @property
     def same(self) -> bool:
-        """Whether both have the same names, and no tensor differs: as far as it was compared, see `data`."""
+        """Whether both have the same names, and no tensor differs: as far as it was compared, see `data` and `values`."""
         return not (self.only_a or self.only_b or self.changed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,32 +147,48 @@ class DiffReport(NamedTuple):
         tensors = {"changed": self.changed, "close": self.close}
         lists: dict[str, Sequence[Sequence[str]]] = {
             **{title: _folded((name, "") for name in found) for title, found in names.items()},
-            **{title: _folded((one.name, _what(one)) for one in found) for title, found in tensors.items()},
+            **{
+                title: _folded((one.name, _sentence(_found(one))) for one in found)
+                for title, found in tensors.items()
+            },
+            "values": [(one.name, f"{_or_none(one.a)} / {_or_none(one.b)}") for one in self.values or ()],
             "notes": [(note,) for note in self.notes],
         }
-        texts = [*_prefixes(self), " ".join(text for _, text in _verdict(self))]
+        hint = _cast_hint(self, "cast=True")
+        texts = [*_prefixes(self), *([hint] if hint else []), " ".join(text for _, text in _verdict(self))]
         summary = f"{self.a}  {self.b}: {'; '.join(texts)}"
-        counts = {title: len(getattr(self, title)) for title in lists}
+        counts = {title: len(getattr(self, title) or ()) for title in lists}
         return report_html("DiffReport", summary, summary, lists, fields="report.{}", counts=counts)
 
 
-def show(page: Page, report: DiffReport) -> None:
-    """Adds a report to a page."""
+def _or_none(value: str | None) -> str:
+    return "none" if value is None else value
+
+
+def show(page: Page, report: DiffReport, *, data: str = "data=True", cast: str = "cast=True") -> None:
+    """Adds a report to a page; `data` and `cast` are the arguments that it names, as the reader would pass them."""
     a, b = page.safe(report.a), page.safe(report.b)
     page.title(f"{a}  {b}")
     for text in _prefixes(report):
         page.text([("", page.safe(text))])
     for title, names in ((f"only in {a}", report.only_a), (f"only in {b}", report.only_b)):
-        _list(page, title, "31", ((name, "") for name in names), len(names))
-    _list(page, "different", "31", ((one.name, _what(one)) for one in report.changed), len(report.changed))
-    _list(page, "close", "33", ((one.name, _what(one)) for one in report.close), len(report.close))
+        if names:
+            page.heading(title, count(len(names), "tensor"))
+            _table(page, "31", _folded((name, _Found()) for name in names))
+    for title, code, found in (("different", "31", report.changed), ("close", "33", report.close)):
+        if found:
+            page.heading(title, count(len(found), "tensor"))
+            _table(page, code, _folded((one.name, _found(one)) for one in found))
+    _values(page, report)
     if report.notes:
         page.heading("notes")
         for note in report.notes:
             page.line(f"  {page.fitted(page.safe(note))}")
-    if not report.same or report.close or report.notes:
+    if not report.same or report.close or report.notes or report.values:
         page.line()
-    page.text(_verdict(report))
+    if hint := _cast_hint(report, cast):
+        page.text([("33", hint)])
+    page.text(_verdict(report, data))
 
 
 def _prefixes(report: DiffReport) -> list[str]:
@@ -159,82 +197,164 @@ def _prefixes(report: DiffReport) -> list[str]:
     return [f"all names of {path} without {prefix!r}" for path, prefix in both if prefix]
 
 
-def _verdict(report: DiffReport) -> list[tuple[str, str]]:
+def _verdict(report: DiffReport, data: str = "data=True") -> list[tuple[str, str]]:
     """The last line, as spans (SGR code, text)."""
+    others = (
+        f"; {count(len(report.values), 'other value')} differ{'s' * (len(report.values) == 1)}"
+        if report.values
+        else ""
+    )
+    unread = [] if report.data or not report.equal else [("33", f"no element was compared: pass {data}")]
+    both = report.equal + len(report.changed) + len(report.close)
     if report.same:
         what = "same names, dtypes and shapes"
         if report.data:
             what = "same elements" if not report.close else "same elements, or close ones"
-        remark = [] if report.data else [("2", "(elements were not compared)")]
-        return [
-            ("32", "same:"),
-            ("", f"{count(report.equal + len(report.close), 'tensor')}, {what}"),
-            *remark,
-        ]
-    parts = [
-        f"{len(names):,} {what}"
-        for names, what in (
-            (report.only_a, "only in the first"),
-            (report.only_b, "only in the second"),
-            (report.changed, "different"),
-            (report.close, "close"),
+        word = ("33", "same structure:") if unread else ("32", "same:")
+        return [word, ("", f"{count(both, 'tensor')}, {what}{others}{';' * bool(unread)}"), *unread]
+    parts = [f"{len(report.changed):,} of {count(both, 'tensor')}"] if report.changed else []
+    parts += [
+        f"{number:,} {what}"
+        for number, what in (
+            (len(report.only_a), "only in the first"),
+            (len(report.only_b), "only in the second"),
+            (len(report.close), "close"),
+            (report.equal, "equal" if report.data else "with the same dtype and shape"),
         )
-        if names
+        if number
     ]
-    return [("31", "different:"), ("", f"{', '.join(parts)}, {report.equal:,} equal")]
+    return [("31", "different:"), ("", f"{', '.join(parts)}{others}{';' * bool(unread)}"), *unread]
 
 
-def _what(one: TensorDiff) -> str:
-    """What differs, in a few words."""
-    parts = []
-    if one.dtypes[0] != one.dtypes[1]:
-        parts.append(f"{one.dtypes[0]} / {one.dtypes[1]}")
-    if one.shapes[0] != one.shapes[1]:
-        parts.append(f"{list(one.shapes[0])} / {list(one.shapes[1])}")
-    if one.compared_as is None:
-        return ", ".join(parts)
-    cast = f" as {one.compared_as}" if one.dtypes[0] != one.dtypes[1] else ""
-    if not one.different:
-        return ", ".join([*parts, f"equal{cast}"])
-    share = f"{one.different:,} of {one.total:,} elements differ{cast}"
-    if one.distant < one.different:
-        share += f", {one.distant:,} of them not close" if one.distant else ", all are close"
-    parts.append(share)
-    if one.first is not None:
-        parts.append(f"first at {list(one.first)}")
-    if one.nan:
-        parts.append(f"{one.nan:,} NaN in one only")
-        if one.nan == one.different:
-            return ", ".join(parts)  # all others are equal: there is no distance to show
-    parts.append(f"max abs {one.max_absolute:.4g}")
-    if (
-        one.max_relative or not one.max_absolute
-    ):  # otherwise no number in the second checkpoint is one to compare with
-        parts.append(f"max rel {one.max_relative:.4g}")
-    if one.relative_l2 is not None:
-        parts.append(f"rel L2 {one.relative_l2:.4g}")
-    if one.rms is not None:
-        parts.append(f"rms {one.rms:.4g}")
-    if one.cosine is not None:
-        # Most are near 1.
-        parts.append(f"cosine {one.cosine:.6g}")
-    return ", ".join(parts)
-
-
-def _list(page: Page, title: str, code: str, rows: Iterable[tuple[str, str]], number: int) -> None:
+def _cast_hint(report: DiffReport, cast: str) -> str:
+    """What to do about tensors that differ in dtype, and as far as is known in nothing else; empty without any."""
+    number = sum(
+        one.shapes[0] == one.shapes[1] and one.distant == 0 and (one.compared_as is not None) == report.data
+        for one in report.changed
+    )
     if not number:
+        return ""
+    what = f"{cast} ignores that" if report.data else f"{cast} compares their elements after a cast"
+    return f"{count(number, 'tensor')} differ{'s' * (number == 1)} in dtype only: {what}"
+
+
+class _Found(NamedTuple):
+    """What differs, for a row of a table.
+
+    Attributes:
+        words: What is not a column.
+        cells: The columns, by their titles; None if no element was compared.
+    """
+
+    words: tuple[str, ...] = ()
+    cells: tuple[str, ...] | None = None
+
+
+_COLUMNS = ("differ", "of", "max abs", "max rel", "rel L2", "rms", "cosine", "first")
+_LEFT_OUT = ("first", "rms", "max rel", "of")
+"""The columns that a terminal has if it is wide enough: the first of these is left out first."""
+NAMES_FIRST = 48
+"""The columns that names take before such a column is shown."""
+
+
+def _found(one: TensorDiff) -> _Found:
+    words = []
+    if one.dtypes[0] != one.dtypes[1]:
+        words.append(f"{one.dtypes[0]} / {one.dtypes[1]}")
+    if one.shapes[0] != one.shapes[1]:
+        words.append(f"{list(one.shapes[0])} / {list(one.shapes[1])}")
+    if one.compared_as is None:
+        return _Found(tuple(words))
+    if not one.different:
+        return _Found((*words, f"equal as {one.compared_as}"))
+    if one.dtypes[0] != one.dtypes[1]:
+        words.append(f"compared as {one.compared_as}")
+    if one.distant < one.different:
+        words.append(f"{one.distant:,} not close" if one.distant else "all are close")
+    if one.nan:
+        words.append(f"{one.nan:,} NaN in one only")
+    # Without other differences than NaN there is no distance to show; without a number but 0 in b none to compare with.
+    is_nan = one.nan == one.different
+    no_relative = is_nan or (one.max_absolute and not one.max_relative)
+    cells = (
+        f"{one.different:,}",
+        f"{one.total:,}",
+        "-" if is_nan else f"{one.max_absolute:.4g}",
+        "-" if no_relative else f"{one.max_relative:.4g}",
+        "-" if is_nan or one.relative_l2 is None else f"{one.relative_l2:.4g}",
+        "-" if is_nan or one.rms is None else f"{one.rms:.4g}",
+        "-" if is_nan or one.cosine is None else f"{one.cosine:.6g}",  # most are near 1
+        "-" if one.first is None else str(list(one.first)),
+    )
+    return _Found(tuple(words), cells)
+
+
+def _sentence(found: _Found) -> str:
+    """What differs, in a few words."""
+    if found.cells is None:
+        return ", ".join(found.words)
+    cells = dict(zip(_COLUMNS, found.cells, strict=True))
+    share = f"{cells.pop('differ')} of {cells.pop('of')} elements differ"
+    return ", ".join(
+        [share, *found.words, *(f"{title} {cell}" for title, cell in cells.items() if cell != "-")]
+    )
+
+
+def _table(page: Page, code: str, lines: list[tuple[str, _Found]]) -> None:
+    """The tensors: first those of which no element differs or was compared, then those with columns."""
+    shown = lines[:LINES_SHOWN_MAX]
+    names = [page.fitted(page.safe(label)) or '""' for label, _ in shown]
+    columns = [found.cells for _, found in shown if found.cells is not None]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *columns, strict=True)]
+    kept = [*range(len(_COLUMNS))]
+    room = min(max(map(columns_of, names)), NAMES_FIRST) + 2
+    for title in _LEFT_OUT:
+        if page.must_split(room + sum(2 + widths[at] for at in kept)):
+            kept.remove(_COLUMNS.index(title))
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(f"{cells[at]:>{widths[at]}}" for at in kept)
+
+    with_cells, without = [], []
+    for name, (_, (words, cells)) in zip(names, shown, strict=True):
+        label, width, text = page.paint(code, name), columns_of(name), ", ".join(words)
+        if cells is None:
+            without.append(TableRow(label, width, text, columns_of(text), [("", text)]))
+            continue
+        more = [("33", text)] if text else []
+        labelled = [("", f"{_COLUMNS[at]} {cells[at]}") for at in kept]
+        with_cells.append(TableRow(label, width, line(cells), len(line(cells)), labelled, more))
+    if without:
+        show_table(page, without, widest=NAME_COLUMNS_MAX)
+    if with_cells:
+        show_table(page, with_cells, widest=NAME_COLUMNS_MAX, head=line(_COLUMNS))
+    if len(lines) > len(shown):
+        page.cells([("2", f"and {len(lines) - len(shown):,} more lines (--json has all)")], 2)
+
+
+def _values(page: Page, report: DiffReport) -> None:
+    """The values that are not tensors and differ; those that only one has are a line."""
+    if not report.values:
         return
-    page.heading(title, count(number, "tensor"))
-    lines = _folded(rows)
-    for label, what in lines[:LINES_SHOWN_MAX]:
-        page.hanging([(code, page.fitted(page.safe(label)))], what)
-    if len(lines) > LINES_SHOWN_MAX:
-        page.cells([("2", f"and {len(lines) - LINES_SHOWN_MAX:,} more lines (--json has all)")], 2)
+    page.heading("other values", "not tensors")
+    both = [one for one in report.values if one.a is not None and one.b is not None]
+    for one in both[:LINES_SHOWN_MAX]:
+        page.hanging([("33", page.fitted(page.safe(one.name)))], page.safe(f"{one.a} / {one.b}"))
+    if len(both) > LINES_SHOWN_MAX:
+        page.cells([("2", f"and {len(both) - LINES_SHOWN_MAX:,} more (--json has all)")], 2)
+    for path, names in (
+        (report.a, [one.name for one in report.values if one.b is None]),
+        (report.b, [one.name for one in report.values if one.a is None]),
+    ):
+        if names:
+            listed = ", ".join(names[:NAMES_SHOWN_MAX])
+            more = f" and {len(names) - NAMES_SHOWN_MAX:,} more" if len(names) > NAMES_SHOWN_MAX else ""
+            page.text([("", page.safe(f"only in {path}:")), ("33", page.safe(listed)), ("", more.strip())])
 
 
-def _folded(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _folded(rows: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
     """The rows, with those one after another or apart that differ in one number of their name as one."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
+    groups: dict[tuple[str, str, T], list[int]] = {}
     for name, what in rows:
         numbers = list(_NUMBER.finditer(name))
         # The innermost number that may vary is the first: that of a layer.
