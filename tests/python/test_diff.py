@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import Namespace
+from collections import deque
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -360,6 +361,7 @@ def test_values_that_are_not_tensors_are_compared(data: bool, save: Callable[...
         "loss": float("nan"),
         "betas": (0.9, 0.99),
         "names": {"b", "a"},
+        "last": deque([1, [2]]),
         "args": Namespace(lr=0.1),
     }
     one = save({"model": {"w": w}, "step": 1, "lr": 1.0, "gone": [1, {}], **same}, "a.bin")
@@ -394,11 +396,17 @@ def test_values_are_compared_of_whole_checkpoints(save: Callable[..., Path], tmp
     rustload.convert(one, tmp_path / "c.safetensors")
     (left_out,) = rustload.diff(one, tmp_path / "c.safetensors").values or []
     assert left_out == ("step", "1", None)
-    inside: list[object] = []
-    inside.append(inside)
-    report = rustload.diff(save({"w": torch.ones(1), "x": inside}, "c.bin"), two)
-    assert report.values is None
-    assert report.notes == ["the other values were not compared: there are more than 200,000 of them"]
+    itself: list[object] = []
+    itself.append(itself)
+    wide: object = 0
+    for _ in range(60):
+        wide = {"k" * 100_000: wide, "x": [[]] * 1000}  # names of up to 6 MB, a thousand of each length
+    for inside in (itself, wide):
+        report = rustload.diff(save({"w": torch.ones(1), "x": inside}, "c.bin"), two)
+        assert report.values is None
+        assert report.notes == [
+            "the other values were not compared: more than 200,000, or names that are too long"
+        ]
 
 
 def test_a_difference_in_dtype_only_hints_at_a_cast(save: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.columns import clip
@@ -20,6 +21,8 @@ __all__ = ["compare_values"]
 
 NODES_MAX = 200_000
 """The most values and containers of a checkpoint that are compared."""
+CHARS_MAX = 64_000_000
+"""The most characters of all their names."""
 TEXT_MAX = 200
 """The most characters of a value in the report."""
 
@@ -39,20 +42,26 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> list[ValueDiff]:
 def _leaves(root: Any) -> dict[str, tuple[Any]]:
     """The values by dotted name, each in a tuple; of an object of an unknown class, also its class."""
     found: dict[str, tuple[Any]] = {}
-    pending, nodes = [("", root)], 0
+    pending: list[tuple[str, str, Any]] = [("", "", root)]
+    nodes = chars = 0
     while pending:
-        name, value = pending.pop()
-        nodes += 1
-        if nodes > NODES_MAX:
+        outer, key, value = pending.pop()
+        name = f"{outer}.{key}" if outer else key
+        nodes, chars = nodes + 1, chars + len(name)
+        if nodes > NODES_MAX or chars > CHARS_MAX:
             raise _error(
-                "Limit", f"there are more than {NODES_MAX:,} of them", "compare parts of ckpt.objects"
+                "Limit",
+                f"more than {NODES_MAX:,}, or names that are too long",
+                "compare parts of ckpt.objects",
             )
         if isinstance(value, (LazyTensor, Sparse)):
             continue
-        inside = [] if isinstance(value, (set, frozenset)) else [*child_values(value)]
+        inside = [*(enumerate(value) if isinstance(value, deque) else child_values(value))]
+        if isinstance(value, (set, frozenset)):
+            inside = []  # their order is not that of the file
         if not inside or isinstance(value, Opaque):
             found[name] = (value,)
-        pending += [(f"{name}.{key}" if name else str(key), one) for key, one in reversed(inside)]
+        pending += [(name, str(key), one) for key, one in reversed(inside)]
     return found
 
 
@@ -62,7 +71,11 @@ def _key(leaf: tuple[Any] | None) -> Hashable:
         return None
     (value,) = leaf
     if isinstance(value, (set, frozenset)):
-        return type(value), tuple(sorted(map(repr, value)))
+        return (
+            type(value),
+            len(value),
+            frozenset(one for one in value if isinstance(one, (str, bytes, int, float))),
+        )
     if isinstance(value, (str, bytes, int)):
         return type(value), value
     return type(value), bytes(value) if isinstance(value, bytearray) else repr(value)
