@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
+import pickle
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,12 +90,79 @@ def test_functions_of_numpy_and_torch_are_as_before(lazy: rustload.LazyTensor) -
         torch.add(lazy, 1)  # type: ignore[call-overload]
 
 
-def test_equality_hash_and_formatting_are_those_of_objects(lazy: rustload.LazyTensor) -> None:
-    same = lazy[:]
-    assert lazy == lazy
-    assert lazy != 1
-    assert (lazy == VALUES) is False
+def test_lazy_tensors_are_equal_if_they_are_one_part_of_one_file(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
+    w = torch.arange(12.0).view(3, 4)
+    path = save({"w": w, "tied": w, "copy": w.clone(), "view": w.view(4, 3), "row": w[1]}, "a.bin")
+    ckpt, again = rustload.open(path), rustload.open(path)
+    lazy = ckpt["w"]
+    joined = rustload.concat([lazy, ckpt["copy"]])
+    for one, two in (
+        (lazy, ckpt["w"]),
+        (lazy, lazy[:]),
+        (lazy, ckpt["tied"]),
+        (lazy, again["w"]),
+        (lazy, pickle.loads(pickle.dumps(lazy))),
+        (lazy[1], ckpt["row"]),
+        (lazy.T.T, lazy),
+        (lazy.reshape(4, 3), ckpt["view"]),
+        (joined, rustload.concat([again["tied"], again["copy"]])),
+        (joined[:, 1], rustload.concat([lazy[:, 1], ckpt["copy"][:, 1]])),
+    ):
+        assert one == two
+        assert (one != two) is False
+        assert hash(one) == hash(two)
+        assert len({one, two}) == 1
+        assert one in [None, two]
+    shutil.copy(path, tmp_path / "copy.bin")
+    other = rustload.open(tmp_path / "copy.bin")
+    data = path.read_bytes()
+    for one, two in (
+        (lazy, ckpt["copy"]),
+        (lazy, ckpt["view"]),
+        (lazy, lazy[1:]),
+        (lazy, lazy.T),
+        (lazy, other["w"]),
+        (rustload.open(data)["w"], rustload.open(data)["w"]),
+        (joined, lazy),
+        (joined, rustload.concat([ckpt["copy"], lazy])),
+        (rustload.stack([lazy, lazy]), rustload.concat([lazy, lazy])),
+    ):
+        assert one != two
+        assert (one == two) is False
+        assert len({one, two}) == 2
+    assert ckpt == dict(again)
+    os.utime(path, (1, 1))
+    assert rustload.open(path)["w"] != lazy
+
+
+def test_a_dequantized_weight_is_not_its_codes(save: Callable[..., Path]) -> None:
+    codes, scale = torch.ones(128, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
+    path = save({"w.weight": codes, "w.weight_scale_inv": scale})
+    plain, numbers = rustload.open(path), rustload.open(path, dequantize=True)
+    assert plain["w.weight"] != numbers["w.weight"]
+    assert numbers["w.weight"] == rustload.open(path, dequantize=True)["w.weight"]
+
+
+@pytest.mark.parametrize("apply", [operator.eq, operator.ne], ids=lambda apply: apply.__name__)
+def test_comparing_with_elements_says_what_to_do(
+    lazy: rustload.LazyTensor, apply: Callable[[Any, Any], Any]
+) -> None:
+    joined = rustload.concat([lazy, lazy])
+    for other in (1, 1.5, True, 1j, VALUES):
+        for one in (lazy, joined):
+            check_refused(lambda one=one, other=other: apply(one, other))  # type: ignore[misc]
+            check_refused(lambda one=one, other=other: apply(other, one))  # type: ignore[misc]
+    check_refused(lambda: VALUES in [lazy])
+    for nothing in (None, "w", object(), [3, 1, 2, 5], {"a": 1}):
+        assert apply(lazy, nothing) is (apply is operator.ne)
+        assert apply(nothing, lazy) is (apply is operator.ne)
+    expected = apply(np.array([3, 1, 2, 5]), np.array([3, 0, 2, 0]))
+    np.testing.assert_array_equal(apply(lazy, np.array([3, 0, 2, 0])), expected)
+    np.testing.assert_array_equal(apply(np.array([3, 0, 2, 0]), lazy), expected)
+
+
+def test_formatting_is_that_of_objects(lazy: rustload.LazyTensor) -> None:
     assert {lazy: 1}[lazy] == 1
-    assert len({lazy, same}) == 2
     assert "%s" % lazy == repr(lazy)  # noqa: UP031
-    np.testing.assert_array_equal(lazy == np.array([3, 0, 2, 0]), [True, False, True, False])

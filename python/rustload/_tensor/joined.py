@@ -117,6 +117,13 @@ class JoinedTensor(LazyTensor):
     def part(self) -> None:
         """None: where it lies in a larger tensor is known of its parts only."""
 
+    def _place(self) -> tuple[Any, ...]:
+        offsets = tuple(map(tuple, self._core.offsets()))
+        return self.shape, offsets, tuple(part._place() for part in self.parts)
+
+    def _files(self) -> list[_rustload.Checkpoint]:
+        return [part.checkpoint for part in self._core.parts()]
+
     def _shown_parts(self) -> list[tuple[str, str, str]]:
         return [(part.name, str(list(part.shape)), format_bytes(part.nbytes)) for part in self.parts]
 

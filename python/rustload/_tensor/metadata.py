@@ -105,3 +105,26 @@ class Metadata(_rustload.Handle):
         from rustload._tensor.part import Part
 
         return Part(*found)
+
+    def _place(self) -> tuple[Any, ...]:
+        """Which part of its checkpoint it is."""
+        core = self._core
+        # The numbers of quantized ones are also those of their scales.
+        scaled = core.id if self._is_scaled() else None
+        return core.storage, core.dtype, core.shape, core.strides, core.offset, scaled
+
+    def _is_same(self, other: Any) -> bool:
+        if type(self) is not type(other) or self._place() != other._place():
+            return False
+        from rustload._tensor.pickling import are_same_files
+
+        pairs = zip(self._files(), other._files(), strict=True)
+        return all(are_same_files(one, two) for one, two in pairs)
+
+    def _files(self) -> list[_rustload.Checkpoint]:
+        """The checkpoints of what it joins."""
+        return [self._core.checkpoint]
+
+    def __hash__(self) -> int:
+        """Equal for the same part of the same file, whatever its name."""
+        return hash(self._place())

@@ -1,7 +1,7 @@
 """Operators of lazy tensors: arithmetic and order need elements, so the error says how to read them.
 
-An operand that can compute with a lazy tensor, such as a NumPy array, does so, as without these methods. `==` and `hash` are
-those of objects.
+An operand that can compute with a lazy tensor, such as a NumPy array, does so, as without these methods. Two lazy tensors are
+equal if they are the same part of the same file, which needs no elements.
 """
 
 from __future__ import annotations
@@ -89,8 +89,24 @@ def _unary(text: str) -> Callable[..., Any]:
     return method
 
 
+def _comparison(text: str, answer: str) -> Callable[..., Any]:
+    elements = _binary(text, answer)
+
+    def method(self: Any, other: Any) -> Any:
+        if isinstance(other, Operators):
+            return (self is other or self._is_same(other)) == (text == "==")
+        if isinstance(other, (int, float, complex)) or _method(type(other), "__array__") is not None:
+            return elements(self, other)
+        return NotImplemented  # nothing that has elements, such as None or a text
+
+    return method
+
+
 class Operators:
-    """Answers operators with a TypeError that says how to read the elements, unless the other operand can compute with them."""
+    """Answers operators with a TypeError that says how to read the elements, unless the other operand can compute with them.
+
+    `==`, `!=` and `hash` of lazy tensors are those of the part of the file that they are.
+    """
 
     __slots__ = ()
 
@@ -103,6 +119,7 @@ if not TYPE_CHECKING:  # type checkers must still report the operators
         setattr(Operators, f"__{_name}__", _binary(_text, f"__{_answer}__"))
     for _name, _text in _UNARY.items():
         setattr(Operators, f"__{_name}__", _unary(_text))
+    Operators.__eq__, Operators.__ne__ = _comparison("==", "__eq__"), _comparison("!=", "__ne__")
 
 
 def index_note(key: Any) -> str | None:

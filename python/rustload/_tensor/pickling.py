@@ -14,7 +14,7 @@ from rustload import _rustload
 from rustload._frameworks.adapters import HandleContext
 from rustload.errors import _error
 
-__all__ = ["Origin", "open_again", "opened_core", "origin_of"]
+__all__ = ["Origin", "are_same_files", "open_again", "opened_core", "origin_of"]
 
 Stamps: TypeAlias = tuple[tuple[str, int, int, int], ...]
 """For each file its path, size, modification time in nanoseconds, and inode."""
@@ -64,6 +64,14 @@ def origin_of(core: _rustload.Checkpoint, framework: str | None) -> Origin:
             _origins.clear()
         _origins[key] = found
     return found
+
+
+def are_same_files(one: _rustload.Checkpoint, two: _rustload.Checkpoint) -> bool:
+    """Whether it is one checkpoint, or both were opened from the same version of the same files, to be read in the same way."""
+    if one.serial == two.serial:
+        return True
+    first, second = one.reopening(), two.reopening()
+    return bool(first and second and first[4] == second[4] and one.file_stamps() == two.file_stamps())
 
 
 def _unpicklable(core: _rustload.Checkpoint) -> BaseException:
