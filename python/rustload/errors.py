@@ -302,6 +302,11 @@ def _error(
     )
 
 
+def _no_truth(report: object, attributes: str) -> TypeError:
+    """The error for the truth value of a report, which says what to ask instead."""
+    return TypeError(f"a {type(report).__name__} has no truth value: use {attributes}")
+
+
 def _check_one_of(argument: str, value: Any, allowed: tuple[object, ...]) -> None:
     """Checks that the value of an argument is one of a few words, or None.
 

@@ -108,6 +108,18 @@ class TestVerdicts:
     def test_each_verdict(self, data: bytes, verdict: str) -> None:
         assert rustload.scan(data).verdict == verdict
 
+    def test_reports_are_equal_by_value_and_have_no_truth(self) -> None:
+        data = b"cnt\nsystem\n(S'x'\ntR."
+        one, two, other = rustload.scan(data), rustload.scan(data), rustload.scan(b"N.")
+        assert one == two
+        assert one != other
+        assert one.files == two.files
+        assert one.files[0] != one
+        assert len({one, two, other, *one.files}) == 3
+        for report in (one, other, one.files[0]):
+            with pytest.raises(TypeError, match=r"a (Scan|File)Report has no truth value: use \.passes"):
+                bool(report)
+
     def test_a_verdict_is_the_worst_of_the_findings_and_severity_follows_it(self) -> None:
         report = rustload.scan(b"\x80\x02(" + UNKNOWN + CALL + b"l.")
         assert {found.verdict: found.severity for found in report.findings} == {

@@ -256,6 +256,11 @@ def test_reports_have_a_repr_of_one_line(save: Callable[..., Path], tmp_path: Pa
         (converted, "<SaveReport wrote 40 tensors, "),
     ):
         assert repr(report).startswith(begin)
+        if report is not converted:  # what was not written is an error
+            with pytest.raises(
+                TypeError, match=r"a (Load|Diff)Report has no truth value: use \.(missing|same)"
+            ):
+                bool(report)
         assert len(repr(report)) < 400
         assert "\n" not in repr(report)
 

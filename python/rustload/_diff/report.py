@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from rustload._common.columns import columns_of
 from rustload._common.json_values import Finite, plain
 from rustload._common.table import NAME_COLUMNS_MAX, TableRow, show_table
 from rustload._common.terminal import Page, count
 from rustload._common.tree import spell_numbers
+from rustload.errors import _no_truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,6 +123,14 @@ class DiffReport(NamedTuple):
     def same(self) -> bool:
         """Whether both have the same names, and no tensor differs: as far as it was compared, see `data` and `values`."""
         return not (self.only_a or self.only_b or self.changed)
+
+    def __bool__(self) -> NoReturn:
+        """Not defined, as every report would be true.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise _no_truth(self, ".same")
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, as in the JSON of the command line, which has None for an infinite difference."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self, TypeAlias
 
 from rustload._common.json_values import FORMATS, Positive
 from rustload._scan.verdict import Verdict
+from rustload.errors import _no_truth
 
 __all__ = ["Coverage", "FileReport", "Finding", "Named", "Range", "ScanReport", "Step"]
 
@@ -142,6 +143,22 @@ class _Report:
             TypeError: Always.
         """
         raise TypeError("reports are made by rustload.scan(path)")
+
+    def __bool__(self) -> NoReturn:
+        """Not defined, as every report would be true.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise _no_truth(self, ".passes")
+
+    def __eq__(self, other: object) -> bool:
+        """Equal if everything in them is."""
+        return type(self) is type(other) and self._data == other._data
+
+    def __hash__(self) -> int:
+        """Hashes verdict and path."""
+        return hash((self._data["verdict"], self._data.get("path")))
 
     @classmethod
     def _wrap(cls, data: dict[str, Any]) -> Self:

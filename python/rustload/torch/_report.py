@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rustload._common.similar import did_you_mean, similar
 from rustload._common.sizes import format_bytes
-from rustload.errors import ModelMismatchError, _printable_lines, _shown
+from rustload.errors import ModelMismatchError, _no_truth, _printable_lines, _shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,6 +91,14 @@ class LoadReport:
     peak_host: int | None
     peak_device: int | None
     notes: list[str]
+
+    def __bool__(self) -> NoReturn:
+        """Not defined, as every report would be true.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise _no_truth(self, ".missing, .unexpected and .mismatched")
 
     def __repr__(self) -> str:
         """The first line of the text."""
