@@ -78,6 +78,18 @@ def test_bash_completes(words: list[str], expected: list[str], capsys: pytest.Ca
     assert found.stdout.split() == expected
 
 
+def test_the_name_of_no_dtype_is_answered_with_a_similar_one_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in ("info", "convert"):
+        with pytest.raises(SystemExit):
+            _cli.main([command, "m.bin", "--dtype", "fp17"])
+        said = capsys.readouterr().err.splitlines()[0]
+        begin = 'rustload: error: argument --dtype: "fp17" is not a dtype (did you mean: float16, bfloat16, float32; known: '
+        assert said.startswith(begin)
+        assert said.endswith(", bits4x2; and short names, such as bf16, fp16 and fp32)")
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -67,7 +67,7 @@ def test_a_lazy_state_dict_refuses_to_read_a_quantized_tensor_as_integers(quanti
 def test_a_dict_or_a_checkpoint_as_a_path_is_a_type_error(save):
     path = save({"w": torch.ones(2)})
     for given in ({"w": torch.ones(2)}, rustload.open(path)):
-        with pytest.raises(TypeError, match="path is a"):
+        with pytest.raises(TypeError, match="path is of type"):
             rustload.open(given)
 
 
@@ -461,7 +461,7 @@ def test_the_error_for_a_mistyped_command_suggests_one(capsys):
     [
         (["info", "--filter", "xyz"], "--filter names 'xyz', and no tensor has that name"),
         (["stats", "--select", "xyz"], "--select names 'xyz', and no tensor has that name"),
-        (["diff", "--select", "xyz"], "--select 'xyz' matches no name of either checkpoint"),
+        (["diff", "--select", "xyz"], "--select has 'xyz', which matches no name"),
     ],
 )
 def test_the_error_for_a_name_on_the_command_line_names_its_option(simple, capsys, command, text):
@@ -473,8 +473,7 @@ def test_the_error_for_a_name_on_the_command_line_names_its_option(simple, capsy
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        (["info", "--filter", "xyz*"], "no name matches 'xyz*'"),
-        (["stats", "--select", "xyz*"], "no name matches 'xyz*'"),
+        (["stats", "--select", "xyz*", "--select", "w*"], "no name matches 'xyz*'"),
         (["diff", "--strip", "xyz."], "--strip takes nothing off: no name begins with 'xyz.'"),
         (["convert", "--dtype", "xyz*=float16"], "--dtype has the pattern 'xyz*', which matches no name"),
     ],

@@ -22,7 +22,7 @@ import rustload.jax
 import rustload.torch
 from rustload import RustloadWarning
 from rustload._checkpoint.names import select_tensors
-from rustload._common.patterns import matches, matching, warn_user
+from rustload._common.patterns import matches, matching, similar_parts, warn_user
 from rustload._common.similar import similar
 from rustload._common.tree import spell_numbers
 
@@ -77,7 +77,7 @@ def test_an_unmatched_pattern_is_a_warning_at_the_users_line(path, function, arg
         FUNCTIONS[function](path, **{argument: {"*.wieght": EXAMPLE_VALUE[argument]}})
     assert (
         str(warned[0].message)
-        == f"{argument}= has the pattern '*.wieght', which matches no name (did you mean: weight)"
+        == f"{argument}= has the pattern '*.wieght', which matches no name (did you mean: *.weight)"
     )
     assert warned[0].filename == __file__
     assert len(warned) == 1
@@ -125,10 +125,20 @@ def test_a_compiled_pattern_is_a_type_error(path):
 
 def test_select_warns_of_unmatched_patterns_and_refuses_missing_names(path):
     ckpt = rustload.open(path)
-    with pytest.warns(RustloadWarning, match=r"no name matches '\*.wieght' \(did you mean: weight\)"):
+    with pytest.warns(RustloadWarning, match=r"no name matches '\*.wieght' \(did you mean: \*\.weight\)"):
         assert ckpt.select("*.wieght") == {}
     with pytest.raises(rustload.TensorNotFoundError, match=r"'enc\.wieght'"):
         ckpt.select("enc.wieght")
+
+
+@pytest.mark.parametrize(("pattern", "near"), [
+    ("model.layer.*", "model.layers.*"), ("modl.layer.{0..3}.*", "model.layers.{0..3}.*"), ("model.layers.7.wieght", "weight"),
+    ("*.wieght", "*.weight"), ("[", None), ("[ab].layer", "layers"), ("nosuch.*", None),
+    ("{wieght,baas}.layer.*", "weight, bias, layers"),
+])  # fmt: skip
+def test_a_pattern_is_suggested_that_matches(pattern, near):
+    names = [f"model.layers.{at}.{kind}" for at in range(4) for kind in ("weight", "bias")]
+    assert similar_parts(pattern, names) == (f"did you mean: {near}" if near else "")
 
 
 def test_strip_and_rename_warn_of_unmatched_patterns_and_refuse_missing_names(path):

@@ -115,7 +115,7 @@ def test_names_are_names_and_patterns(ckpt, names, wanted):
 def test_a_pattern_without_a_match_warns_and_an_unknown_name_raises(ckpt):
     with pytest.warns(
         RustloadWarning,
-        match=r"names= has the pattern '\*.wieght', which matches no name \(did you mean: weight",
+        match=r"names= has the pattern '\*.wieght', which matches no name \(did you mean: \*\.weight",
     ):
         assert ckpt.materialize(["*.wieght"]) == {}
     with pytest.raises(rustload.TensorNotFoundError) as caught:

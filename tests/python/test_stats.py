@@ -265,6 +265,21 @@ def test_reports_have_a_repr_of_one_line(save: Callable[..., Path], tmp_path: Pa
         assert "\n" not in repr(report)
 
 
+def test_a_gate_that_selects_nothing_is_an_error(save: Callable[..., Path]) -> None:
+    path = save({"model.layers.0.w": torch.zeros(2), "model.layers.1.w": torch.tensor([float("nan")])})
+    for select in (["nosuch*"], ["nosuch*", "?"], ["nosuch"]):
+        options = [word for one in select for word in ("--select", one)]
+        done = command(path, "--fail-on", "nan", *options)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith(
+            f"rustload: error: --select {'names' if select == ['nosuch'] else 'has'} 'nosuch"
+        )
+    near = command(path, "--select", "model.layer.*")
+    assert near.stderr.endswith("  note: did you mean: model.layers.*\n")
+    some = command(path, "--fail-on", "nan", "--select", "nosuch*", "--select", "*.1.*")
+    assert (some.returncode, "no name matches 'nosuch*'" in some.stderr) == (1, True)
+
+
 def test_the_command_shows_every_tensor(save: Callable[..., Path]) -> None:
     bad = torch.tensor([1.0, float("nan"), float("inf")])
     path = save({"layer.weight": torch.arange(6.0).view(2, 3), "bad": bad, "zero": torch.zeros(4)})

@@ -95,8 +95,9 @@ def dtype(text: str) -> str:
     try:
         return dtype_name(text)
     except ValueError as error:
-        near = "; ".join(getattr(error, "__notes__", []))
-        raise argparse.ArgumentTypeError(f"{error}{f' ({near})' if near else ''}") from None
+        known, *near = [one for one in error.__notes__ if not one.startswith("while processing")]
+        notes = "; ".join([*near, f"{known}; and short names, such as bf16, fp16 and fp32"])
+        raise argparse.ArgumentTypeError(f"{error} ({notes})") from None
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from rustload._cli.arguments import (
     number,
 )
 from rustload._cli.exit_codes import READ_FAILED
-from rustload._cli.report import Failed, print_document, report_error, report_warnings
+from rustload._cli.report import Failed, print_document, report_error, selected
 from rustload._common.terminal import Page
 from rustload._describe.describe import Described, describe
 from rustload._describe.needed import needed
@@ -103,12 +103,11 @@ def run(args: argparse.Namespace) -> int:
         path = name_of(given) if is_url(given) else given
         try:
             with rustload.open(given, manifest=args.manifest) as checkpoint:
-                with report_warnings(args.options, path):
-                    chosen = None if view.pattern is None else checkpoint.select(view.pattern)
+                patterns = [] if view.pattern is None else [view.pattern]
+                chosen = selected(checkpoint, patterns, args.options, path)
                 described = describe(checkpoint, path, chosen, view.pattern)
                 if args.dtype is not None:
-                    counted = checkpoint if chosen is None else chosen
-                    described["memory"] = needed(counted.values(), args.dtype)
+                    described["memory"] = needed(chosen.values(), args.dtype)
                 if seen := scanned(checkpoint, args.manifest):
                     described["scan"] = seen
         except (RustloadError, OSError, ValueError, MemoryError) as error:

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rustload import _rustload
 from rustload._common.json_values import plain
+from rustload._common.patterns import is_literal, matching, no_match
 from rustload._common.terminal import print_json, print_messages
 from rustload._remote.urls import ENVIRONMENT
 from rustload.errors import RustloadWarning, _for_python, _Note, _Remedy, _sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Error", "Failed", "Header", "print_document", "report_error", "report_warnings"]
+    from rustload import Checkpoint, Selection
+
+__all__ = ["Error", "Failed", "Header", "print_document", "report_error", "report_warnings", "selected"]
 
 _NO_OPTIONS: Mapping[str, str] = {}
 
@@ -93,6 +96,28 @@ def report_error(error: Exception, options: Mapping[str, str] = _NO_OPTIONS) -> 
         "message": message,
         "notes": notes,
     }
+
+
+def selected(
+    checkpoint: Checkpoint, patterns: Sequence[str], options: Mapping[str, str], path: str
+) -> Checkpoint | Selection:
+    """The tensors that match one of the patterns; all without patterns. Patterns without a match are warnings on stderr.
+
+    Args:
+        checkpoint: The checkpoint.
+        patterns: Names and patterns.
+        options: The command's options by the names of arguments.
+        path: The path of the checkpoint.
+
+    Raises:
+        TensorNotFoundError: A name is that of no tensor, or no tensor matches any pattern.
+    """
+    if not patterns:
+        return checkpoint
+    if not any(is_literal(one) or matching(checkpoint, one) for one in patterns):
+        raise no_match("pattern", patterns, checkpoint)
+    with report_warnings(options, path):
+        return checkpoint.select(patterns)
 
 
 @contextlib.contextmanager

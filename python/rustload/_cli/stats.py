@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 import rustload
 from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, number
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
-from rustload._cli.report import Failed, print_document, report_error, report_warnings
+from rustload._cli.report import Failed, print_document, report_error, selected
 from rustload._common.columns import columns_of
 from rustload._common.statistics import Statistics
 from rustload._common.table import ROW_INDENT, TableRow, show_table
@@ -125,8 +125,7 @@ def run(args: argparse.Namespace) -> int:
         document: dict[str, Any] = {"path": path}
         try:
             with rustload.open(given, dequantize=args.dequantize, manifest=args.manifest) as checkpoint:
-                with report_warnings(args.options, path):
-                    chosen = checkpoint.select(args.pattern) if args.pattern else checkpoint
+                chosen = selected(checkpoint, args.pattern, args.options, path)
                 found = chosen.stats(sample=args.sample, bins=args.bins, dequantize=args.dequantize)
                 rows = [
                     (name, str(chosen[name].dtype), list(chosen[name].shape), found[name]) for name in found

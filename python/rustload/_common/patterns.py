@@ -23,13 +23,14 @@ from rustload._common.similar import did_you_mean, similar
 from rustload.errors import RustloadWarning, _clipped, _error, _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 __all__ = [
     "NAMES_SEARCHED_MAX",
     "is_literal",
     "matches",
     "matching",
+    "no_match",
     "similar_parts",
     "unknown_name",
     "warn_of_unused_patterns",
@@ -47,6 +48,7 @@ _DIGITS_MAX = 18
 _STEPS_MAX = 1024
 """The most numbers of a range with a step; other ranges have no limit, because their numbers are not listed."""
 _TOKEN = re.compile(r"\[!?\]?[^\]]*\]|[{},]")
+_BETWEEN_PARTS = re.compile(r"(?:\[[^\]]*\]?|[.*?{},\s])+")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)(?: step ([0-9]+))?")
 
 
@@ -238,12 +240,26 @@ def warn_user(
     warnings.warn(warning, stacklevel=level)
 
 
+def no_match(argument: str, patterns: Sequence[str], names: Iterable[str]) -> BaseException:
+    """The error for patterns that match no name at all."""
+    listed = ", ".join(map(repr, patterns[:4])) or "nothing"
+    near = similar_parts(patterns[0], names) if patterns else ""
+    return _error("NotFound", f"has {listed}, which matches no name", near, argument=argument)
+
+
 def similar_parts(pattern: str, names: Iterable[str]) -> str:
-    """Similar parts of names for a pattern without a match: `"did you mean: weight"` for `"*.wieght"`; or an empty str."""
+    """Similar parts of names for a pattern without a match: `"did you mean: *.weight"` for `"*.wieght"`; or an empty str.
+
+    They are in their places in the pattern if a name matches that, and listed otherwise.
+    """
+    names = list(names)
     searched = itertools.islice(names, NAMES_SEARCHED_MAX)
     parts = itertools.islice((part for name in searched for part in name.split(".")), _PARTS_SEARCHED_MAX)
     existing = set(parts)
-    words = (part for part in re.split(r"[.*?{},\s]+", pattern) if part and not part.isdigit())
-    unknown = [part for part in words if part not in existing]
-    found = [near for part in unknown for near in similar(part, existing, 2)]
-    return did_you_mean(found) or ""
+    words = (part for part in _BETWEEN_PARTS.split(pattern) if part and not part.isdigit())
+    near = {part: similar(part, existing, 2) for part in words if part not in existing}
+    pieces = re.split(f"({_BETWEEN_PARTS.pattern})", pattern)
+    whole = "".join(near[piece][0] if near.get(piece) else piece for piece in pieces)
+    if whole != pattern and all(map(is_literal, itertools.chain(*near.values()))) and matching(names, whole):
+        return did_you_mean([whole]) or ""
+    return did_you_mean(itertools.chain(*near.values())) or ""

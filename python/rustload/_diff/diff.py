@@ -15,7 +15,7 @@ from rustload._checkpoint.open import open as open_checkpoint
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.options import NamesOptions, filled, takes
-from rustload._common.patterns import matches
+from rustload._common.patterns import matches, no_match
 from rustload._common.progress import reporting
 from rustload._common.request import Request
 from rustload._diff.report import DiffReport, TensorDiff
@@ -121,10 +121,11 @@ def diff(
             if name in more:
                 tensors[name] = tensors[kept]
     if select is not None:
-        of_a, of_b = _selected(select, of_a), _selected(select, of_b)
+        patterns = [select] if isinstance(select, str) else list(select)
+        names_of_both = [*of_a, *of_b]
+        of_a, of_b = _selected(patterns, of_a), _selected(patterns, of_b)
         if not (of_a or of_b):
-            shown = repr(select) if isinstance(select, str) else ", ".join(map(repr, select))
-            raise _error("NotFound", f"{shown} matches no name of either checkpoint", argument="select")
+            raise no_match("select", patterns, names_of_both)
     both = [name for name in of_a if name in of_b]
     values = None
     if (
@@ -259,8 +260,7 @@ def _aliases(tensors: _Tensors, label: str, notes: list[str]) -> dict[str, str]:
     return aliases
 
 
-def _selected(select: str | Iterable[str], tensors: _Tensors) -> _Tensors:
-    patterns = [select] if isinstance(select, str) else list(select)
+def _selected(patterns: list[str], tensors: _Tensors) -> _Tensors:
     chosen = {
         name: tensor
         for name, tensor in tensors.items()

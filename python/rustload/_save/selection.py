@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rustload._common.patterns import is_literal, matching, similar_parts, unknown_name, warn_user
+from rustload._common.patterns import is_literal, matching, no_match, unknown_name, warn_user
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ class Selection:
             if is_literal(pattern):
                 raise unknown_name("select", pattern, every)
         if self._patterns is not None and len(self._unmatched) == len(set(self._patterns)):
-            patterns = ", ".join(map(repr, self._patterns[:4])) or "nothing"
-            near = similar_parts(self._patterns[0], every) if self._patterns else ""
-            text = f"has {patterns}, which matches no name"
-            raise _error("NotFound", text, near, argument="select")
+            raise no_match("select", self._patterns, every)
         for pattern in self._unmatched:
             text = f"has the pattern {pattern!r}, which matches no name"
             warn_user(text, pattern, every, argument="select")
