@@ -366,3 +366,19 @@ def test_torch_load_points_to_a_dict_of_the_tensors(name: str, saved: Path) -> N
     assert "rustload.torch.state_dict(path)" in caught.value.__notes__[0]
     state = rustload.torch.state_dict(saved / "one" / name)
     assert set(state) == set(rustload.open(saved / "one"))
+
+
+def test_info_names_the_values_that_it_does_not_read(tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from support import cli
+
+    dcp.save(
+        {"w": torch.ones(2), "step": 7, "args": {"lr": 0.1}}, checkpoint_id=tmp_path / "step_7", no_dist=True
+    )
+    shown = cli("info", "step_7", cwd=tmp_path).stdout
+    assert "not read: rustload show PATH NAME does)\n  step, args.lr\n" in shown
+    page = rustload.open(tmp_path / "step_7")._repr_html_()
+    assert all(word in page for word in ("not read", "args.lr"))
+    assert repr(rustload.open(tmp_path / "step_7")).startswith(
+        f"<Checkpoint {str(tmp_path / 'step_7')!r} torch-dcp,"
+    )

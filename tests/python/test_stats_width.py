@@ -76,6 +76,32 @@ def test_numbers_line_up_from_80_columns_on(folder: Path, width: int, options: t
     assert ends == {tuple(heads)}
 
 
+def test_one_long_name_does_not_split_the_other_rows(tmp_path: Path) -> None:
+    arrays = {f"layer.{at}": np.linspace(-1.2345, 2, 40_000).reshape(200, 200) for at in range(20)}
+    np.savez(tmp_path / "a.npz", **arrays, **{"a.name." * 9: np.ones(2)})
+    shown = plain(on_terminal(80, tmp_path, "stats", "a.npz"))
+    assert too_wide(shown, 80) == []
+    assert len(re.findall(r"\n  layer\.\d+ +float64\[200, 200\] +-1\.234 ", shown)) == 20
+
+
+def test_rows_of_eight_numbers_fit_80_columns(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", w=np.linspace(-0.012345, 1, 32).reshape(4, 8))
+    shown = plain(on_terminal(80, tmp_path, "show", "a.npz", "w")).splitlines()
+    assert len(shown) == 5
+    assert shown[1].startswith("  [[-0.0123,")
+
+
+def test_a_folder_is_shown_by_its_name(tmp_path: Path) -> None:
+    import rustload
+
+    for name in ("one", "two"):
+        tensors = {str(at): np.ones(100, "f4") for at in range(4)}
+        rustload.save(tensors, tmp_path / name, max_shard_size=500)
+    shown = [repr(rustload.open(tmp_path / name)) for name in ("one", "two")]
+    assert shown[0].startswith(f"<Checkpoint {str(tmp_path / 'one')!r} safetensors in 4 files, 4 tensors")
+    assert shown[1] == shown[0].replace("/one'", "/two'")
+
+
 def test_a_histogram_below_its_row_keeps_its_gaps(folder: Path) -> None:
     for width in (40, 80, 200):
         shown = plain(on_terminal(width, folder, "stats", "--bins", "20", "--select", "ends", "a.npz"))

@@ -278,11 +278,15 @@ class Checkpoint(TensorMapping):
 
     def __repr__(self) -> str:
         """Format, number of tensors and size; reads nothing."""
-        what = self._core.source_name or "bytes"
-        if self.files:
-            what = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+        files, number = self.files, ""
+        what = files[0] if files else self._core.source_name or "bytes"
+        if len(files) > 1 or os.path.basename(what) == ".metadata":
+            number = f" in {len(files):,} files" if len(files) > 1 else ""
+            folder = os.path.dirname(os.path.commonprefix([*files, what]))  # noqa: RUF071 - URLs too
+            # Files of several folders, or below the working directory itself, have the first one's name.
+            what = what if folder in ("", os.sep) or folder.endswith(":") else folder
         tensors = f"{len(self)} tensor{'s' * (len(self) != 1)}"
-        return f"<Checkpoint {what!r} {self.format}, {tensors}, {format_bytes(self.nbytes)}>"
+        return f"<Checkpoint {what!r} {self.format}{number}, {tensors}, {format_bytes(self.nbytes)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the paths, the options, and the identity of the files: no elements.

@@ -57,15 +57,16 @@ def show_table(page: Page, rows: Sequence[TableRow], *, widest: int, head: str =
     longest = max(row.width for row in rows)
     width = min(longest, widest)
     columns_width = max(row.columns_width for row in rows)
-    if page.must_split(2 + min(width, NAME_COLUMNS_MIN) + 2 + columns_width):
+    # Most names; the few that are longer must not move the columns of all rows below them.
+    usual = sorted(row.width for row in rows)[(len(rows) - 1) * 9 // 10]
+    if page.must_split(2 + min(usual, NAME_COLUMNS_MIN) + 2 + columns_width):
         _show_below(page, rows, head, columns_width)
         return
     left = page.room(2 + 2 + columns_width)
     if left is None:
         width = min(longest, NAME_COLUMNS_MAX)
     else:
-        usual = sorted(row.width for row in rows)[(len(rows) - 1) * 9 // 10] + 6
-        width = min(width, left, max(usual, NAME_COLUMNS_USUAL))
+        width = min(width, left, max(usual + 6, NAME_COLUMNS_USUAL))
     if head:
         page.line(page.dim(f"  {' ' * width}  {head}"))
     for row in rows:

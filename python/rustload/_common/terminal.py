@@ -115,14 +115,13 @@ class Page:
             return
         self.line(self.paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
 
-    def field(self, name: str, value: str) -> None:
-        """Adds a line of a name and a value."""
+    def field(self, name: str, value: str, code: str = "") -> None:
+        """Adds a line of a name and a value, which has the colour of an SGR code."""
         lines = [value]
         if self.must_split(14 + columns_of(value)):
             lines = wrap(value, max(self._width - 14, 10)) or [""]
-        self.line(f"  {self.dim(name.ljust(10))}  {lines[0]}")
-        for line in lines[1:]:
-            self.line(" " * 14 + line)
+        for at, line in enumerate(lines):
+            self.line((f"  {self.dim(name.ljust(10))}  " if at == 0 else " " * 14) + self.paint(code, line))
 
     def wrapped(self, words: Sequence[str], *, most: int) -> None:
         """Adds a comma-separated list on as few lines as a terminal needs, elsewhere on one; at most `most` words."""

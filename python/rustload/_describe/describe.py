@@ -160,6 +160,7 @@ class Described(TypedDict):
         quantized: The quantized weights, by scheme and dtype.
         tied: Groups of names that share a storage.
         values: The plain values and containers at the top level of a pickle.
+        unread: The names of values of a distributed checkpoint that are not tensors, which are files of their own.
         opaque: The classes that are kept as data.
         globals: Every class and function that the pickles name.
         notes: What is unusual in the files, or could not be shown.
@@ -181,6 +182,7 @@ class Described(TypedDict):
     quantized: list[QuantizedSum]
     tied: list[Annotated[list[str], {"minItems": 2}]]
     values: list[PlainValue | ContainerValue]
+    unread: list[str]
     opaque: list[OpaqueClass]
     globals: list[str]
     notes: list[str]
@@ -245,6 +247,7 @@ def describe(
         "quantized": quantized,
         "tied": [group for group in checkpoint.tied if any(name in chosen for name in group)],
         "values": values,
+        "unread": [name for name, _ in checkpoint._core.saved_values()],
         "opaque": checkpoint.opaque,
         "globals": checkpoint.globals,
         "notes": checkpoint.notes + notes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rustload._common import tree
@@ -11,6 +12,7 @@ from rustload._common.sizes import format_bytes
 from rustload._common.table import TableRow, show_table
 from rustload._common.terminal import BAR_COLUMNS, Page, count
 from rustload._describe.describe import TEXT_SHOWN_MAX_CHARS, short_text
+from rustload._scan.text import VERDICT_COLORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +68,9 @@ def show(page: Page, report: Described, view: View) -> None:
     if "memory" in report:
         page.field("memory", _memory(report["memory"]))
     if "scan" in report and report["scan"]["verdict"] != "inert":
-        page.field("scan", page.safe(scan_text(report["scan"])))
+        code = VERDICT_COLORS[report["scan"]["verdict"]]
+        page.field("scan", page.safe(scan_text(report["scan"])), code)
+        page.field("", page.safe(f"rustload scan {shlex.quote(report['path'])} says where"))
     if report["dtypes"]:
         page.heading("dtypes")
         _dtypes(page, report)
@@ -92,6 +96,9 @@ def show(page: Page, report: Described, view: View) -> None:
     if report["values"]:
         page.heading("values", "at the top, beside tensors")
         _plain_values(page, report["values"])
+    if report["unread"]:
+        page.heading("values", "beside tensors, not read: rustload show PATH NAME does")
+        page.wrapped([page.safe(name) for name in report["unread"]], most=LINES_SHOWN_MAX * 3)
     if report["opaque"]:
         page.heading("kept as data", "values of classes that were not built")
         _entries(page, [_class(page, found).split(" ") for found in report["opaque"]])

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import struct
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._tensor.scalar import wide_dtype
@@ -98,6 +99,8 @@ def numbers_of(tensor: LazyTensor, *, dequantize: bool) -> list[Number]:
 def show_numbers(tensor: LazyTensor, columns: int, *, dequantize: bool) -> list[str]:
     """The numbers as lines of nested brackets; of more than 1,000, three at each end of every dimension.
 
+    Floats have four digits, or three if each row then fits a line.
+
     Args:
         tensor: The tensor.
         columns: The width to which rows are wrapped.
@@ -120,8 +123,12 @@ def show_numbers(tensor: LazyTensor, columns: int, *, dequantize: bool) -> list[
         numbers = numbers_of(tensor[block] if block else tensor, dequantize=dequantize)
         places = itertools.product(*(range(part.start, part.stop) for part in block))
         cells.update(zip(places, numbers, strict=True))
-    texts = _texts([cells[place] for place in sorted(cells)])
-    return texts if not shape else _rows(texts, cuts, columns)
+    numbers = [cells[place] for place in sorted(cells)]
+    if not shape:
+        return _texts(numbers, 4)
+    lines, whole = _rows(_texts(numbers, 4), cuts, columns), len(_rows(_texts(numbers, 4), cuts, sys.maxsize))
+    shorter = _rows(_texts(numbers, 3), cuts, columns) if len(lines) > whole else lines
+    return shorter if len(shorter) == whole else lines
 
 
 def _cut(size: int) -> _Cut | None:
@@ -129,9 +136,9 @@ def _cut(size: int) -> _Cut | None:
     return _Cut(2 * EDGE, [slice(0, EDGE), slice(size - EDGE, size)]) if size > 2 * EDGE else None
 
 
-def _texts(numbers: list[Number]) -> list[str]:
-    """The numbers with four digits, to the right of one column; integers and bools as they are."""
-    texts = [f"{one:.4g}" if isinstance(one, (float, complex)) else str(one) for one in numbers]
+def _texts(numbers: list[Number], digits: int) -> list[str]:
+    """The numbers with so many digits, to the right of one column; integers and bools as they are."""
+    texts = [f"{one:.{digits}g}" if isinstance(one, (float, complex)) else str(one) for one in numbers]
     width = max(map(len, texts))
     return [one.rjust(width) for one in texts]
 

@@ -142,6 +142,9 @@ def _tree(root: tree.Node, budget: Budget, all_of_it: str) -> str:
 
 def _values(core: _rustload.Checkpoint, budget: Budget) -> str:
     """What is beside the tensors at the top of the pickles."""
+    if saved := core.saved_values():
+        rows = [(f'<span class="k">{text(name)}</span>', "not read") for name, _ in saved[:VALUES_MAX]]
+        return _section("values", len(saved), rows, budget, "ckpt.objects, which reads them")
     if core.format not in _PICKLED:
         return ""
     try:

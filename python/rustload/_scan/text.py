@@ -12,7 +12,7 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["finding_text", "for_people", "show", "to_text"]
+__all__ = ["VERDICT_COLORS", "finding_text", "for_people", "show", "to_text"]
 
 # The most findings to show per file; --json has all of them.
 FINDINGS_SHOWN_MAX = 20
@@ -20,7 +20,7 @@ FINDINGS_SHOWN_MAX = 20
 CALL_SHOWN_MAX_CHARS = 150
 # The most skipped files to list.
 SKIPPED_SHOWN_MAX = 3
-_COLORS = {"inert": "32", "unknown": "33", "would execute": "1;31"}
+VERDICT_COLORS = {"inert": "32", "unknown": "33", "would execute": "1;31"}
 _SEVERITIES = {"note": "2", "allowed": "32", "known": "2", "warning": "33", "error": "1;31"}
 # The codes of findings that an allowance settles; the same list is in src/scan/policy.rs.
 _ALLOWABLE = (
@@ -88,7 +88,7 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     if file["status"] == "scanned" and file["verdict"] != "inert" and file["passes"]:
         remarks += ", passes the policy"
     name = page.safe(file["path"]) if file["path"] else "bytes"
-    page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(remarks)}")
+    page.line(f"{page.strong(name)}: {page.paint(VERDICT_COLORS.get(word, '33'), word)}{page.dim(remarks)}")
     hidden = ("note", "allowed", "known") if quiet else ()
     findings = [found for found in file["findings"] if _label(found) not in hidden]
     findings.sort(key=lambda found: -ORDER[found["verdict"]])
