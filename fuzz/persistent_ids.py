@@ -57,7 +57,7 @@ QUANTIZED = ("QInt8", "QInt32", "QUInt8", "QUInt4x2", "QUInt2x4")
 CLASSES = {stem: f"torch.{stem}Storage" for stem in (*TYPED, *QUANTIZED)} | {
     "Untyped": "torch.storage.UntypedStorage"
 }
-WIDTHS = {stem: getattr(torch, f"{stem}Storage").dtype.itemsize for stem in (*TYPED, *QUANTIZED)} | {
+WIDTHS = {stem: getattr(torch, f"{stem}Storage")._dtype.itemsize for stem in (*TYPED, *QUANTIZED)} | {
     "Untyped": 1
 }
 DTYPES = [

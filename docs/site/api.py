@@ -22,7 +22,10 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "scan": (
         "Scan",
-        ("rustload.scan", "rustload.ScanReport", "rustload.FileReport", "rustload.Finding", "rustload.Policy"),
+        (
+            "rustload.scan", "rustload.ScanReport", "rustload.FileReport", "rustload.Finding", "rustload.Policy",
+            "rustload.Manifest", "rustload.Fault",
+        ),
     ),
     "look": (
         "Look and compare",
