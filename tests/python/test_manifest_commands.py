@@ -177,3 +177,15 @@ def test_a_file_or_a_folder_in_a_store_is_verified(
     finally:
         server.close()
         memory.rm("/verified", recursive=True)
+
+
+def test_an_existing_manifest_is_replaced_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, manifest = _model(tmp_path / "m")
+    arguments = ["manifest", str(path.parent), "-o", str(manifest)]
+    assert main(arguments) == 3
+    assert "Pass --overwrite to replace it" in capsys.readouterr().err
+    manifest.write_text("old")
+    assert main([*arguments, "--overwrite"]) == 0
+    assert json.loads(manifest.read_text())

@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="the bytes of a piece, such as 1MiB (the default is 8MiB): reading a byte of it reads all of it",
     )
-    add("-o", "--output", metavar="FILE", help="write to FILE, which must not exist, not to stdout")
+    add("-o", "--output", metavar="FILE", help="write to FILE, not to stdout")
+    add("--overwrite", action="store_true", help="replace FILE if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         made = rustload.Manifest.of(args.path, piece=args.piece)
         text = made.to_json(os.path.basename(os.path.abspath(args.path)))
         if args.output is not None:
-            _rustload.write_text(args.output, text, overwrite=False, sync=True)
+            _rustload.write_text(args.output, text, overwrite=args.overwrite, sync=True)
     except (RustloadError, OSError, ValueError) as error:
         report_error(error, args.options)
         return READ_FAILED
