@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from attacks.distributed import (
     CLASSES,
     OLD_CLASSES,
@@ -27,10 +30,12 @@ from attacks.distributed import (
     value_archive,
 )
 from attacks.pickles import NONE, call, integer, ints, listed, made, many, mapped, named, pickle, text
+from safetensors.torch import save_file
 from support import bits
 
 import rustload
 import rustload.torch
+import rustload.torch.distributed as rd
 
 WRITER = Path(__file__).resolve().parents[1] / "data" / "distributed.py"
 
@@ -171,6 +176,30 @@ def test_load_into_and_save_take_them_as_any_checkpoint(saved: Path, tmp_path: P
     assert all(same(written[name], wanted[name]) for name in written)
     with rustload.safe_open(saved / "two", framework="pt") as file:
         assert same(file.get_slice("large")[3:5, 200:300], wanted["large"][3:5, 200:300].contiguous())
+
+
+def test_values_that_are_not_converted_are_named(tmp_path: Path) -> None:
+    state = {"w": torch.ones(4), "step": 3, "args": {"lr": 0.1, "name": "x"}, "groups": [{"lr": 1}]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=tmp_path / "step-1")
+    report = rustload.convert(tmp_path / "step-1", tmp_path / "out")
+    assert report.skipped_objects == 4
+    assert sorted(report.skipped_at) == ["args.lr", "args.name", "groups.0.lr", "step"]
+    rustload.convert(tmp_path / "step-1", tmp_path / "again", objects=tmp_path / "values.json")
+    assert json.loads((tmp_path / "values.json").read_text())["args"] == {"lr": 0.1, "name": "x"}
+
+
+def test_files_that_hide_a_folder_are_named(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "one", tmp_path / "step-1")
+    save_file({"w": torch.zeros(4)}, tmp_path / "step-1" / "model.safetensors")
+    says = "the directory also has a distributed checkpoint; the safetensors files were used"
+    module = torch.nn.Module()
+    module.register_buffer("w", torch.ones(4))
+    assert says in rustload.torch.load_into(module, tmp_path / "step-1").notes
+    state = {"w": torch.ones(4)}
+    with pytest.warns(rustload.RustloadWarning, match=says):
+        dcp.load(state, storage_reader=rd.Reader(tmp_path / "step-1"), no_dist=True)
 
 
 def test_a_slice_reads_the_chunks_that_it_meets(tmp_path: Path) -> None:

@@ -70,8 +70,11 @@ class Objects:
         root: Any = {}
         error = None
         try:
-            if NESTING_KEY in checkpoint.metadata:
+            if NESTING_KEY in checkpoint.metadata or (checkpoint.format == "torch-dcp" and keep):
                 root = checkpoint.objects
+            elif checkpoint.format == "torch-dcp":
+                # Values are in files beside the metadata, which has their names.
+                return cls({name: None for name, _ in checkpoint._core.saved_values()}, keep=False)
             elif checkpoint.format not in _FORMATS_WITHOUT:
                 trees = checkpoint._core.objects(lambda core: core)
                 root = trees[0] if len(trees) == 1 else list(trees)

@@ -23,6 +23,7 @@ from torch.futures import Future
 from rustload._checkpoint.names import select_tensors
 from rustload._checkpoint.open import opened
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
+from rustload._common.patterns import warn_user
 from rustload._common.rules import Rules
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import Limits
@@ -101,6 +102,10 @@ class Reader(StorageReader):
     def _opened(self) -> Contents:
         if self._contents is None:
             checkpoint, chosen = opened(self._path, "torch", self._options["limits"])
+            if checkpoint.format != "torch-dcp":
+                for note in checkpoint.notes:
+                    if "also has a distributed checkpoint" in note:
+                        warn_user(note)
             names = part(NamesOptions, self._options)
             if chosen is not checkpoint or any(value is not None for value in names.values()):
                 tensors = select_tensors(chosen, **names)
