@@ -252,3 +252,20 @@ def test_a_folder_without_its_configuration_is_said_on_stderr(
         _cli.main(["convert", "c.bin", "c", "--verify", "--dtype", "c = d=complex64", "--allow-lossy"]) == 0
     )
     assert capsys.readouterr().out.endswith(" s, read back and compared\n")
+
+
+def test_a_rule_for_no_tensor_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["convert", "last.ckpt", "out", "--key", "model"]
+    for option, value in (("--dtype", "nosuch.*=bfloat16"), ("--transpose", "nosuch.*")):
+        assert _cli.main([*run, option, value]) == 3
+        err = capsys.readouterr().err
+        assert err.startswith(f"rustload: error: {option} has 'nosuch.*', which matches no name\n")
+    assert "out" not in names(folder)
+    # Beside a dtype for all, or a pattern that matches, it is a warning, and an unknown name is an error.
+    assert _cli.main([*run, "--dtype", "nosuch.*=float16", "--dtype", "bfloat16"]) == 0
+    assert "warning: --dtype has the pattern 'nosuch.*', which matches no name" in capsys.readouterr().err
+    assert rustload.open("out")["module.a.weight"].dtype == "bfloat16"
+    assert _cli.main([*run, "--overwrite", "--dtype", "w9=float16", "--dtype", "bfloat16"]) == 3
+    assert "--dtype names 'w9', and no tensor has that name" in capsys.readouterr().err
+    with pytest.warns(rustload.RustloadWarning, match="matches no name"):
+        rustload.convert("last.ckpt", "two", key="model", dtype={"nosuch*": "float16", "*weight": "bfloat16"})

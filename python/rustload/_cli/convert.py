@@ -211,6 +211,7 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
         is_cast = tensor.dtype in DEFAULT_CAST_DTYPES and not tensor._is_kept_as_stored
         return found or (plain[-1] if is_cast else None)
 
+    choose.patterns = dict(patterns)  # type: ignore[attr-defined]  # for warnings of those without an effect
     return choose
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "matches",
     "matching",
     "no_match",
+    "refuse_rules_without_effect",
     "similar_parts",
     "unknown_name",
     "warn_of_unused_patterns",
@@ -204,6 +205,23 @@ def warn_of_unused_patterns(all_names: Callable[[], Iterable[str]], **rules: Any
                 warn_user(text, argument=argument)
             if not is_literal(pattern):
                 earlier.append(pattern)
+
+
+def refuse_rules_without_effect(names: Collection[str], **rules: Any) -> None:
+    """Refuses mappings in `dtype=` and `transpose=` without a pattern that matches any name: the user asked for nothing else.
+
+    Raises:
+        TensorNotFoundError: A mapping has patterns, and none matches.
+    """
+    for argument, rule in rules.items():
+        patterns = list(rule) if isinstance(rule, Mapping) and names else []
+        # Names that no tensor has are an error of their own.
+        if any(not isinstance(one, str) or is_literal(one) or matching(names, one) for one in patterns):
+            continue
+        if patterns:
+            listed = ", ".join(map(repr, patterns[:4]))
+            near = similar_parts(patterns[0], names)
+            raise _error("NotFound", f"has {listed}, which matches no name", near, argument=argument)
 
 
 def unknown_name(argument: str | None, name: str, names: Iterable[str], of: str = "tensor") -> BaseException:

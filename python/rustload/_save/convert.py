@@ -11,7 +11,7 @@ from rustload import _rustload
 from rustload._checkpoint.names import select_tensors
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.options import NamesOptions, OpenOptions, filled, part, takes
-from rustload._common.patterns import warn_of_unused_patterns, warn_user
+from rustload._common.patterns import refuse_rules_without_effect, warn_of_unused_patterns, warn_user
 from rustload._save.advice import advising
 from rustload._save.copy_others import others_of
 from rustload._save.job import (
@@ -83,7 +83,7 @@ def convert(
         FileExistsError: The target exists, and is not to be replaced.
         FormatError: The source is damaged, or changes meanwhile.
         OSError: The disk is full, or refuses otherwise; or as for `save` with `verify` or `resume`.
-        TensorNotFoundError: No tensor has a name in `select`.
+        TensorNotFoundError: No tensor has a name in `select`, or none matches any pattern of `dtype` or `transpose`.
         UnsupportedError: A tensor has no form in a safetensors file: complex128, a sparse or quantized tensor, one on the meta
             device; or it is to be dequantized from a scheme that is not known (code `QuantUnknown`).
         ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
@@ -143,11 +143,11 @@ def convert(
         written = [one for one in parts if one.tensors] or parts[:1]
         if not any(one.names for one in parts):
             warn_user("the checkpoint has no tensors, so the result has none")
-        warn_of_unused_patterns(
-            lambda: [name for one in written for name in one.tensors],
-            dtype=how["dtype"],
-            transpose=how["transpose"],
-        )
+        new_names = [name for one in written for name in one.tensors]
+        # The command line has patterns beside a dtype for all.
+        rules = {"dtype": getattr(how["dtype"], "patterns", how["dtype"]), "transpose": how["transpose"]}
+        refuse_rules_without_effect(new_names, dtype=how["dtype"], transpose=how["transpose"])
+        warn_of_unused_patterns(lambda: new_names, **rules)
         copies = others_of(given, parts, target.path, manifest) if copy_others else []
         file = None
         if objects is not None:
