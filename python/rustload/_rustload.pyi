@@ -816,6 +816,7 @@ def write_folder(
     copies: Sequence[tuple[str, Any]],
     joins: bool,
     options: _WriteOptions,
+    edits: Sequence[tuple[str, str, bytes]] = ...,
 ) -> tuple[list[tuple[str, int]], str | None]:
     """Writes a folder of safetensors files and others, which replaces a folder of that name in one step if that is possible.
 
@@ -830,6 +831,7 @@ def write_folder(
         copies: Paths of other files, and the files that they are copies of, on disk or in a store.
         joins: Whether the files may join those of an existing folder if they replace none, without `overwrite`.
         options: As for `write_file`; `overwrite`: whether a folder with files is replaced.
+        edits: Paths of files of the folder that are rewritten without `overwrite` too, and their new and their old contents.
 
     Returns:
         The path and the size of each file, and why the folder was not replaced in one step; None if it was.

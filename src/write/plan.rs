@@ -30,6 +30,9 @@ pub struct FolderPlan {
     pub files: Vec<SafetensorsFile>,
     /// Other files, by their paths and contents.
     pub texts: Vec<(String, Vec<u8>)>,
+    /// Files of an existing folder that are rewritten, without the permission to overwrite too: the path, the new content, and the old
+    /// one. If a file has another content when the folder is replaced, nothing is.
+    pub edits: Vec<(String, Vec<u8>, Vec<u8>)>,
     /// Copies of files, by their paths in the folder and the paths of the originals.
     pub copies: Vec<(String, PathBuf)>,
     /// Copies of what is in a store.
@@ -82,11 +85,14 @@ impl FolderPlan {
         }
         let others = [
             &self.texts.iter().map(|text| text.0.as_str()).collect::<Vec<_>>()[..],
+            &self.edits.iter().map(|edit| edit.0.as_str()).collect::<Vec<_>>()[..],
             &self.copies.iter().map(|copy| copy.0.as_str()).collect::<Vec<_>>()[..],
             &self.objects.iter().map(|copy| copy.0.as_str()).collect::<Vec<_>>()[..],
         ]
         .concat();
-        let mut planned = plan_paths(&divided, &others)?;
+        let edited: BTreeMap<_, _> =
+            self.edits.iter().map(|(path, _, old)| (path.clone(), old.clone())).collect();
+        let mut planned = plan_paths(&divided, &others, edited.clone())?;
         let is_one_file = divided.len() == 1 && planned.paths.len() == 1;
         if self.joins && !options.overwrite && is_one_file && path.as_ref().is_dir() {
             let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options, &mut manifest);
@@ -101,7 +107,7 @@ impl FolderPlan {
             for file in &mut divided {
                 file.path = planned.in_next_generation(&file.path, staged.target())?;
             }
-            planned = plan_paths(&divided, &others)?;
+            planned = plan_paths(&divided, &others, edited)?;
         }
         let indexes = indexes(&divided)?;
         let staging = match resume {
@@ -123,7 +129,8 @@ impl FolderPlan {
         let mut order: Vec<String> = written.iter().map(|file| file.0.clone()).collect();
         order.extend(others.iter().map(|path| (*path).to_owned()));
         order.extend(indexes.iter().map(|index| index.0.clone()));
-        for (path, bytes) in indexes.into_iter().chain(self.texts) {
+        let edits = self.edits.into_iter().map(|(path, new, _)| (path, new));
+        for (path, bytes) in indexes.into_iter().chain(self.texts).chain(edits) {
             write_bytes(staged.place_for(&path)?, &bytes, resume, sync)?;
             manifest.as_mut().map_or(Ok(()), |manifest| manifest.add_bytes(&path, &bytes))?;
             written.push((path, to_u64(bytes.len())));
@@ -155,11 +162,17 @@ impl FolderPlan {
     }
 }
 
-/// The files of a folder with these, their indexes, and others.
-fn plan_paths(files: &[SafetensorsFile], others: &[&str]) -> Result<Planned> {
+/// The files of a folder with these, their indexes, and others, of which some are edited.
+fn plan_paths(
+    files: &[SafetensorsFile],
+    others: &[&str],
+    edited: BTreeMap<String, Vec<u8>>,
+) -> Result<Planned> {
     let indexes: BTreeSet<&str> = files.iter().filter_map(|file| file.index.as_deref()).collect();
     let others = indexes.into_iter().chain(others.iter().copied());
-    Planned::new(files.iter().map(|file| file.path.as_str()), others)
+    let mut planned = Planned::new(files.iter().map(|file| file.path.as_str()), others)?;
+    planned.edited = edited;
+    Ok(planned)
 }
 
 impl SafetensorsFile {
@@ -319,6 +332,7 @@ mod tests {
                 },
             ],
             texts: vec![("notes/x.txt".to_owned(), b"x".to_vec())],
+            edits: Vec::new(),
             copies: vec![("config.json".to_owned(), root.path().join("original.json"))],
             objects: vec![("notes/y.bin".to_owned(), Arc::new(Object))],
             joins: false,
@@ -398,6 +412,33 @@ mod tests {
         two.write(&path, &options).unwrap();
         assert_eq!(names(&path), ["config.json", "m.safetensors", "x"]);
         assert_eq!(names(root.path()), ["model"]);
+    }
+
+    #[test]
+    fn a_plan_that_joins_a_folder_rewrites_the_files_that_it_edits() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("model");
+        fs::create_dir_all(path.join("sub")).unwrap();
+        let edited = || fs::read_to_string(path.join("sub/config.json")).unwrap();
+        fs::write(path.join("sub/config.json"), "old").unwrap();
+        let edit = ("sub/config.json".to_owned(), b"new".to_vec(), b"other".to_vec());
+        let plan = |old: &[u8]| FolderPlan {
+            files: vec![file("m.safetensors", None, vec![tensor("a", 3)])],
+            edits: vec![(edit.0.clone(), edit.1.clone(), old.to_vec())],
+            joins: true,
+            ..FolderPlan::new()
+        };
+        let options = WriteOptions::new().sync(false);
+        let changed = plan(b"other").write(&path, &options).unwrap_err();
+        assert_eq!((changed.code(), edited()), (Code::FileChanged, "old".to_owned()));
+        assert_eq!((names(&path), names(root.path())), (vec!["sub".to_owned()], vec!["model".to_owned()]));
+        plan(b"old").write(&path, &options).unwrap();
+        assert_eq!(
+            (names(&path), edited()),
+            (vec!["m.safetensors".to_owned(), "sub".to_owned()], "new".to_owned())
+        );
+        let refused = plan(b"new").write(&path, &options).unwrap_err();
+        assert_eq!((refused.code(), names(root.path())), (Code::TargetExists, vec!["model".to_owned()]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which files a folder will have, and which files of an earlier version they replace.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Component, Path};
@@ -12,6 +12,8 @@ use crate::error::{Code, Error, Result};
 pub(super) struct Planned {
     /// All paths.
     pub(super) paths: BTreeSet<String>,
+    /// The contents of those that are replaced without the permission to overwrite.
+    pub(super) edited: BTreeMap<String, Vec<u8>>,
     /// The checkpoints: the folder of each with a `/` at its end, and the names of its files.
     checkpoints: BTreeSet<(String, FileNames)>,
 }
@@ -22,7 +24,8 @@ impl Planned {
         files: impl Iterator<Item = &'a str>,
         mut others: impl Iterator<Item = &'a str>,
     ) -> Result<Planned> {
-        let mut planned = Planned { paths: BTreeSet::new(), checkpoints: BTreeSet::new() };
+        let mut planned =
+            Planned { paths: BTreeSet::new(), edited: BTreeMap::new(), checkpoints: BTreeSet::new() };
         let mut add = |path: &str| {
             let parts: Vec<_> = Path::new(path).components().collect();
             let is_below = parts.iter().all(|part| matches!(part, Component::Normal(_)));
@@ -52,6 +55,11 @@ impl Planned {
             1 => path.to_owned(),
             next => format!("{within}{}", in_generation(name, next)),
         })
+    }
+
+    /// Whether a file is replaced that only the permission to overwrite allows to.
+    pub(super) fn overwrites(&self, path: &Path) -> bool {
+        self.replaces(path) && !path.to_str().is_some_and(|path| self.edited.contains_key(path))
     }
 
     /// Whether a file of an earlier version is replaced: it has the path of a new file, or is of the same checkpoint.

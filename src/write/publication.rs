@@ -35,6 +35,8 @@ pub(super) struct Publication {
     pub(super) sync: bool,
     /// The new files, and the inode of each. If they are moved, indexes are the last.
     pub(super) add: Vec<(String, u64)>,
+    /// Those of them that may replace others without `overwrite`. If files are moved, they are the last, as nothing moves them back.
+    pub(super) edits: BTreeSet<String>,
     /// The files of an earlier version, and the inode of each. If files are moved, these are removed after it, indexes first.
     pub(super) remove: Vec<(String, u64)>,
 }
@@ -42,9 +44,10 @@ pub(super) struct Publication {
 impl Publication {
     /// Notes the steps.
     pub(super) fn note(&self, outer: &Path) -> io::Result<()> {
-        let Publication { folder, overwrite, sync, add, remove } = self;
-        let value =
-            json!({"folder": folder, "overwrite": overwrite, "sync": sync, "add": add, "remove": remove});
+        let Publication { folder, overwrite, sync, add, edits, remove } = self;
+        let value = json!({
+            "folder": folder, "overwrite": overwrite, "sync": sync, "add": add, "edits": edits, "remove": remove,
+        });
         let mut file = fs::File::create(outer.join(STEPS))?;
         writeln!(file, "{value}")?;
         if *sync {
@@ -67,7 +70,9 @@ impl Publication {
             folder => Some((folder[0].as_u64()?, folder[1].as_u64()?)),
         };
         let (overwrite, sync) = (value["overwrite"].as_bool()?, value["sync"].as_bool()?);
-        Some(Publication { folder, overwrite, sync, add: files("add")?, remove: files("remove")? })
+        let edits = value["edits"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let edits = edits.map(str::to_owned).collect();
+        Some(Publication { folder, overwrite, sync, add: files("add")?, edits, remove: files("remove")? })
     }
 
     /// Finishes what an earlier run has begun. Returns whether its hidden folder is of no more use: the target is complete by that, or
@@ -111,10 +116,13 @@ impl Publication {
     /// Without `overwrite`, fails if there is another file of a new name, and moves the others back.
     pub(super) fn move_files(&self, outer: &Path, target: &Path) -> io::Result<()> {
         let is_index = |file: &&(String, u64)| file.0.ends_with(INDEX_EXTENSION);
-        let (indexes, named): (Vec<_>, Vec<_>) = self.add.iter().partition(is_index);
-        for files in [named, indexes] {
-            let moved = self.for_each(&files, target, &mut |(path, _)| {
-                self.move_file(&staged(outer).join(path), &target.join(path))
+        let is_edit = |file: &&(String, u64)| self.edits.contains(&file.0);
+        let (edits, added): (Vec<_>, Vec<_>) = self.add.iter().partition(is_edit);
+        let (indexes, named): (Vec<_>, Vec<_>) = added.into_iter().partition(is_index);
+        for files in [named, indexes, edits] {
+            let moved = self.for_each(&files, target, &mut |file| {
+                let may_replace = self.overwrite || is_edit(&file);
+                move_file(&staged(outer).join(&file.0), &target.join(&file.0), may_replace)
             });
             moved.inspect_err(|_| {
                 if !self.overwrite {
@@ -149,22 +157,10 @@ impl Publication {
         folders.iter().filter(|folder| folder.is_dir()).try_for_each(|folder| sync_folder(folder, self.sync))
     }
 
-    /// Moves a file to its place, unless an earlier run has.
-    fn move_file(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let moved = fs::create_dir_all(folder_of(to)).and_then(|()| match self.overwrite {
-            true => fs::rename(from, to),
-            false => move_to_free_name(from, to),
-        });
-        moved.or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound if is_there(to) => Ok(()),
-            _ => Err(error),
-        })
-    }
-
     /// Moves back those of the new files that are in the target, unless others have replaced or changed them there.
     fn move_back(&self, outer: &Path, target: &Path) {
         let Ok(noted) = fs::metadata(outer.join(STEPS)) else { return };
-        for (path, inode) in &self.add {
+        for (path, inode) in self.add.iter().filter(|(path, _)| !self.edits.contains(path)) {
             let moved = target.join(path);
             let Ok(found) = fs::symlink_metadata(&moved) else { continue };
             let is_same = sys::path_id(&moved, &found).is_ok_and(|(_, found)| found == *inode);
@@ -272,6 +268,18 @@ pub(super) fn link_id(path: &Path) -> io::Result<FileId> {
 pub(super) fn with_inodes(folder: &Path, files: Vec<String>) -> io::Result<Vec<(String, u64)>> {
     let with_inode = |path: String| identity(&folder.join(&path)).map(|(_, inode)| (path, inode));
     files.into_iter().map(with_inode).collect()
+}
+
+/// Moves a file to its place, unless an earlier run has.
+fn move_file(from: &Path, to: &Path, may_replace: bool) -> io::Result<()> {
+    let moved = fs::create_dir_all(folder_of(to)).and_then(|()| match may_replace {
+        true => fs::rename(from, to),
+        false => move_to_free_name(from, to),
+    });
+    moved.or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound if is_there(to) => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// Moves a file to a free name. It may have that already beside its own, where an earlier run moved it by a link and was killed.

@@ -6,6 +6,7 @@
 //! its other files. Else its files are moved to it one by one. Where nothing can be moved there from beside it, as in the root of a
 //! mount, the hidden folder is inside it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -69,11 +70,11 @@ impl StagedFolder {
     /// Locks the target, finishes what a killed run has begun to publish, and makes the hidden folder.
     ///
     /// Fails if another writer has the target, and if that has files that are not to be replaced.
-    pub(super) fn create(target: &Path, planned: &Planned, rules: &FolderRules) -> Result<StagedFolder> {
-        let failed = |error| Error::io(error, target.to_owned());
-        let target = match fs::canonicalize(target) {
+    pub(super) fn create(given: &Path, planned: &Planned, rules: &FolderRules) -> Result<StagedFolder> {
+        let failed = |error| Error::io(error, given.to_owned());
+        let target = match fs::canonicalize(given) {
             Ok(found) => found,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => given.to_owned(),
             Err(error) => return Err(failed(error)),
         };
         refuse_hub_blobs(&target.join("_"))?;
@@ -82,7 +83,7 @@ impl StagedFolder {
         if ENDS.iter().any(|end| hidden_name(&inside, end).exists()) {
             drop(lock_target(&inside, &target)?);
         }
-        let exists = check(&target, planned, rules)?;
+        let exists = check(given, &target, planned, rules)?;
         let mut made = StagedFolder {
             outer: PathBuf::new(),
             token: format!("{:016x}", RandomState::new().hash_one(std::process::id())),
@@ -238,6 +239,14 @@ impl StagedFolder {
             self.stays = true;
             return Err(Error::target_busy(&target));
         }
+        for (path, old) in &planned.edited {
+            let path = target.join(path);
+            if fs::read(&path).map_err(|error| Error::io(error, path.clone()))? != *old {
+                let text = "the file was changed while the folder was written";
+                return Err(Error::new(Code::FileChanged, text).in_file(&path));
+            }
+        }
+        let edits: BTreeSet<String> = planned.edited.keys().cloned().collect();
         let staged = staged(&self.outer);
         let remove = match self.way {
             Way::New => Vec::new(),
@@ -261,7 +270,7 @@ impl StagedFolder {
             }
             Way::Exchange => {
                 let folder = Some(identity(&staged).map_err(failed)?);
-                let steps = Publication { folder, overwrite: self.overwrite, sync, add, remove };
+                let steps = Publication { folder, overwrite: self.overwrite, sync, add, edits, remove };
                 steps.note(&self.outer).map_err(failed)?;
                 sys::exchange(&staged, &target).map_err(failed)?;
                 // From here on the staged folder is the old one.
@@ -275,7 +284,7 @@ impl StagedFolder {
                 }
             }
             Way::Move => {
-                let steps = Publication { folder: None, overwrite: self.overwrite, sync, add, remove };
+                let steps = Publication { folder: None, overwrite: self.overwrite, sync, add, edits, remove };
                 steps.note(&self.outer).map_err(failed)?;
                 let stays = std::mem::replace(&mut self.stays, true);
                 if let Err(error) = steps.move_files(&self.outer, &target) {
@@ -316,7 +325,9 @@ impl StagedFolder {
                 }
                 match relative.to_str().filter(|_| planned.replaces(relative)) {
                     // It would be a file that has been made meanwhile.
-                    Some(_) if !self.overwrite => Err(io::ErrorKind::AlreadyExists.into()),
+                    Some(_) if !self.overwrite && planned.overwrites(relative) => {
+                        Err(io::ErrorKind::AlreadyExists.into())
+                    }
                     Some(path) => {
                         replaced.push((path.to_owned(), inode));
                         Ok(())
@@ -387,7 +398,9 @@ impl Drop for StagedFolder {
 }
 
 /// Whether a target exists. Fails if it is not a folder, or has files that are not to be replaced.
-fn check(target: &Path, planned: &Planned, rules: &FolderRules) -> Result<bool> {
+///
+/// An error names the target as it was given.
+fn check(given: &Path, target: &Path, planned: &Planned, rules: &FolderRules) -> Result<bool> {
     let has_files = match fs::read_dir(target) {
         Ok(mut entries) => entries.next().is_some(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -395,17 +408,24 @@ fn check(target: &Path, planned: &Planned, rules: &FolderRules) -> Result<bool> 
     };
     if has_files && !rules.overwrite {
         if !rules.joins {
-            return Err(Error::target_exists(target));
+            return Err(Error::target_exists(given));
         }
-        check_joins(target, planned)?;
+        check_joins(given, planned)?;
     }
     Ok(true)
 }
 
-/// Fails if files of a plan would replace any in a folder.
+/// Fails if files of a plan would replace any in a folder; names the first of these.
 pub(super) fn check_joins(folder: &Path, planned: &Planned) -> Result<()> {
-    walk(folder, &mut |relative, entry, is_folder| match planned.replaces(relative) {
-        true if !is_folder => Err(Error::target_exists(&entry.path())),
-        _ => Ok(()),
-    })
+    let mut taken: Option<PathBuf> = None;
+    walk(folder, &mut |relative, entry, is_folder| {
+        if planned.overwrites(relative)
+            && !is_folder
+            && taken.as_ref().is_none_or(|first| entry.path() < *first)
+        {
+            taken = Some(entry.path());
+        }
+        Ok(())
+    })?;
+    taken.map_or(Ok(()), |first| Err(Error::target_exists(&first)))
 }

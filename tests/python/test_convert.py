@@ -218,7 +218,8 @@ def test_an_index_and_a_list_of_shards_are_taken_for_their_folder(
         report = rustload.convert(source, f"../out{number}/", copy_others=True)
         assert contents(tmp_path / f"out{number}") == expected, source
         assert sorted(report.files) == sorted(expected)
-    assert rustload.convert("pytorch_model.bin.index.json").path == "."
+    with pytest.warns(rustload.RustloadWarning, match="was replaced by a new folder"):
+        assert rustload.convert("pytorch_model.bin.index.json").path == "."
     assert contents(tmp_path / "m").keys() == {*shards, "pytorch_model.bin.index.json", *expected}
 
 

@@ -116,7 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--metadata", type=pair, metavar="KEY=TEXT", help="add a text to the header", **REPEATED)
     add("--copy-others", action="store_true", help="copy the folder's other files, never pickles")
-    add("--keep-config", action="store_true", help="copy config.json as it is after --dtype and --dequantize")
+    add(
+        "--keep-config", action="store_true", help="leave config.json as it is after --dtype and --dequantize"
+    )
     add("--objects", metavar="FILE", help="write the non-tensor values as JSON")
     add("--overwrite", action="store_true", help="replace what exists; other files in a folder are kept")
     add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")

@@ -14,6 +14,7 @@ from rustload._common.options import NamesOptions, OpenOptions, filled, part, ta
 from rustload._common.patterns import refuse_rules_without_effect, warn_of_unused_patterns, warn_user
 from rustload._save.advice import advising
 from rustload._save.copy_others import others_of
+from rustload._save.folder import write_folder
 from rustload._save.job import (
     Job,
     header_texts,
@@ -21,7 +22,7 @@ from rustload._save.job import (
     shard_bytes,
     write_options,
 )
-from rustload._save.model_config import Others, converted_others
+from rustload._save.model_config import Edit, Others, converted_others, edits_in_place
 from rustload._save.objects_file import ObjectsFile, document
 from rustload._save.options import ConvertOptions
 from rustload._save.part import Part
@@ -74,7 +75,8 @@ def convert(
             files are not copied.
             After `dtype` and `dequantize`, `config.json` states the dtype of most floats that are written; after `dequantize`,
             it does not describe the quantization any more, and files that describe nothing else are left out.
-        keep_config: Copies them unchanged.
+            Without it, that of the source's folder is changed in the same way if the files are written there.
+        keep_config: Leaves them unchanged.
         objects: A file for the values that are not tensors, as JSON.
         manifest: As for `rustload.open`; also for the files that `copy_others` copies, of which each has to be listed.
         **options: What is converted, how it is written, and how the source is read (`ConvertOptions`).
@@ -176,21 +178,24 @@ def convert(
             files = {os.path.basename(target.path): nbytes}
         else:
             others = Others(copies, [], [])
+            edits: list[Edit] = []
             if not keep_config and (how["dequantize"] or how["dtype"] is not None):
                 dtypes = {one.folder: one.dtype for one in written}
                 others = converted_others(copies, dtypes, dequantized=how["dequantize"])
+                if target.joins:
+                    edits, in_place = edits_in_place(target.path, dtypes, dequantized=how["dequantize"])
+                    others.changed.extend(in_place)
             changed = tuple(others.changed)
-            listed, note = _rustload.write_folder(
+            texts_there = [*others.texts, *(() if file is None else file.in_target)]
+            files = write_folder(
                 target.path,
                 planned,
-                texts=[*others.texts, *(() if file is None else file.in_target)],
+                texts_there,
+                writing,
                 copies=others.copies,
+                edits=edits,
                 joins=target.joins,
-                options=writing,
             )
-            files = dict(listed)
-            if note is not None:
-                warn_user(note)
         if file is not None:
             file.finish(files)
     skipping = [one for one in parts if not one.keeps_objects]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Others", "converted_others"]
+__all__ = ["Edit", "Others", "converted_others", "edits_in_place"]
 
 _CONFIG = "config.json"
 
@@ -22,6 +22,9 @@ _KEYS = ("quantization_config", "compression_config", "quantization", "expert_dt
 """The keys of `config.json`, and of the configurations in it, that describe a quantization."""
 
 _CONFIG_MAX_BYTES = 16 << 20
+
+Edit: TypeAlias = "tuple[str, str, bytes]"
+"""A file of a folder that is rewritten: its path in it, its new text, and its content before."""
 
 
 class Others(NamedTuple):
@@ -54,28 +57,58 @@ def converted_others(
         if dequantized and name in _SIDECARS:
             others.changed.append(f"{path} left out")
             continue
-        config = _read(source) if name == _CONFIG else None
-        changes = [] if config is None else _change(config, dtypes.get(folder), dequantized=dequantized)
+        content = _read(source) if name == _CONFIG else b""
+        text, changes = _changed(content, dtypes.get(folder), dequantized=dequantized)
         if changes:
-            others.texts.append((path, json.dumps(config, indent=2, ensure_ascii=False) + "\n"))
-            others.changed.append(f"{path} {' and '.join(changes)}")
+            others.texts.append((path, text))
+            others.changed.append(f"{path} {changes}")
         else:
             others.copies.append((path, source))
     return others
 
 
-def _read(source: Any) -> dict[str, Any] | None:
-    """The configuration at a path or in an object; None if it is none."""
+def edits_in_place(
+    root: str, dtypes: Mapping[str, str | None], *, dequantized: bool
+) -> tuple[list[Edit], list[str]]:
+    """The same for a folder that the weights are written into: its configurations that are rewritten, and what differs.
+
+    Args:
+        root: The folder.
+        dtypes: As above.
+        dequantized: As above. Files that describe nothing else are not removed.
+    """
+    edits, changed = [], []
+    for folder, dtype in dtypes.items():
+        path = os.path.join(folder, _CONFIG)
+        if os.path.isfile(os.path.join(root, path)):
+            content = _read(os.path.join(root, path))
+            text, changes = _changed(content, dtype, dequantized=dequantized)
+            if changes:
+                edits.append((path, text, content))
+                changed.append(f"{path} {changes}")
+        for name in _SIDECARS if dequantized else ():
+            path = os.path.join(folder, name)
+            if os.path.isfile(os.path.join(root, path)):
+                changed.append(f"{path} kept, which describes the quantization: remove it")
+    return edits, changed
+
+
+def _read(source: Any) -> bytes:
+    """The content of a configuration at a path or in an object, or a part that is too long for one."""
     if isinstance(source, str):
         with open(source, "rb") as file:
-            content = file.read(_CONFIG_MAX_BYTES + 1)
-    else:
-        content = bytes(source.read_ranges([(0, min(source.size, _CONFIG_MAX_BYTES + 1))])[0])
+            return file.read(_CONFIG_MAX_BYTES + 1)
+    return bytes(source.read_ranges([(0, min(source.size, _CONFIG_MAX_BYTES + 1))])[0])
+
+
+def _changed(content: bytes, dtype: str | None, *, dequantized: bool) -> tuple[str, str]:
+    """The new text of a configuration, and what differs: nothing if it is to stay, or is none."""
     try:
-        found = json.loads(content) if len(content) <= _CONFIG_MAX_BYTES else None
+        config = json.loads(content) if len(content) <= _CONFIG_MAX_BYTES else None
     except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        config = None
+    changes = _change(config, dtype, dequantized=dequantized) if isinstance(config, dict) else []
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n" if changes else ""), " and ".join(changes)
 
 
 def _change(config: dict[str, Any], dtype: str | None, *, dequantized: bool) -> list[str]:

@@ -30,7 +30,7 @@ class SaveReport(NamedTuple):
         kept: The names of tensors that a dtype for all tensors left as stored, as they are scales of quantized weights or belong
             to them otherwise.
         skipped_at: The dotted paths of the first of `skipped_objects`.
-        changed: What `convert` with `copy_others` changed in other files, one text for each.
+        changed: What `convert` changed in other files: in copies, or in place; one text for each.
     """
 
     path: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rustload import _rustload
 from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._common.options import filled, takes
-from rustload._common.patterns import warn_user
+from rustload._save.folder import write_folder
 from rustload._save.job import (
     SHARD_BYTES,
     File,
@@ -134,12 +134,7 @@ def save_with(
             stem = f"{check_name(name)}.safetensors"
             size = shard_bytes(how["max_shard_size"]) or SHARD_BYTES
             planned = [File(stem, written, list(texts.items()), f"{stem}.index.json", whole, size)]
-            listed, note = _rustload.write_folder(
-                where, planned, texts=list(others), copies=[], joins=False, options=writing
-            )
-            files = dict(listed)
-            if note is not None:
-                warn_user(note)
+            files = write_folder(where, planned, list(others), writing)
         if file is not None:
             file.finish(files)
     return SaveReport(

@@ -28,6 +28,7 @@ fn steps(outer: &Path, target: &Path, overwrite: bool) -> Publication {
         overwrite,
         sync: false,
         add: with_inodes(&staged(outer), add).unwrap(),
+        edits: BTreeSet::new(),
         remove: with_inodes(target, remove).unwrap(),
     }
 }
@@ -71,6 +72,23 @@ fn without_overwriting_a_taken_name_moves_the_others_back() {
     let error = steps.move_files(&outer, &target).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     assert_eq!((names(&target), names(&staged(&outer))), as_before());
+}
+
+#[test]
+fn edits_are_moved_last_and_replace_files_without_overwriting() {
+    let (_root, outer, target) = folders();
+    let edits = BTreeSet::from(["new".to_owned()]);
+    let steps = Publication { edits, ..steps(&outer, &target, false) };
+    write(&target, &[("new", "before")]);
+    steps.note(&outer).unwrap();
+    assert_eq!(Publication::noted(&outer).as_ref(), Some(&steps));
+    // `sub/index` is of others.
+    assert!(!Publication::finish(&outer, &target).unwrap());
+    assert_eq!(fs::read_to_string(target.join("new")).unwrap(), "before");
+    fs::remove_file(target.join("sub/index")).unwrap();
+    steps.note(&outer).unwrap();
+    assert!(Publication::finish(&outer, &target).unwrap());
+    assert_eq!(fs::read_to_string(target.join("new")).unwrap(), "new");
 }
 
 /// The names in both folders before anything was moved.
