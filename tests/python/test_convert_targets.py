@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save, save_file
+from web_server import Server
 
 import rustload
 from rustload import _cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def model(path: Path, *, pickle: bool = False, shards: int = 1, **config: Any) -> Path:
@@ -35,6 +36,14 @@ def model(path: Path, *, pickle: bool = False, shards: int = 1, **config: Any) -
     return path
 
 
+def distributed(path: Path) -> Path:
+    """A distributed checkpoint."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"w": torch.ones(4), "step": 3}, checkpoint_id=path)
+    return path
+
+
 def stated(path: Path) -> Any:
     return json.loads((path / "config.json").read_text())
 
@@ -50,7 +59,7 @@ def test_in_place_the_configuration_says_what_was_written(tmp_path: Path, pickle
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     kept = model(tmp_path / "kept", pickle=pickle)
     report = rustload.convert(kept, dtype="bfloat16", overwrite=not pickle, keep_config=True)
-    assert (stated(kept)["dtype"], report.changed) == ("float32", ())
+    assert (stated(kept)["dtype"], report.changed, report.not_copied) == ("float32", (), ())
 
 
 def test_in_place_with_the_folder_as_its_own_target(tmp_path: Path) -> None:
@@ -100,3 +109,110 @@ def test_a_replaced_working_directory_is_a_warning(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rustload.convert("model", dtype="bfloat16", overwrite=True)
+
+
+def test_a_distributed_checkpoint_is_not_hidden_by_its_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    distributed(tmp_path / "step-1")
+    before = sorted(Path("step-1").iterdir())
+    for target in (None, "step-1", "step-1/new.safetensors"):
+        with pytest.raises(ValueError, match=r"dst= is to be outside of 'step-1': ") as refused:
+            rustload.convert("step-1", target)
+        assert "'step-1-safetensors'" in "".join(refused.value.__notes__)
+    assert _cli.main(["convert", "step-1"]) == 2
+    assert "DST is to be outside of 'step-1'" in capsys.readouterr().err
+    assert sorted(Path("step-1").iterdir()) == before
+    rustload.convert("step-1", "step-1/export")
+    assert rustload.convert("step-1", "step-1-safetensors").tensors == 1
+
+
+def test_one_shard_of_several_is_not_written_beside_the_others(tmp_path: Path) -> None:
+    source = model(tmp_path / "model", pickle=True, shards=2)
+    shard = source / "pytorch_model-00001-of-00002.bin"
+    with pytest.raises(
+        ValueError,
+        match=r"dst= is needed: 'model-00001-of-00002.safetensors' would be opened in place of the shards",
+    ):
+        rustload.convert(shard)
+    assert set(rustload.open(source)) == {"w0", "w1"}
+    assert rustload.convert(shard, tmp_path / "part.safetensors").tensors == 1
+    assert rustload.convert(shard, source / "part.safetensors").tensors == 1
+
+
+def test_files_that_are_not_copied_are_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = model(tmp_path / "model", shards=2)
+    (source / "tokenizer.json").write_text("{}")
+    torch.save({"lr": 1}, source / "training_args.bin")
+    (source / "state").mkdir()
+    torch.save({"lr": 1}, source / "state" / "named.json")
+    names = ("config.json", "tokenizer.json", "training_args.bin")
+    for number, options in enumerate([{}, {"dequantize": True}]):
+        report = rustload.convert(source, tmp_path / f"out{number}", **options)
+        assert report.not_copied == names
+        assert "3 other files not copied (config.json, ...)" in str(report)
+    report = rustload.convert(source, tmp_path / "all", copy_others=True)
+    assert report.not_copied == (f"state{os.sep}named.json", "training_args.bin")
+    assert "2 other files not copied" in str(report)
+    assert "training_args.bin" in report._repr_html_()
+    assert _cli.main(["convert", str(source), str(tmp_path / "cli"), "--copy-others"]) == 0
+    says = f"rustload: not copied, as they are pickles: state{os.sep}named.json, training_args.bin\n"
+    assert capsys.readouterr().err == says
+    assert rustload.convert(source, tmp_path / "one.safetensors").not_copied == ()
+
+
+def test_an_existing_file_is_named_as_the_target_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model(tmp_path / "model", shards=3)
+    assert _cli.main(["convert", "model"]) == 3
+    assert "error: model/model-00001-of-00003.safetensors: file exists" in capsys.readouterr().err
+    (tmp_path / "values.json").write_text("")
+    assert _cli.main(["convert", "model", "out", "--objects", "values.json"]) == 3
+    assert "error: values.json: file exists" in capsys.readouterr().err
+    Path("out").mkdir()
+    Path("out/x").write_text("")
+    assert _cli.main(["convert", "model", "out"]) == 3
+    assert "error: out: file exists" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_where_a_resumed_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = model(tmp_path / "model", shards=4)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        rustload.convert(source, "out", resume=True, progress=interrupt)
+    kept = tmp_path / ".out.resume"
+    assert kept.exists()
+    note = f"{kept} keeps what was written: the same call goes on, and rustload doctor --clean {tmp_path} removes it"
+    assert interrupted.value.__notes__ == [note]
+    convert = rustload.convert
+    monkeypatch.setattr(rustload, "convert", lambda *a, **o: convert(*a, **{**o, "progress": interrupt}))
+    assert _cli.main(["convert", "model", "out", "--resume"]) == 130
+    assert capsys.readouterr().err == f"rustload: interrupted: {note}\n"
+    assert _cli.main(["convert", "model", "new"]) == 130
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(rustload, "convert", convert)
+    assert _cli.main(["convert", "model", "out", "--resume", "-q", "--copy-others"]) == 0
+    assert not kept.exists()
+
+
+def test_a_url_without_a_target_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
+    server = Server({"model.safetensors": save({"w": torch.ones(2)})})
+    try:
+        assert _cli.main(["convert", f"{server.host}/model.safetensors"]) == 2
+    finally:
+        server.close()
+    assert "rustload: error: DST is needed for a URL" in capsys.readouterr().err

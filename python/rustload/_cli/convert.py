@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import rustload
 from rustload._cli.arguments import REPEATED, add_json, dtype, pair, rename
-from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
+from rustload._cli.exit_codes import READ_FAILED, USAGE, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
 from rustload._common.rules import DEFAULT_CAST_DTYPES
@@ -17,6 +17,9 @@ from rustload._common.terminal import Page, print_messages
 from rustload._describe.scanned import scanned
 from rustload._describe.text import scan_text
 from rustload.errors import RustloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["add_arguments", "run"]
 
@@ -62,10 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         type=_dtype,
         metavar="[P=]D",
-        help="cast all floats, or names that match P, to D",
+        help="cast all floats, or names that match P, to D; may be repeated",
         **REPEATED,
     )
-    add("--transpose", metavar="P", help="swap the last two dimensions of names that match P", **REPEATED)
+    add(
+        "--transpose",
+        metavar="P",
+        help="swap the last two dimensions of names that match P; may be repeated",
+        **REPEATED,
+    )
     add(
         "--fingerprint",
         choices=("structure", "data"),
@@ -75,12 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dequantize", action="store_true", help="write the weights that quantized tensors stand for")
     add("--select", metavar="P", help="only names that match P, as in SRC; may be repeated", **REPEATED)
     add("--key", metavar="K", help="only tensors under this key, without it in their names")
-    add("--strip", metavar="PREFIX", help="remove this prefix from names", **REPEATED)
+    add("--strip", metavar="PREFIX", help="remove this prefix from names; may be repeated", **REPEATED)
     add(
         "--rename",
         type=rename,
         metavar="OLD=NEW",
-        help="rename a name or prefix; OLD= leaves it out",
+        help="rename a name or prefix; OLD= leaves it out; may be repeated",
         **REPEATED,
     )
     add(
@@ -97,8 +105,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write tied names in full (copy), one of each (drop), or refuse (error); auto, the default, leaves out the output\n"
         "head where config.json says that it is the embedding",
     )
-    add("--keep", metavar="P", help="of tied names, write those that match P", **REPEATED)
-    add("--discard", metavar="P", help="of tied names, leave out those that match P", **REPEATED)
+    add("--keep", metavar="P", help="of tied names, write those that match P; may be repeated", **REPEATED)
+    add(
+        "--discard",
+        metavar="P",
+        help="of tied names, leave out those that match P; may be repeated",
+        **REPEATED,
+    )
     add(
         "--write-manifest",
         action="store_true",
@@ -114,7 +127,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="show a progress bar on stderr (the default on a terminal)",
     )
-    add("--metadata", type=pair, metavar="KEY=TEXT", help="add a text to the header", **REPEATED)
+    add(
+        "--metadata",
+        type=pair,
+        metavar="KEY=TEXT",
+        help="add a text to the header; may be repeated",
+        **REPEATED,
+    )
     add("--copy-others", action="store_true", help="copy the folder's other files, never pickles")
     add(
         "--keep-config", action="store_true", help="leave config.json as it is after --dtype and --dequantize"
@@ -161,7 +180,12 @@ def run(args: argparse.Namespace) -> int:
             report = rustload.convert(args.src, args.dst or args.output, **options)
         except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
             code = VERIFY_FAILED if getattr(error, "code", None) == "VerifyFailed" else READ_FAILED
+            if getattr(error, "argument", None) == "dst":
+                code = USAGE  # it is missing, or is none for this source
             document["error"] = report_error(error, args.options)
+        except KeyboardInterrupt as interrupt:
+            print_messages(f"rustload: interrupted: {note}" for note in getattr(interrupt, "__notes__", ()))
+            raise
     if args.json:
         if not code:
             document["report"] = report
@@ -170,18 +194,21 @@ def run(args: argparse.Namespace) -> int:
         page = Page(sys.stdout, "never")
         page.line(str(report) + (", read back and compared" if args.verify else ""))
         page.flush()
-    if not (code or args.quiet or args.copy_others):
-        _note_config(args.src, report.path)
+    if not (code or args.quiet):
+        _note_others(report.not_copied, copy_others=args.copy_others)
     return code
 
 
-def _note_config(source: str, target: str) -> None:
-    """Says that a folder was written without the configuration that loaders need."""
-    from os.path import isfile, join
-
-    name = next((one for one in ("config.json", "model_index.json") if isfile(join(source, one))), None)
-    if name is not None and not target.endswith(".safetensors") and not isfile(join(target, name)):
-        print_messages([f"rustload: {name} and other files were not copied: --copy-others copies them"])
+def _note_others(names: Sequence[str], *, copy_others: bool) -> None:
+    """Says that a folder was written without the configuration that loaders need, or without pickles beside it."""
+    if copy_others and names:
+        what = "it is a pickle" if len(names) == 1 else "they are pickles"
+        listed = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+        print_messages([f"rustload: not copied, as {what}: {listed}"])
+    for name in ("config.json", "model_index.json"):
+        if not copy_others and name in names:
+            print_messages([f"rustload: {name} and other files were not copied: --copy-others copies them"])
+            break
 
 
 def _warn_of_code(path: str, manifest: str | None) -> None:

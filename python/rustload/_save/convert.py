@@ -13,7 +13,7 @@ from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.options import NamesOptions, OpenOptions, filled, part, takes
 from rustload._common.patterns import refuse_rules_without_effect, warn_of_unused_patterns, warn_user
 from rustload._save.advice import advising
-from rustload._save.copy_others import others_of
+from rustload._save.copy_others import others_of, uncopied
 from rustload._save.folder import write_folder
 from rustload._save.job import (
     Job,
@@ -88,7 +88,8 @@ def convert(
         TensorNotFoundError: No tensor has a name in `select`, or none matches any pattern of `dtype` or `transpose`.
         UnsupportedError: A tensor has no form in a safetensors file: complex128, a sparse or quantized tensor, one on the meta
             device; or it is to be dequantized from a scheme that is not known (code `QuantUnknown`).
-        ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
+        ValueError: Two tensors would have one name, or are tied and `ties="error"`; the target would hide the source in its
+            folder; or an argument has a wrong value.
         RustloadError: As for `rustload.open`.
 
     >>> import rustload
@@ -150,7 +151,12 @@ def convert(
         rules = {"dtype": getattr(how["dtype"], "patterns", how["dtype"]), "transpose": how["transpose"]}
         refuse_rules_without_effect(new_names, dtype=how["dtype"], transpose=how["transpose"])
         warn_of_unused_patterns(lambda: new_names, **rules)
-        copies = others_of(given, parts, target.path, manifest) if copy_others else []
+        target.check_source(given, parts)
+        copies: list[tuple[str, Any]] = []
+        if copy_others:
+            copies, not_copied = others_of(given, parts, target.path, manifest)
+        else:
+            not_copied = uncopied(given, parts, target)
         file = None
         if objects is not None:
             trees = {part.label: part.objects.json() for part in parts}
@@ -168,6 +174,7 @@ def convert(
     with (
         file or contextlib.nullcontext(),
         advising(writing=True),
+        target.saying_what_stays(resume=bool(how["resume"])),
         watching(how, job.nbytes, "converting") as watch,
     ):
         writing = write_options(how, watch.report)
@@ -212,5 +219,6 @@ def convert(
         reused=watch.reused,
         kept=tuple(job.kept),
         changed=changed,
+        not_copied=tuple(not_copied),
         seconds=time.perf_counter() - start,
     )

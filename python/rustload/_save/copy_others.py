@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from rustload._remote.folder import ObjectFolder
     from rustload._save.part import Part
     from rustload._save.sources import Checkpoints
+    from rustload._save.target import Target
 
-__all__ = ["others_of"]
+__all__ = ["others_of", "uncopied"]
 
 Copies: TypeAlias = list[tuple[str, Any]]
 """Paths in a folder, and paths or objects."""
@@ -29,12 +31,36 @@ Copies: TypeAlias = list[tuple[str, Any]]
 _BLOCK_BYTES = 8 << 20
 _OF_NOTHING = hashlib.sha256().digest()
 
+_CONFIGS = ("config.json", "model_index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _INDEX = re.compile(r".+\.(bin|safetensors)\.index(\..+)?\.json")
 
 
-def others_of(given: Checkpoints, parts: list[Part], target: str, manifest: ManifestLike | None) -> Copies:
-    """The files to copy to `target`: their paths in the folder that was given, and their paths or objects.
+def uncopied(given: Checkpoints, parts: list[Part], target: Target) -> list[str]:
+    """The files at the top of a model's folder, without hidden files and the converted ones, that are not in another folder."""
+    home = given.store if given.store is not None and given.store.is_listed else given.found[0].home
+    if target.is_file or target.joins or given.is_file or home is None or not (given.store or given.folder):
+        return []
+    names: list[str] = []
+    with suppress(OSError):
+        names = home.names()
+    if not any(name in names for name in _CONFIGS):
+        return []
+    sources = {os.path.basename(path) for part in parts for path in part.paths}
+    return sorted(
+        name
+        for name in names
+        if not name.startswith(".")
+        and name not in sources
+        and _INDEX.fullmatch(name) is None
+        and not os.path.exists(os.path.join(target.path, name))
+    )
+
+
+def others_of(
+    given: Checkpoints, parts: list[Part], target: str, manifest: ManifestLike | None
+) -> tuple[Copies, list[str]]:
+    """The files to copy to `target`, by their paths in the folder that was given, and the paths of pickles, which are not copied.
 
     Left out are hidden files, the checkpoints that are converted, indexes, `target`, and pickles, which are told by extension and
     content. Of a link, the file that it leads to is copied. With a manifest, nothing is read that differs from it.
@@ -45,15 +71,18 @@ def others_of(given: Checkpoints, parts: list[Part], target: str, manifest: Mani
         ValueError: A link leads out of the folder, or a folder of a Hugging Face cache out of its blobs.
     """
     root = given.store or given.folder or "."
-    found = _files(root, parts, target) if isinstance(root, str) else _objects(root, parts)
+    pickles: list[str] = []
+    found = _files(root, parts, target, pickles) if isinstance(root, str) else _objects(root, parts, pickles)
     if manifest is not None and found:
         found = _as_listed(found, root, manifest)
     pickled = in_parallel(_is_pickle, [source for _, source in found])
-    return [one for one, is_pickle in zip(found, pickled, strict=True) if not is_pickle]
+    pickles += [path for (path, _), is_pickle in zip(found, pickled, strict=True) if is_pickle]
+    copies = [one for one, is_pickle in zip(found, pickled, strict=True) if not is_pickle]
+    return copies, sorted(pickles)
 
 
-def _files(root: str, parts: list[Part], target: str) -> Copies:
-    """The files below a folder that are not left out by their names."""
+def _files(root: str, parts: list[Part], target: str, pickles: list[str]) -> Copies:
+    """The files below a folder that are not left out by their names; `pickles` gets the paths of those with the name of one."""
     sources = {os.path.realpath(path) for part in parts for path in part.paths}
     target = os.path.realpath(target)
     real_root = os.path.realpath(root)
@@ -78,12 +107,15 @@ def _files(root: str, parts: list[Part], target: str) -> Copies:
                 text = f"would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
                 note = "replace the link by the file, or copy the other files yourself"
                 raise _error("Value", text, note, argument="copy_others")
-            if os.path.splitext(name)[1].lower() not in _PICKLES:
-                found.append((os.path.relpath(path, root), path))
+            relative = os.path.relpath(path, root)
+            if os.path.splitext(name)[1].lower() in _PICKLES:
+                pickles.append(relative)
+            else:
+                found.append((relative, path))
     return found
 
 
-def _objects(root: ObjectFolder, parts: list[Part]) -> Copies:
+def _objects(root: ObjectFolder, parts: list[Part], pickles: list[str]) -> Copies:
     """The same for a folder in a store."""
     sources = {path for part in parts for path in part.paths}
     found: Copies = []
@@ -96,8 +128,10 @@ def _objects(root: ObjectFolder, parts: list[Part]) -> Copies:
             if not name.startswith(".")
             and joined(folder.name, name) not in sources
             and _INDEX.fullmatch(name) is None
-            and os.path.splitext(name)[1].lower() not in _PICKLES
         ]
+        by_name = [name for name in names if os.path.splitext(name)[1].lower() in _PICKLES]
+        pickles += [f"{prefix}{name}" for name in by_name]
+        names = [name for name in names if name not in by_name]
         found += zip((f"{prefix}{name}" for name in names), in_parallel(folder.open, names), strict=True)
         if len(found) > LOOKUPS_MAX or len(waiting) > LOOKUPS_MAX:
             raise _error("Value", f"{root.name} has more than {LOOKUPS_MAX} files or folders")

@@ -33,6 +33,9 @@ __all__ = ["Part"]
 _INDEX_METADATA = ("total_size", "total_parameters", "DCP_SHARDING_INFO", "DCP_VERSION")
 """What an index, or torch's distributed writer, says about its files, which is not true of the new ones."""
 
+_FOLDER_FORMATS = ("torch-dcp", "torch-checkpointing")
+"""Formats of folders whose files are nothing alone."""
+
 _NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
 
 
@@ -50,6 +53,7 @@ class Part:
         paths: Its files.
         label: Its folder and name, among several.
         folder: The path of its folder in the target.
+        is_whole_folder: Whether its tensors are in no file alone, as in distributed checkpoints.
         dtype: After `files`, the dtype of most floats, apart from those of weights that stay quantized; None without floats.
     """
 
@@ -117,6 +121,8 @@ class Part:
             self.whole[NESTING_KEY] = self.texts.pop(NESTING_KEY)
         # Joined tensors are in none of the files alone.
         self._is_joined = checkpoint._core.is_joined
+        is_joined = self._is_joined or checkpoint.format in _FOLDER_FORMATS
+        self.is_whole_folder = is_joined and not isinstance(source.path, list)
         is_named = self.paths and not self._is_joined
         first = file_name_for(self.paths[0]) if is_named else "model.safetensors"
         self._stem = source.stem or _NUMBER.sub("", first.removesuffix(".safetensors"))

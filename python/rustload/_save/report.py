@@ -31,6 +31,8 @@ class SaveReport(NamedTuple):
             to them otherwise.
         skipped_at: The dotted paths of the first of `skipped_objects`.
         changed: What `convert` changed in other files: in copies, or in place; one text for each.
+        not_copied: The other files of a model's folder that `convert` did not copy to another folder: the pickles with
+            `copy_others`; without, all at its top.
     """
 
     path: str
@@ -46,6 +48,7 @@ class SaveReport(NamedTuple):
     kept: tuple[str, ...] = ()
     skipped_at: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    not_copied: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """The line of text."""
@@ -63,6 +66,8 @@ class SaveReport(NamedTuple):
             left_out += f", {_count(len(self.kept), 'tensor')} of quantized weights kept as stored"
         if self.changed:
             left_out += f", {', '.join(map(_printable, self.changed))}"
+        if self.not_copied:
+            left_out += f", {_count(len(self.not_copied), 'other file')} not copied{_first(self.not_copied)}"
         reused = f", {format_bytes(self.reused)} of it by an earlier call" if self.reused else ""
         files, tensors = _count(len(self.files), "file"), _count(self.tensors, "tensor")
         return f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}{reused}, in {self.seconds:.1f} s"
@@ -76,6 +81,7 @@ class SaveReport(NamedTuple):
             "dropped": [*self.dropped.items()],
             "packed": [(name,) for name in self.packed],
             "skipped_at": [(name,) for name in self.skipped_at],
+            "not_copied": [(name,) for name in self.not_copied],
         }
         return report_html("SaveReport", str(self), str(self), lists, fields="report.{}")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import os
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._save.job import check_name, local_path, refuse_pickle_name
@@ -11,9 +14,15 @@ from rustload._save.sources import file_name_for
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rustload._save.part import Part
     from rustload._save.sources import Checkpoints
 
 __all__ = ["Target", "check_objects_path"]
+
+
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 
 
 class Target(NamedTuple):
@@ -69,6 +78,42 @@ class Target(NamedTuple):
                 raise _error("Value", text, "convert them one by one", argument="name")
         return target
 
+    def check_source(self, given: Checkpoints, parts: list[Part]) -> None:
+        """Checks that the folder of the source will not open as the target alone, which has less than the source.
+
+        Raises:
+            ValueError: The source is the whole folder, as a distributed checkpoint is, or one shard of several.
+        """
+        folder = given.folder
+        within = os.path.dirname(self.path) if self.is_file else self.path
+        if folder is None or not os.path.isdir(within or ".") or not _is_same(within or ".", folder):
+            return
+        shard = _SHARD.fullmatch(os.path.basename(str(given.found[0].path))) if given.is_file else None
+        if shard is not None and _SHARD.fullmatch(self.path):
+            others = f"{glob.escape(os.path.join(folder, shard[1]))}-?????-of-{shard[2]}{shard[3]}"
+            if len(glob.glob(others)) > 1:
+                text = f"is needed: {os.path.basename(self.path)!r} would be opened in place of the shards in its folder"
+                note = "give the folder as the source to convert all, or another folder as the target"
+                raise _error("Value", text, note, argument="dst")
+        if any(part.is_whole_folder for part in parts):
+            text = f"is to be outside of {folder or '.'!r}: the safetensors files would be opened in place of the checkpoint"
+            name = os.path.basename(os.path.abspath(folder)) + "-safetensors"
+            raise _error("Value", text, f"give another folder, such as {name!r}", argument="dst")
+
+    @contextlib.contextmanager
+    def saying_what_stays(self, *, resume: bool) -> Iterator[None]:
+        """Notes, after Ctrl-C, where a resumed call finds what was written, and how to remove it."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            folder, name = os.path.split(os.path.realpath(self.path))
+            kept = os.path.join(folder, f".{name}.resume")
+            if resume and os.path.exists(kept):
+                error.add_note(
+                    f"{kept} keeps what was written: the same call goes on, and rustload doctor --clean {folder} removes it"
+                )
+            raise
+
     def check_copies(self, given: Checkpoints) -> None:
         """Checks that the other files of the source can be copied.
 
@@ -92,8 +137,8 @@ def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
         FileExistsError: It exists, and is not to be replaced.
         FileNotFoundError: It is in a folder that does not exist.
     """
-    path = os.path.abspath(os.fsdecode(given))
-    folder = os.path.dirname(path)
+    path = os.fsdecode(given)
+    folder = os.path.dirname(os.path.abspath(path))
     if os.path.lexists(path) and not overwrite:
         raise _error("TargetExists", "", errno=errno.EEXIST, path=path)
     is_target = not target.is_file and folder == os.path.abspath(target.path)
