@@ -75,7 +75,7 @@ class Flipped(ObjectFolder):
 
     def __init__(self, content: bytes, chance: random.Random) -> None:
         """The file as it should be."""
-        self.name, self.chosen = "store://m", ()
+        super().__init__("store://m")
         self.content, self.chance, self.flips = content, chance, 0
 
     @property
@@ -95,7 +95,7 @@ class Flipped(ObjectFolder):
         """None."""
         return []
 
-    def subfolder(self, name: str) -> ObjectFolder:
+    def _folder(self, name: str) -> ObjectFolder:
         """There is none."""
         raise KeyError(name)
 

@@ -102,7 +102,10 @@ def test_json_agrees_with_torch(folder):
     assert document["schema"] == 1
     good, page, none = document["checkpoints"]
     # The keys that docs/reference/cli.md promises.
-    keys = "path, format, files, elements, nbytes, storage_nbytes, dtypes, quantized, tied, values, opaque, globals, notes"
+    keys = (
+        "path, format, files, elements, nbytes, storage_nbytes, dtypes, quantized, tied, values, unread, opaque, globals, "
+        "notes"
+    )
     assert list(good) == [*keys.split(", "), "metadata", "tensors", "scan"]
     state = torch.load(folder / "small.pt", weights_only=False)
     del state["args"]

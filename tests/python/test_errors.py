@@ -105,7 +105,8 @@ def test_an_empty_file_of_proc_is_an_error():
 def test_the_error_for_a_directory_without_a_checkpoint_lists_the_expected_names(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     error = refused(tmp_path, rustload.FormatError, "UnknownFormat")
-    for looked_for in ("model.safetensors.index.json", "pytorch_model.bin", "consolidated"):
+    assert "it has config.json" in str(error)
+    for looked_for in ("*.safetensors", "*.bin", "*.index.json", ".metadata"):
         assert looked_for in note_of(error)
 
 

@@ -475,7 +475,10 @@ def test_the_error_for_a_name_on_the_command_line_names_its_option(simple, capsy
     [
         (["stats", "--select", "xyz*", "--select", "w*"], "no name matches 'xyz*'"),
         (["diff", "--strip", "xyz."], "--strip takes nothing off: no name begins with 'xyz.'"),
-        (["convert", "--dtype", "xyz*=float16"], "--dtype has the pattern 'xyz*', which matches no name"),
+        (
+            ["convert", "--dtype", "float16", "--dtype", "xyz*=float32"],
+            "--dtype has the pattern 'xyz*', which matches no name",
+        ),
     ],
 )
 def test_a_warning_of_the_command_line_is_one_line(save, tmp_path, capsys, command, text):

@@ -67,7 +67,7 @@ def folder_files(folder: Any) -> dict[str, Listed]:
         ValueError: It states no digests.
     """
     found: dict[str, Listed] = {}
-    for one in folder.all_folders(exclude=())[0]:
+    for one in folder.all_folders(lambda _: False)[0]:
         prefix = one.name[len(folder.name) :].lstrip("/")
         for name, (size, etag) in one.hub_etags().items():
             path = f"{prefix}/{name}" if prefix else name

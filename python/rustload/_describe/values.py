@@ -9,6 +9,7 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rustload._common.request import Request
 from rustload._tensor.scalar import wide_dtype
 from rustload.errors import _error
 
@@ -87,8 +88,9 @@ def numbers_of(tensor: LazyTensor, *, dequantize: bool) -> list[Number]:
         RustloadError: As for `LazyTensor.materialize`.
     """
     dtype, code = ("float64", "d") if dequantize and tensor._is_scaled() else wide_dtype(tensor.dtype)
-    buffer = tensor.materialize(
-        dtype=dtype, framework="dlpack", copy=True, allow_lossy=True, dequantize=dequantize
+    # Not by `LazyTensor.materialize`, which warns of codes that are shown as they are.
+    buffer = tensor._core.materialize(
+        Request(dtype=dtype, copy=True, allow_lossy=True, dequantize=dequantize)
     )
     data = memoryview(buffer).tobytes()
     if code == "dd":

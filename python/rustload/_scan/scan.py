@@ -45,6 +45,7 @@ def scan(
     >>> print(rustload.scan(b"cos\nsystem\n(S'id'\ntR."))
     bytes: would execute
       error    DisallowedGlobal  byte 19  os.system('id'): would be called: it runs programs
+      next step  delete it, or read its tensors with rustload.open, which runs nothing of it
 
     Args:
         source: A file; a directory, of which all files are scanned; the content of a file (`bytes` are never a path here); an

@@ -300,7 +300,7 @@ def test_y08_bytes_are_content_and_a_path_object_may_hold_bytes(tmp_path):
         rustload.open(os.fsencode(path))
     assert caught.value.code == "UnknownFormat"
     assert "os.fsdecode(path)" in caught.value.__notes__[-1]
-    with pytest.raises(TypeError, match="holds a bytes") as wrong:
+    with pytest.raises(TypeError, match="an element of type bytes") as wrong:
         rustload.open([os.fsencode(path)])
     assert "os.fsdecode(path)" in wrong.value.__notes__[-1]
     # No length or byte makes a difference: a whole pickle of a few bytes is content too.
