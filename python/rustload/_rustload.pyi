@@ -812,11 +812,10 @@ def write_folder(
     path: str,
     files: Sequence[_File],
     *,
-    texts: Sequence[tuple[str, str]],
+    texts: Sequence[tuple[str, str, bytes | None]],
     copies: Sequence[tuple[str, Any]],
     joins: bool,
     options: _WriteOptions,
-    edits: Sequence[tuple[str, str, bytes]] = ...,
 ) -> tuple[list[tuple[str, int]], str | None]:
     """Writes a folder of safetensors files and others, which replaces a folder of that name in one step if that is possible.
 
@@ -827,11 +826,10 @@ def write_folder(
         files: For each safetensors file its path, its tensors as for `write_file`, the texts of its header, the path of the index
             that lists them (None for no index), the texts that go into that index, or into the header if there is none, and the
             most bytes of tensors, above which it is several files; None for one.
-        texts: Paths and contents of other files.
+        texts: Paths and contents of other files; and the old content of one that is rewritten without `overwrite` too, or None.
         copies: Paths of other files, and the files that they are copies of, on disk or in a store.
         joins: Whether the files may join those of an existing folder if they replace none, without `overwrite`.
         options: As for `write_file`; `overwrite`: whether a folder with files is replaced.
-        edits: Paths of files of the folder that are rewritten without `overwrite` too, and their new and their old contents.
 
     Returns:
         The path and the size of each file, and why the folder was not replaced in one step; None if it was.

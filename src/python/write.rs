@@ -119,16 +119,15 @@ type WrittenFolder = (Vec<(String, u64)>, Option<String>);
 
 /// Writes a folder of safetensors files and others. Returns their paths and sizes, and what to say about it.
 #[pyfunction]
-#[pyo3(signature = (path, files, *, texts, copies, joins, options, edits=Vec::new()))]
+#[pyo3(signature = (path, files, *, texts, copies, joins, options))]
 pub(crate) fn write_folder(
     py: Python<'_>,
     path: PathBuf,
     files: Vec<FileArg<'_>>,
-    texts: Vec<(String, String)>,
+    texts: Vec<(String, String, Option<Vec<u8>>)>,
     copies: Vec<(String, Original<'_>)>,
     joins: bool,
     options: OptionsArg,
-    edits: Vec<(String, String, Vec<u8>)>,
 ) -> PyResult<WrittenFolder> {
     let cancel = Cancel::new();
     let core = options.options(Vec::new(), &cancel);
@@ -138,8 +137,12 @@ pub(crate) fn write_folder(
     };
     let mut plan = FolderPlan::new();
     plan.files = files.into_iter().map(file).collect();
-    plan.texts = texts.into_iter().map(|(path, text)| (path, text.into_bytes())).collect();
-    plan.edits = edits.into_iter().map(|(path, new, old)| (path, new.into_bytes(), old)).collect();
+    for (path, text, old) in texts {
+        match old {
+            None => plan.texts.push((path, text.into_bytes())),
+            Some(old) => plan.edits.push((path, text.into_bytes(), old)),
+        }
+    }
     plan.joins = joins;
     for (path, original) in copies {
         match original {

@@ -40,7 +40,12 @@ def write_folder(
     """
     where, before = _working_folder()
     listed, note = _rustload.write_folder(
-        path, files, texts=texts, copies=copies, joins=joins, options=options, edits=edits
+        path,
+        files,
+        texts=[*((name, text, None) for name, text in texts), *edits],
+        copies=copies,
+        joins=joins,
+        options=options,
     )
     if note is not None:
         warn_user(note)

@@ -23,7 +23,7 @@ _KEYS = ("quantization_config", "compression_config", "quantization", "expert_dt
 
 _CONFIG_MAX_BYTES = 16 << 20
 
-Edit: TypeAlias = "tuple[str, str, bytes]"
+Edit: TypeAlias = tuple[str, str, bytes]
 """A file of a folder that is rewritten: its path in it, its new text, and its content before."""
 
 
