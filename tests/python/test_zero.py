@@ -131,6 +131,9 @@ def test_the_rest_of_the_package(tmp_path: Path, stage: int) -> None:
     assert any("ZeRO stage" in note for note in ckpt.notes)
     again = pickle.loads(pickle.dumps(ckpt["optimizer.state.a.weight.exp_avg"]))
     assert torch.equal(again.materialize(), whole["optimizer.state.a.weight.exp_avg"])
+    for inside in (None, root / "model.safetensors"):
+        with pytest.raises(ValueError, match="would be opened in place of the checkpoint"):
+            rustload.convert(root, inside)
     out = tmp_path / "out.safetensors"
     rustload.convert(root, out, rename={"optimizer": None, "module": None})
     weights = {name: one for name, one in whole.items() if not name.startswith(("optimizer.", "module."))}

@@ -33,8 +33,8 @@ __all__ = ["Part"]
 _INDEX_METADATA = ("total_size", "total_parameters", "DCP_SHARDING_INFO", "DCP_VERSION")
 """What an index, or torch's distributed writer, says about its files, which is not true of the new ones."""
 
-_FOLDER_FORMATS = ("torch-dcp", "torch-checkpointing")
-"""Formats of folders whose files are nothing alone."""
+_METADATA = (".metadata", "metadata.pkl")
+"""Ends of the file by which a folder is opened whose other files are nothing alone."""
 
 _NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
 
@@ -121,8 +121,9 @@ class Part:
             self.whole[NESTING_KEY] = self.texts.pop(NESTING_KEY)
         # Joined tensors are in none of the files alone.
         self._is_joined = checkpoint._core.is_joined
-        is_joined = self._is_joined or checkpoint.format in _FOLDER_FORMATS
-        self.is_whole_folder = is_joined and not isinstance(source.path, list)
+        is_metadata = self.paths[:1] and self.paths[0].endswith(_METADATA)
+        in_several = (self._is_joined and len(self.paths) > 1) or is_metadata
+        self.is_whole_folder = bool(in_several) and not isinstance(source.path, list)
         is_named = self.paths and not self._is_joined
         first = file_name_for(self.paths[0]) if is_named else "model.safetensors"
         self._stem = source.stem or _NUMBER.sub("", first.removesuffix(".safetensors"))
