@@ -126,12 +126,12 @@ lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --features internals -- -D warnings
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 
-# What others depend on, with its default features and with none; and all features for other systems.
+# What others depend on, with its default features; and all features for other systems.
 lint-features: $(INSTALLED) cargo
 	$(CARGO) clippy --locked -- -D warnings
-	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings --cfg rustload_portable
 
 # The types of the core and the binding for other systems: nothing can be linked for macOS here.

@@ -163,7 +163,10 @@ impl Array {
     pub(crate) fn device(&self) -> dlpack::Device {
         match &self.owner {
             Owner::Gpu(memory) => dlpack::Device {
+                #[cfg(feature = "cuda")]
                 kind: cuda::device_type(),
+                #[cfg(not(feature = "cuda"))]
+                kind: dlpack::CUDA,
                 id: i32::try_from(memory.device()).unwrap_or(i32::MAX),
             },
             Owner::Memory(_) | Owner::Mapping(_) => dlpack::Device { kind: dlpack::CPU, id: 0 },
