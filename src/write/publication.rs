@@ -35,7 +35,8 @@ pub(super) struct Publication {
     pub(super) sync: bool,
     /// The new files, and the inode of each. If they are moved, indexes are the last.
     pub(super) add: Vec<(String, u64)>,
-    /// Those of them that may replace others without `overwrite`. If files are moved, they are the last, as nothing moves them back.
+    /// Those of them that may replace others without `overwrite`, unless these change meanwhile. If files are moved, they are the last,
+    /// as nothing moves them back.
     pub(super) edits: BTreeSet<String>,
     /// The files of an earlier version, and the inode of each. If files are moved, these are removed after it, indexes first.
     pub(super) remove: Vec<(String, u64)>,
@@ -121,8 +122,9 @@ impl Publication {
         let (indexes, named): (Vec<_>, Vec<_>) = added.into_iter().partition(is_index);
         for files in [named, indexes, edits] {
             let moved = self.for_each(&files, target, &mut |file| {
-                let may_replace = self.overwrite || is_edit(&file);
-                move_file(&staged(outer).join(&file.0), &target.join(&file.0), may_replace)
+                let to = target.join(&file.0);
+                let may_replace = self.overwrite || (is_edit(&file) && is_as_noted(outer, &to));
+                move_file(&staged(outer).join(&file.0), &to, may_replace)
             });
             moved.inspect_err(|_| {
                 if !self.overwrite {
@@ -268,6 +270,13 @@ pub(super) fn link_id(path: &Path) -> io::Result<FileId> {
 pub(super) fn with_inodes(folder: &Path, files: Vec<String>) -> io::Result<Vec<(String, u64)>> {
     let with_inode = |path: String| identity(&folder.join(&path)).map(|(_, inode)| (path, inode));
     files.into_iter().map(with_inode).collect()
+}
+
+/// Whether nobody has changed a file since the steps were noted.
+fn is_as_noted(outer: &Path, path: &Path) -> bool {
+    let noted = fs::metadata(outer.join(STEPS)).map(|found| sys::modified(&found));
+    let found = fs::symlink_metadata(path).map(|found| sys::modified(&found));
+    matches!((found, noted), (Ok(found), Ok(noted)) if found <= noted)
 }
 
 /// Moves a file to its place, unless an earlier run has.

@@ -86,6 +86,13 @@ fn edits_are_moved_last_and_replace_files_without_overwriting() {
     assert!(!Publication::finish(&outer, &target).unwrap());
     assert_eq!(fs::read_to_string(target.join("new")).unwrap(), "before");
     fs::remove_file(target.join("sub/index")).unwrap();
+    // A file that was changed after a run was killed is not the one to edit.
+    steps.note(&outer).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    write(&target, &[("new", "changed")]);
+    assert!(!Publication::finish(&outer, &target).unwrap());
+    assert_eq!(fs::read_to_string(target.join("new")).unwrap(), "changed");
+    std::thread::sleep(std::time::Duration::from_millis(20));
     steps.note(&outer).unwrap();
     assert!(Publication::finish(&outer, &target).unwrap());
     assert_eq!(fs::read_to_string(target.join("new")).unwrap(), "new");
