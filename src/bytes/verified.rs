@@ -44,11 +44,12 @@ struct Shared {
 impl VerifiedFolder {
     /// The folder; names in the manifest are those of files in it.
     pub fn new(folder: Folder, manifest: Arc<Manifest>) -> VerifiedFolder {
-        VerifiedFolder {
-            folder,
-            prefix: String::new(),
-            shared: Arc::new(Shared { manifest, cache: Cache::new() }),
-        }
+        VerifiedFolder::below(folder, String::new(), manifest)
+    }
+
+    /// As [`VerifiedFolder::new`], where names in the manifest begin with `prefix`: the path from the folder that it is of.
+    pub fn below(folder: Folder, prefix: String, manifest: Arc<Manifest>) -> VerifiedFolder {
+        VerifiedFolder { folder, prefix, shared: Arc::new(Shared { manifest, cache: Cache::new() }) }
     }
 }
 

@@ -188,7 +188,11 @@ pub(crate) fn scan_below(
     let mut options = options.clone();
     let folder: Arc<dyn ReadFolder> = match options.manifest.clone() {
         None => folder,
-        Some(listed) => Arc::new(VerifiedFolder::new(Folder::Store(folder), listed)),
+        Some(listed) => {
+            let inner = folder.path().strip_prefix(root).unwrap_or(Path::new(""));
+            let prefix = inner.iter().map(|part| format!("{}/", part.to_string_lossy())).collect();
+            Arc::new(VerifiedFolder::below(Folder::Store(folder), prefix, listed))
+        }
     };
     let mut folders = Folders::default();
     let mut all = if names.is_empty() { folder.names()? } else { names.to_vec() };

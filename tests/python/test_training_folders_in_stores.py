@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,6 @@ import rustload.remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 NAMES = {"zero": "latest", "universal": "latest_universal", "megatron": "latest_checkpointed_iteration.txt"}
 
@@ -81,6 +81,12 @@ def test_it_opens_as_on_disk_and_as_a_manifest_lists_it(kind: str, stored: Any, 
     given = stored(root)
     same(rustload.open(given), root)
     same(rustload.open(given, manifest=manifest), root)
+    # Names are those from the folder that is scanned.
+    report = rustload.scan(given, policy=rustload.Policy(manifest=manifest))
+    assert {Path(file.path or "").name for file in report.files} == {
+        one.name for one in root.rglob("*") if one.is_file()
+    }
+    assert not [file.path for file in report.files if file.status == "unreadable"]
     latest = (root / NAMES[kind]).read_text().strip()
     inner = next(path for path in root.iterdir() if path.name.endswith(latest))
     same(rustload.open(root / inner.name), inner)
