@@ -12,7 +12,7 @@ from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata
 from rustload._tensor.operators import Operators, index_note
-from rustload.errors import UnsupportedError, _clipped, _error
+from rustload.errors import _clipped, _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -358,19 +358,6 @@ class LazyTensor(Operators, Metadata):
 
         return results.make(self._core, request, gpu, cast=cast, sync=sync)
 
-    def _warn_of_codes(self) -> None:
-        """Warns where a cast makes numbers of codes that could be decoded."""
-        if not self._is_scaled():
-            return
-        try:
-            self._core.check_scheme()
-        except UnsupportedError:
-            return
-        from rustload._common.patterns import warn_user
-
-        text = f"casts codes of the quantized weight {self.name!r}, without its scales"
-        warn_user(f"{text}: dequantize=True multiplies them", argument="dtype")
-
     def _materialize_out(self, out: Any, device: Any, request: Request, *, cast: Cast, sync: bool) -> Any:
         if device is not None:
             raise _error("Value", "out= and device= cannot be combined: the result is on the device of out=")
@@ -473,14 +460,6 @@ class LazyTensor(Operators, Metadata):
         """Name, shape and size of what it joins."""
         return []
 
-    def __copy__(self) -> Self:
-        """The handle itself: it cannot be changed."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        """The handle itself: it cannot be changed."""
-        return self
-
     if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
@@ -489,10 +468,9 @@ class LazyTensor(Operators, Metadata):
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
             if not name.startswith("_"):
+                note = f"a lazy tensor holds no elements; the result of .materialize() may have {name!r}"
                 error.add_note(
-                    f"materialize(framework={name!r}) makes one"
-                    if name in ("jax", "cupy")
-                    else f"a lazy tensor holds no elements; the result of .materialize() may have {name!r}"
+                    f"{note}; materialize(framework={name!r}) makes one" if name in ("jax", "cupy") else note
                 )
             raise error
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
 from rustload._common.dtypes import Size
 from rustload._tensor.scheme import Scheme
+from rustload.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from rustload._tensor.part import Part
@@ -87,6 +88,19 @@ class Metadata(_rustload.Handle):
         """Whether `dequantize=True` makes other numbers of the elements, or fails because it does not know how."""
         return self._core.is_quantized
 
+    def _warn_of_codes(self) -> None:
+        """Warns where a cast makes numbers of codes that could be decoded."""
+        if not self._is_scaled():
+            return
+        try:
+            self._core.check_scheme()
+        except UnsupportedError:
+            return
+        from rustload._common.patterns import warn_user
+
+        text = f"casts codes of the quantized weight {self.name!r}, without its scales"
+        warn_user(f"{text}: dequantize=True multiplies them", argument="dtype")
+
     @property
     def _is_kept_as_stored(self) -> bool:
         """Whether a dtype for all tensors leaves it, as it is the codes of a quantized weight or belongs to some."""
@@ -105,6 +119,14 @@ class Metadata(_rustload.Handle):
         from rustload._tensor.part import Part
 
         return Part(*found)
+
+    def __copy__(self) -> Self:
+        """The handle itself: it cannot be changed."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The handle itself: it cannot be changed."""
+        return self
 
     def _place(self) -> tuple[Any, ...]:
         """Which part of its checkpoint it is."""
