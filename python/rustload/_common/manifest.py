@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Mapping
@@ -22,7 +23,6 @@ from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Self
 
 __all__ = ["Fault", "Manifest", "ManifestLike", "core_of", "file_of", "manifest_of"]
 
@@ -288,20 +288,14 @@ def _files_below(path: str) -> Iterator[tuple[str, str]]:
                 yield os.path.relpath(one, path).replace(os.sep, "/"), one
 
 
-class _Ranged:
+class _Ranged(io.RawIOBase):
     """A file in a store, read from its start on."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
         self._at = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def readinto(self, block: memoryview) -> int:
+    def readinto(self, block: Any) -> int:
         count: int = min(len(block), self._source.size - self._at)
         if count:
             (content,) = self._source.read_ranges([(self._at, count)])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload._common.hub import hub_snapshot
 from rustload._common.manifest_forms import DIGEST_BYTES, Listed
+from rustload._common.waiting import in_parallel
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def folder_files(folder: Any) -> dict[str, Listed]:
         ValueError: It states no digests.
     """
     found: dict[str, Listed] = {}
+    small = []
     for one in folder.all_folders(lambda _: False)[0]:
         prefix = one.name[len(folder.name) :].lstrip("/")
         for name, (size, etag) in one.hub_etags().items():
@@ -74,8 +76,14 @@ def folder_files(folder: Any) -> dict[str, Listed]:
             if len(etag) == 2 * DIGEST_BYTES:
                 found[path] = Listed(None, bytes.fromhex(etag))
             elif size <= _SMALL_FILE_BYTES_MAX:
-                (content,) = one.open(name).read_ranges([(0, size)])
-                found[path] = Listed(None, _of_content(bytes(content), etag))
+                small.append((path, one, name, size, etag))
+
+    def read(file: tuple[str, Any, str, int, str]) -> tuple[str, Listed]:
+        path, one, name, size, etag = file
+        (content,) = one.open(name).read_ranges([(0, size)])
+        return path, Listed(None, _of_content(bytes(content), etag))
+
+    found |= dict(in_parallel(read, small))
     if not found:
         raise _error(
             "Value", "is 'hf', and this folder is not one of the Hub with digests", argument="manifest"

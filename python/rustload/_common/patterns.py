@@ -219,9 +219,7 @@ def refuse_rules_without_effect(names: Collection[str], **rules: Any) -> None:
         if any(not isinstance(one, str) or is_literal(one) or matching(names, one) for one in patterns):
             continue
         if patterns:
-            listed = ", ".join(map(repr, patterns[:4]))
-            near = similar_parts(patterns[0], names)
-            raise _error("NotFound", f"has {listed}, which matches no name", near, argument=argument)
+            raise no_match(argument, patterns, names)
 
 
 def unknown_name(argument: str | None, name: str, names: Iterable[str], of: str = "tensor") -> BaseException:
