@@ -668,14 +668,18 @@ for given in ("hf://org/model", "hf://org/model/{SHARDS[0]}", "hf://org/model/st
         found.append(len(rustload.open(given, manifest="hf").materialize()))
     except rustload.FormatError as error:
         found.append(error.code)
+import contextlib, io
+from rustload._cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    found.append(main(["verify", "hf://org/model", "--manifest", "hf"]))
 print(json.dumps(found))
 """
     for changed, expected in {
-        "": [8, 2, 8],
-        SHARDS[0]: ["ManifestMismatch", "ManifestMismatch", 8],
-        SHARDS[1]: ["ManifestMismatch", 2, 8],
-        INDEX: ["ManifestMismatch", 2, 8],
-        ".metadata": [8, 2, "ManifestMismatch"],
+        "": [8, 2, 8, 0],
+        SHARDS[0]: ["ManifestMismatch", "ManifestMismatch", 8, 1],
+        SHARDS[1]: ["ManifestMismatch", 2, 8, 1],
+        INDEX: ["ManifestMismatch", 2, 8, 1],
+        ".metadata": [8, 2, "ManifestMismatch", 1],
     }.items():
         found = run_with(code, tmp_path / (changed or "same"), HF_ENDPOINT=hub.host, HF_HUB_OFFLINE="0")
         assert found == expected, changed

@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file or a folder, or the URL of one (of a folder, with / at its end)",
     )
     parser.add_argument(
-        "--manifest", metavar="FILE", required=True, help="the manifest; hf for what the Hub's cache states"
+        "--manifest",
+        metavar="FILE",
+        required=True,
+        help="the manifest; hf for what the Hub or its cache states",
     )
     add_color(parser)
 
@@ -50,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compares the files and returns the exit code."""
     try:
-        manifest = manifest_of(args.manifest, args.path)
         source = remote_source(args.path)
+        manifest = manifest_of(args.manifest, source)
         faults = manifest._faults(source)
         unlisted = manifest.unlisted(source) if isinstance(source, str) else []
     except (RustloadError, OSError, ValueError) as error:
