@@ -44,7 +44,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(PY)
 export HF_HUB_OFFLINE := 1
-unexport PYTHONHOME PYTHONPATH CONDA_PREFIX
+# Without .pyc files each of the thousands of processes that tests start would compile the package.
+unexport PYTHONHOME PYTHONPATH CONDA_PREFIX PYTHONDONTWRITEBYTECODE
 
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.built

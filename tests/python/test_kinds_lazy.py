@@ -67,11 +67,12 @@ def test_opening_reads_metadata_only(name: str, tmp_path: Path) -> None:
 
         start = read()
         cost = read() - start
-        start = read()
-        ckpt = rustload.open(sys.argv[1])
-        shapes = [(t.dtype, t.shape, t.strides) for t in ckpt.values()]
-        ckpt.objects, ckpt.tied, ckpt.opaque, ckpt.globals
-        spent = read() - start - cost
+        for _ in range(2):  # the first time reads modules of Python, too
+            start = read()
+            ckpt = rustload.open(sys.argv[1])
+            shapes = [(t.dtype, t.shape, t.strides) for t in ckpt.values()]
+            ckpt.objects, ckpt.tied, ckpt.opaque, ckpt.globals
+            spent = read() - start - cost
         with open("/proc/self/maps") as maps:
             assert sys.argv[1] not in maps.read()
         print(spent, len(shapes))
