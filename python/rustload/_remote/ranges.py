@@ -8,7 +8,6 @@ import re
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.waiting import interruptible
@@ -144,6 +143,8 @@ def identity_of(name: str, size: int, version: tuple[str, str] | None, path: str
     """
     if version is None:
         return None
+    from hashlib import sha256  # a tenth of the time that `import rustload` takes
+
     public = re.sub(r"://[^/?#]*@", "://", path)  # without user information
     return f"{name} {size} {'='.join(version)} {sha256(public.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
