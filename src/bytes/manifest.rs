@@ -12,8 +12,8 @@ use sha2::{Digest as _, Sha256};
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 
-/// The most bytes that are read, hashed and kept at once. A longer piece is hashed as a whole once, and is from then on known by the
-/// digests of its units of this size.
+/// The most bytes that are read, hashed and kept at once. A longer piece is hashed as a whole once; the states of that hash before
+/// each unit of this size are kept, and tell from then on whether a unit is still the same.
 pub const UNIT_MAX_BYTES: u64 = 8 << 20;
 
 /// A SHA-256 digest.
@@ -73,15 +73,21 @@ pub struct ListedFile {
     size: Option<u64>,
     piece: u64,
     pieces: Vec<Piece>,
-    /// Held while the digests of the units of a piece are found out.
+    /// Held while a piece of several units is hashed as a whole.
     pub(super) pass: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct Piece {
     digest: Digest,
-    /// Those of its units, known once a piece of several units was found to have its digest.
-    units: OnceBox<Vec<Digest>>,
+    /// The hash of all that is before each of its units, known once a piece of several units was found to have its digest.
+    before: OnceBox<Vec<Sha256>>,
+}
+
+/// What the bytes of a unit are hashed after, and what the digest of both has to be.
+pub(super) struct Expected {
+    pub(super) before: Sha256,
+    pub(super) digest: Digest,
 }
 
 /// A part of a file that is verified at once.
@@ -114,7 +120,7 @@ impl ListedFile {
 
     fn new(size: Option<u64>, piece: u64, digests: Vec<Digest>) -> ListedFile {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let pieces = digests.into_iter().map(|digest| Piece { digest, units: OnceBox::new() }).collect();
+        let pieces = digests.into_iter().map(|digest| Piece { digest, before: OnceBox::new() }).collect();
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         ListedFile { serial, size, piece, pieces, pass: Mutex::new(()) }
     }
@@ -162,47 +168,49 @@ impl ListedFile {
         }
     }
 
-    /// The digest that a unit has to have. Where that is not known, `read` reads the piece of which it is a part, one unit at a time,
-    /// into the buffer that it gets.
-    pub(super) fn digest(
+    /// What a unit has to be. Where that is not known, `read` reads the piece of which it is a part, one unit at a time, into the
+    /// buffer that it gets, and hashes what it reads.
+    pub(super) fn expected(
         &self,
         unit: Unit,
-        read: impl FnMut(u64, &mut Vec<u8>, u64) -> Result<()>,
-    ) -> Result<Digest> {
+        read: impl FnMut(u64, &mut Vec<u8>, u64, &mut Sha256) -> Result<()>,
+    ) -> Result<Expected> {
         let missing = || Error::new(Code::ManifestMismatch, "the file is longer than in the manifest");
         let piece = self.pieces.get(unit.piece).ok_or_else(missing)?;
         if unit.piece_len <= UNIT_MAX_BYTES {
-            return Ok(piece.digest);
+            return Ok(Expected { before: Sha256::new(), digest: piece.digest });
         }
-        let units = piece.units.get_or_try_init(|| Ok(Box::new(self.units(unit, piece, read)?)))?;
-        let number = unit.start.saturating_sub(unit.piece_start) / UNIT_MAX_BYTES;
-        units.get(to_usize(number)).copied().ok_or_else(missing)
+        let all = piece.before.get_or_try_init(|| Ok(Box::new(self.states(unit, piece, read)?)))?;
+        let number = to_usize(unit.start.saturating_sub(unit.piece_start) / UNIT_MAX_BYTES);
+        let before = all.get(number).ok_or_else(missing)?.clone();
+        let after = all.get(number.saturating_add(1));
+        let digest = after.map_or(piece.digest, |after| after.clone().finalize().into());
+        Ok(Expected { before, digest })
     }
 
-    /// Whether [`ListedFile::digest`] has to read the whole piece.
+    /// Whether [`ListedFile::expected`] has to read the whole piece.
     pub(super) fn is_known(&self, unit: Unit) -> bool {
         let found = self.pieces.get(unit.piece);
-        unit.piece_len <= UNIT_MAX_BYTES || found.is_none_or(|piece| piece.units.get().is_some())
+        unit.piece_len <= UNIT_MAX_BYTES || found.is_none_or(|piece| piece.before.get().is_some())
     }
 
-    /// The digests of a piece's units, once all of them together have the digest of the piece.
-    fn units(
+    /// The hash before each unit of a piece, once the piece as a whole has its digest.
+    fn states(
         &self,
         unit: Unit,
         piece: &Piece,
-        mut read: impl FnMut(u64, &mut Vec<u8>, u64) -> Result<()>,
-    ) -> Result<Vec<Digest>> {
-        let (mut whole, mut units, mut bytes) = (Sha256::new(), Vec::new(), Vec::new());
+        mut read: impl FnMut(u64, &mut Vec<u8>, u64, &mut Sha256) -> Result<()>,
+    ) -> Result<Vec<Sha256>> {
+        let (mut hash, mut before, mut bytes) = (Sha256::new(), Vec::new(), Vec::new());
         let end = unit.piece_start.saturating_add(unit.piece_len);
         let mut at = unit.piece_start;
         while at < end {
-            read(at, &mut bytes, UNIT_MAX_BYTES.min(end.saturating_sub(at)))?;
-            whole.update(&bytes);
-            units.push(digest(&bytes));
+            before.push(hash.clone());
+            read(at, &mut bytes, UNIT_MAX_BYTES.min(end.saturating_sub(at)), &mut hash)?;
             at = at.saturating_add(UNIT_MAX_BYTES);
         }
-        let found: Digest = whole.finalize().into();
-        if found == piece.digest { Ok(units) } else { Err(self.mismatch(unit)) }
+        let found: Digest = hash.finalize().into();
+        if found == piece.digest { Ok(before) } else { Err(self.mismatch(unit)) }
     }
 
     /// The error for bytes without the digest of their piece.

@@ -1,7 +1,8 @@
 //! Files that are read only as a [`Manifest`] lists them: nothing that was not compared with it leaves this module.
 //!
-//! A read gets the units that its range meets, whole. Each is read once, into memory of its own, hashed there and copied from there, so
-//! that what is hashed is what is returned, whatever happens to the file meanwhile.
+//! A read gets the units that its range meets, whole. Each is read once and hashed where it was read to, so that what is hashed is what
+//! is returned, whatever happens to the file meanwhile: in the destination, which is cleared if it is wrong; or, where only a part of the
+//! unit is wanted, in memory of its own, which is kept for the reads of the rest.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::access::Access;
 use super::folder::Folder;
-use super::manifest::{Digest, ListedFile, Manifest, Unit};
+use super::manifest::{Digest, Expected, ListedFile, Manifest, Unit};
 use super::read_ranges::{ReadFolder, ReadRanges};
 use super::source::Source;
 use crate::error::{Code, Error, Result, ResultExt};
@@ -105,51 +106,59 @@ struct Verified {
 impl Verified {
     /// The bytes of a unit, which are those of the manifest.
     fn unit(&self, unit: Unit) -> Result<Arc<Vec<u8>>> {
-        let cache = &self.folder.shared.cache;
-        let key = (self.listed.serial, unit.start);
-        cache.get_or_read(key, |bytes| {
-            // One thread finds out the digests of a long piece, and the others wait for it.
-            let pass = (!self.listed.is_known(unit)).then(|| cache.lock(&self.listed.pass));
-            let expected = self.listed.digest(unit, |at, bytes, len| self.read(at, bytes, len))?;
-            drop(pass);
-            let mut hash = Sha256::new();
-            self.read_with(unit.start, bytes, unit.len, |block| hash.update(block))?;
-            let found: Digest = hash.finalize().into();
-            if found == expected { Ok(()) } else { Err(self.listed.mismatch(unit)) }
+        self.folder.shared.cache.get_or_read(self.key(unit), |bytes| {
+            resize(bytes, unit.len)?;
+            self.read_unit(unit, bytes)
         })
     }
 
-    /// Reads `len` bytes, at most those of a unit, in place of what is in `bytes`.
-    fn read(&self, offset: u64, bytes: &mut Vec<u8>, len: u64) -> Result<()> {
-        self.read_with(offset, bytes, len, |_| {})
+    fn key(&self, unit: Unit) -> Key {
+        (self.listed.serial, unit.start)
     }
 
-    /// As [`Verified::read`]. Each block is given to `visit` when it was read, as long as it is in the processor's cache.
-    fn read_with(
-        &self,
-        offset: u64,
-        bytes: &mut Vec<u8>,
-        len: u64,
-        mut visit: impl FnMut(&[u8]),
-    ) -> Result<()> {
+    /// Fills `out` with a unit, which is as long. What is there after a failure is not of the file.
+    fn read_unit(&self, unit: Unit, out: &mut [u8]) -> Result<()> {
+        // One thread hashes a long piece, and the others wait for it.
+        let lock = || self.folder.shared.cache.lock(&self.listed.pass);
+        let pass = (!self.listed.is_known(unit)).then(lock);
+        let Expected { before: mut hash, digest } = self.listed.expected(unit, |at, bytes, len, hash| {
+            resize(bytes, len)?;
+            self.read(at, bytes, hash)
+        })?;
+        drop(pass);
+        let read = self.read(unit.start, out, &mut hash);
+        if read.is_ok() && Digest::from(hash.finalize()) == digest {
+            return Ok(());
+        }
+        out.fill(0);
+        read.and_then(|()| Err(self.listed.mismatch(unit)))
+    }
+
+    /// Fills `out`, at most a unit, and hashes each block when it was read, as long as it is in the processor's cache.
+    fn read(&self, offset: u64, out: &mut [u8], hash: &mut Sha256) -> Result<()> {
         if Cancel::is_current_cancelled() {
             return Err(Error::new(Code::Cancelled, "the operation was cancelled"));
         }
-        let len = to_usize(len);
-        if bytes.try_reserve_exact(len.saturating_sub(bytes.len())).is_err() {
-            return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
-        }
-        bytes.resize(len, 0);
         // A request to a store is not divided.
-        let block = if self.source.file().is_some() { HASHED_AT_ONCE_BYTES } else { len.max(1) };
+        let block = if self.source.file().is_some() { HASHED_AT_ONCE_BYTES } else { out.len().max(1) };
         let mut at = offset;
-        for block in bytes.chunks_mut(block) {
+        for block in out.chunks_mut(block) {
             self.source.read_at(at, block)?;
-            visit(block);
+            hash.update(&*block);
             at = at.saturating_add(to_u64(block.len()));
         }
         Ok(())
     }
+}
+
+/// Makes a buffer as long as a unit, of any content.
+fn resize(bytes: &mut Vec<u8>, len: u64) -> Result<()> {
+    let len = to_usize(len);
+    if bytes.try_reserve_exact(len.saturating_sub(bytes.len())).is_err() {
+        return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
+    }
+    bytes.resize(len, 0);
+    Ok(())
 }
 
 impl ReadRanges for Verified {
@@ -165,13 +174,19 @@ impl ReadRanges for Verified {
         let (mut at, mut rest) = (offset, out);
         while !rest.is_empty() {
             let unit = self.listed.unit_at(at, self.source.len());
-            let bytes = self.unit(unit)?;
-            let found =
-                bytes.get(to_usize(at.saturating_sub(unit.start))..).filter(|found| !found.is_empty());
-            let found = found.ok_or_else(outside)?;
-            let count = found.len().min(rest.len());
+            let (start, len) = (to_usize(at.saturating_sub(unit.start)), to_usize(unit.len));
+            let count = rest.len().min(len.saturating_sub(start));
             let (out, later) = mem::take(&mut rest).split_at_mut(count);
-            out.copy_from_slice(found.get(..count).ok_or_else(outside)?);
+            if out.is_empty() {
+                return Err(outside());
+            } else if count == len && !self.folder.shared.cache.has(self.key(unit)) {
+                self.read_unit(unit, out)?;
+            } else {
+                let bytes = self.unit(unit)?;
+                out.copy_from_slice(
+                    bytes.get(start..).and_then(|found| found.get(..count)).ok_or_else(outside)?,
+                );
+            }
             (at, rest) = (at.saturating_add(to_u64(count)), later);
         }
         Ok(())
@@ -245,6 +260,11 @@ impl Cache {
             **kept = Some(bytes.clone());
         }
         Ok(bytes)
+    }
+
+    /// Whether the unit of this key is kept, or is being read.
+    fn has(&self, key: Key) -> bool {
+        self.lock(&self.slots).is_some_and(|slots| slots.iter().any(|slot| slot.key == key))
     }
 
     /// The slot of this key, and memory that a unit no longer needs.
@@ -430,6 +450,29 @@ mod tests {
             }
         });
         assert_eq!(store.0.1.load(Ordering::Relaxed), 64 << 10);
+    }
+
+    #[test]
+    fn a_destination_of_whole_pieces_is_filled_in_one_read_and_cleared_if_they_are_wrong() {
+        let bytes = content(3 * to_usize(UNIT_MAX_BYTES));
+        for (listed, passes) in
+            [(pieces(&bytes, to_usize(UNIT_MAX_BYTES)), 1), (ListedFile::whole(digest(&bytes)), 2)]
+        {
+            let store =
+                Store(Arc::new((BTreeMap::from([("a".to_owned(), bytes.clone())]), AtomicU64::new(0))));
+            let listed = manifest([("a", listed)]);
+            let folder = VerifiedFolder::new(Folder::Store(Arc::new(store.clone())), listed);
+            assert_eq!(read(&*folder.open("a").unwrap(), 0, bytes.len()).unwrap(), bytes);
+            assert_eq!(store.0.1.load(Ordering::Relaxed), passes * to_u64(bytes.len()));
+            assert!(folder.shared.cache.slots.lock().unwrap().is_empty());
+        }
+        let (root, mut out) = (tempfile::tempdir().unwrap(), vec![7; 3_000]);
+        let mut bad = content(3_000);
+        bad[1_500] ^= 1;
+        fs::write(root.path().join("a"), bad).unwrap();
+        let file = on_disk(root.path(), pieces(&content(3_000), 1_000)).open("a").unwrap();
+        assert_eq!(code(file.read_at(0, &mut out)), Some(Code::ManifestMismatch));
+        assert_eq!(out, [&content(1_000)[..], &[0; 1_000], &[7; 1_000]].concat());
     }
 
     #[test]
