@@ -1445,6 +1445,16 @@ class Tensor:
     def scheme(self) -> tuple[str, int, list[str], int] | None:
         """Scheme, bits of a code, stored tensors and their bytes of a decoded weight; None for what is as it is stored."""
 
+    def decoding(self) -> tuple[Any, ...] | None:
+        """What a quantized weight of the logical view is decoded from, for a decoder that has the bytes elsewhere; else None.
+
+        The fields are those of `_cuda.packed.Decoding`, in its order, with tuples of its `Codes`, `Scales` and `Outer`. Stored
+        tensors are 1-D. Reads the indices of groups; those that are in order are left out.
+
+        Raises:
+            FormatError: An index is out of range (code `TensorBounds`).
+        """
+
     @property
     def is_quantized(self) -> bool:
         """Whether `dequantize` changes its elements, or fails because the scheme is not known."""

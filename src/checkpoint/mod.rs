@@ -18,9 +18,9 @@ use crate::container::Format;
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{OpaqueClass, Options, SavedValue, Tree};
 use crate::limits::Limits;
-#[cfg(feature = "python")]
-pub(crate) use crate::opened::Description;
 use crate::opened::Opened;
+#[cfg(feature = "python")]
+pub(crate) use crate::opened::{Description, Handed, HandedCodes, HandedScales};
 use crate::tensor::{Request, Tensor};
 
 pub(crate) use self::similar::similar;

@@ -105,6 +105,33 @@ impl Codes {
         self.bits
     }
 
+    /// A number that is added to each whole 32-bit word.
+    #[cfg(any(feature = "python", test))]
+    pub fn word_add(&self) -> u32 {
+        self.word_add
+    }
+
+    /// After how many bytes, whole words of `unit` of them, the order of codes repeats, and where each code of these begins, in bits.
+    #[cfg(any(feature = "python", test))]
+    pub fn period(&self, unit: u64) -> (u64, Vec<u64>) {
+        let bits = u64::from(self.bits);
+        let (bytes, count) = match self.order {
+            Order::Words | Order::EvenFirst => (4, 32 / bits),
+            Order::Dense | Order::HighFirst => {
+                let is_whole = |bytes: &u64| (8 * bytes).is_multiple_of(bits);
+                let bytes = (1..=8).map(|words| words * unit).find(is_whole).unwrap_or(bits * unit);
+                (bytes, 8 * bytes / bits)
+            }
+        };
+        (bytes, (0..count as usize).map(|code| self.bit(code) as u64).collect())
+    }
+
+    /// The number of each code.
+    #[cfg(any(feature = "python", test))]
+    pub fn numbers(&self) -> Vec<f32> {
+        self.number.table(self.bits)[..1 << self.bits].to_vec()
+    }
+
     /// The bytes that the codes from `start` to `end` of a row lie in, whole 32-bit words where codes are in words.
     pub fn bytes(&self, start: u64, end: u64) -> (u64, u64) {
         let bits = u64::from(self.bits);
@@ -364,6 +391,19 @@ mod tests {
             Codes::new(0, Order::Dense, integer(0)).is_none()
                 && Codes::new(9, Order::Dense, integer(0)).is_none()
         );
+    }
+
+    #[test]
+    fn the_order_of_codes_repeats_after_whole_words() {
+        let period = |bits, order, unit| {
+            Codes::new(bits, order, Number::E2M1).map(|codes| codes.period(unit)).unwrap_or_default()
+        };
+        assert_eq!(period(4, Order::Dense, 1), (1, vec![0, 4]));
+        assert_eq!(period(4, Order::HighFirst, 1), (1, vec![4, 0]));
+        assert_eq!(period(3, Order::Dense, 1), (3, vec![0, 3, 6, 9, 12, 15, 18, 21]));
+        assert_eq!(period(3, Order::Dense, 4), (12, (0..32).map(|code| 3 * code).collect()));
+        assert_eq!(period(5, Order::Words, 1), (4, vec![0, 5, 10, 15, 20, 25]));
+        assert_eq!(period(4, Order::EvenFirst, 1), (4, vec![0, 16, 4, 20, 8, 24, 12, 28]));
     }
 
     #[test]

@@ -18,6 +18,8 @@ use once_cell::race::OnceBox;
 pub(crate) use self::join::Joins;
 use self::quantized::Dequantized;
 pub(crate) use self::quantized::Description;
+#[cfg(feature = "python")]
+pub(crate) use self::quantized::{Handed, HandedCodes, HandedScales};
 use self::schemes::Roles;
 pub(crate) use self::schemes::{Role, Scheme, is_narrow};
 use crate::bytes::{self, FileStamp, Folder, ReadFolder, Source};

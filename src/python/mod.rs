@@ -7,6 +7,7 @@ mod capsule;
 mod checkpoint;
 mod compare;
 mod cuda;
+mod decoding;
 mod doctor;
 mod error;
 mod extra;

@@ -7,7 +7,7 @@ use super::arguments::DTypeArg;
 use super::buffer::Buffer;
 use super::checkpoint::{Checkpoint, LayoutNumbers};
 use super::request::{self, Mappings, Request, index_items};
-use super::{capsule, extra, objects, run};
+use super::{capsule, decoding, extra, objects, run};
 use crate::dtype::DType;
 use crate::error::guarded;
 use crate::layout::Layout;
@@ -168,6 +168,11 @@ impl Tensor {
     #[getter]
     fn scheme(&self) -> Option<extra::SchemeOf> {
         self.0.description().map(extra::scheme)
+    }
+
+    /// What it is decoded from, for a decoder that has the bytes of the stored tensors elsewhere.
+    fn decoding(&self, py: Python<'_>) -> PyResult<Option<decoding::Fields>> {
+        run::detached(py, || decoding::decoding(&self.0))
     }
 
     #[getter]

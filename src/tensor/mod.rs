@@ -22,6 +22,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::index::{Part, Path};
 use crate::layout::{Layout, TensorIndex};
+#[cfg(feature = "python")]
+use crate::opened::Handed;
 use crate::opened::{Description, Opened};
 use crate::pickle::Snapshot;
 
@@ -176,6 +178,22 @@ impl Tensor {
     /// What it is decoded from, if it is a quantized weight of the logical view.
     pub(crate) fn description(&self) -> Option<&Description> {
         self.opened.description(self.id)
+    }
+
+    /// What it is decoded from, as plain data for another decoder, if it is a quantized weight of the logical view. Reads the indices of
+    /// groups.
+    #[cfg(feature = "python")]
+    pub(crate) fn decoding(&self) -> Result<Option<Handed>> {
+        self.with_context(self.opened.decoding(self.id))
+    }
+
+    /// All elements of a stored tensor of the same files, in C order. Those of one byte are bytes, which are read in the logical view
+    /// too: codes are not.
+    #[cfg(feature = "python")]
+    pub(crate) fn stored(&self, id: (u32, u32)) -> Result<Tensor> {
+        let stored = Tensor::new(&self.opened, id, None);
+        let dtype = if stored.dtype.itemsize() == 1 { DType::U8 } else { stored.dtype };
+        Tensor { dtype, channel_layout: None, ..stored }.reshape(&[-1])
     }
 
     /// The byte offset of the first element in the file. Within an archive it is approximate: good for sorting only.

@@ -8,11 +8,16 @@ use crate::stream::upload::UploadItem;
 impl Tensor {
     /// The bytes of a result that the workers of an upload make straight in its place, without the GPU: the elements as they are, or
     /// cast to a narrower dtype if the tensor is smaller than `cast_below` bytes. `None` for any other result, an empty one, and a
-    /// request that needs a closer look (`copy=False`, dequantization, a tensor without data).
+    /// request that needs a closer look (`copy=False`, dequantization, a quantized weight, a tensor without data).
     pub(crate) fn direct_upload_bytes(&self, request: &Request, cast_below: u64) -> Option<u64> {
         let is_plain = request.copy != Some(false) && !request.dequantize && request.order == Order::Same;
         let numel = self.layout.numel();
-        if !is_plain || numel == 0 || self.is_meta() || !self.layout.is_contiguous() {
+        if !is_plain
+            || numel == 0
+            || self.is_meta()
+            || self.description().is_some()
+            || !self.layout.is_contiguous()
+        {
             return None;
         }
         let dtype = request.dtype.unwrap_or(self.dtype);

@@ -65,7 +65,7 @@ class Gpu(Protocol):
 
 
 class StagingBuffer(Protocol):
-    """GPU memory that holds copied elements until the GPU casts or transposes them into the result."""
+    """GPU memory that holds copied elements until the GPU casts, transposes or decodes them into the result."""
 
     nbytes: int
     tensor: Any
@@ -76,3 +76,6 @@ class StagingBuffer(Protocol):
 
     def convert_into(self, start: int, dtype: str, shape: Sequence[int], target: Any) -> None:
         """Enqueues a cast and copy from byte `start` of the buffer into `target`, which has this shape and any strides."""
+
+    def decode_into(self, start: int, tile: Any, target: Any) -> None:
+        """Enqueues the decoding of a `Tile`, whose parts begin at byte `start` of the buffer, into `target`."""

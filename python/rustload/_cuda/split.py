@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
 from rustload._cuda.gpu import ITEMSIZE
+from rustload._cuda.packed import decoding_of, tiles
 from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rustload._common.request import Cast, Request
+    from rustload._cuda.packed import Tile
 
 __all__ = ["STAGING_BYTES", "Piece", "cpu_casts_below", "cpu_only_pieces", "pieces"]
 
@@ -53,6 +55,7 @@ class Piece(NamedTuple):
         target: The destination: a tensor, or a part of one.
         is_direct: Whether it is copied directly to `target`. Otherwise it goes into the staging buffer, from which the GPU casts
             or transposes it into `target`.
+        tile: The rows of a quantized weight that the GPU decodes into `target`; the core is then that of the codes.
     """
 
     core: _rustload.Tensor
@@ -60,6 +63,20 @@ class Piece(NamedTuple):
     dtype: str
     target: Any
     is_direct: bool
+    tile: Tile | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in a staging buffer."""
+        return self.core.size * ITEMSIZE[self.dtype] if self.tile is None else self.tile.nbytes
+
+    def parts(self) -> Iterator[tuple[int, _rustload.Tensor, str]]:
+        """What is copied to a staging buffer: where it begins in the piece's bytes, the tensor and the dtype."""
+        if self.tile is None:
+            yield 0, self.core, self.dtype
+        else:
+            for start, part in zip(self.tile.offsets, self.tile.parts, strict=True):
+                yield start, part, part.dtype
 
 
 def pieces(
@@ -108,6 +125,9 @@ def _pieces_of_tensor(
         return
     core = core.permute(order)
     order_in_file = _memory_order(core.shape, core.strides)
+    if (packed := _packed_pieces(core, request, target, order_in_file)) is not None:
+        yield from packed
+        return
     on_gpu = result_dtype != core.dtype and _casts_on_gpu(core, result_dtype, cast, request.threads, rate)
     if order_in_file is None and not on_gpu:
         yield from _cpu_pieces(core, _untransposed(request, request.dtype), result_dtype, target)
@@ -118,6 +138,31 @@ def _pieces_of_tensor(
     untransposed = _untransposed(request, dtype)
     for part, destination in _staging_parts(core, target, ITEMSIZE[dtype]):
         yield Piece(part, untransposed, dtype, destination, is_direct=False)
+
+
+def _packed_pieces(
+    core: _rustload.Tensor, request: Request, target: Any, order_in_file: list[int] | None
+) -> list[Piece] | None:
+    """The pieces of a quantized weight that the GPU decodes; None for others, and where fewer bytes travel if the CPU decodes."""
+    result_dtype = request.dtype or core.dtype
+    decoding = decoding_of(core) if result_dtype in _GPU_CASTS.get(core.dtype, ()) else None
+    if decoding is None:
+        return None
+    order = order_in_file or list(range(len(core.shape)))
+    found = tiles(decoding, core.permute(order), target.permute(order), STAGING_BYTES)
+    if found is None or not _is_less_packed([tile for tile, _ in found], core, result_dtype):
+        return None
+    as_stored = _untransposed(request, None)
+    return [
+        Piece(tile.parts[0], as_stored, tile.parts[0].dtype, destination, is_direct=False, tile=tile)
+        for tile, destination in found
+    ]
+
+
+def _is_less_packed(tiles: list[Tile], core: _rustload.Tensor, result_dtype: str) -> bool:
+    """Whether fewer bytes are copied if the GPU decodes than if the CPU does."""
+    decoded = core.size * min(ITEMSIZE[core.dtype], ITEMSIZE[result_dtype])
+    return sum(part.nbytes for tile in tiles for part in tile.parts) < decoded
 
 
 def _cpu_pieces(core: _rustload.Tensor, request: Request, dtype: str, target: Any) -> Iterator[Piece]:

@@ -1,9 +1,9 @@
 """`UploadQueue`: makes results on a GPU ahead of the consumer.
 
 Results are made in batches. A batch is submitted to the core, which reads, casts and copies on its own CUDA streams. When the
-consumer reaches the batch, the caller's current stream waits for its copies, and casts and transposes are enqueued on that
-stream. At most two batches with such conversions are in flight, each with its own staging buffer. The host does not wait for the
-GPU unless the caller asks for complete results (`sync`).
+consumer reaches the batch, the caller's current stream waits for its copies, and casts, transposes and decoding are enqueued on
+that stream. At most two batches with such conversions are in flight, each with its own staging buffer. The host does not wait for
+the GPU unless the caller asks for complete results (`sync`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._cuda.gpu import ITEMSIZE
 from rustload._cuda.slabs import SlabAllocator, aligned
 from rustload._cuda.split import STAGING_BYTES, Piece, cpu_only_pieces, pieces
 
@@ -80,9 +79,10 @@ class _Batch:
         if self.staging is not None:
             memory = self.staging.byte_view
             for start, piece in self.staged_pieces:
-                cores.append(piece.core)
-                requests.append(piece.request)
-                into.append(memory.part(start, piece.dtype, piece.core.shape))
+                for offset, core, dtype in piece.parts():
+                    cores.append(core)
+                    requests.append(piece.request)
+                    into.append(memory.part(start + offset, dtype, core.shape))
         if not cores:
             return
         self.ticket = upload.submit(list(zip(cores, requests, strict=True)), into, stream=stream)
@@ -321,7 +321,7 @@ class UploadQueue:
             batch.into.append(into)
             batch.nbytes += into.nbytes
             return True
-        nbytes = piece.core.size * ITEMSIZE[piece.dtype]
+        nbytes = piece.nbytes
         start = aligned(batch.staged_nbytes)
         if start and start + nbytes > STAGING_BYTES:
             return False
@@ -351,7 +351,10 @@ class UploadQueue:
             self._upload.wait(batch.ticket, stream=stream, sync=complete)
         for start, piece in batch.staged_pieces:
             assert batch.staging is not None  # set by `_submit_ahead` for a batch with staged pieces
-            batch.staging.convert_into(start, piece.dtype, piece.core.shape, piece.target)
+            if piece.tile is None:
+                batch.staging.convert_into(start, piece.dtype, piece.core.shape, piece.target)
+            else:
+                batch.staging.decode_into(start, piece.tile, piece.target)
         if sync and batch.staged_pieces:
             self._gpu.synchronize()
         return batch.done

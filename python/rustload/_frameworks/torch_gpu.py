@@ -14,11 +14,13 @@ import torch.utils.dlpack
 
 from rustload import _rustload
 from rustload._frameworks.torch_dtypes import IN_DLPACK, torch_dtype
+from rustload._frameworks.torch_packed import decode
 from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from rustload._cuda.packed import Tile
     from rustload._rustload import Buffer, Upload
 
 __all__ = ["TorchGpu", "TorchStagingBuffer", "checked"]
@@ -57,7 +59,7 @@ def _check_fork() -> None:
 
 
 class TorchStagingBuffer:
-    """GPU memory that holds copied elements until the GPU casts or transposes them."""
+    """GPU memory that holds copied elements until the GPU casts, transposes or decodes them."""
 
     __slots__ = ("byte_view", "nbytes", "tensor")
 
@@ -74,6 +76,12 @@ class TorchStagingBuffer:
             source, target = source.view(bits), target.view(bits)
         with torch.no_grad():
             target.copy_(source)
+
+    def decode_into(self, start: int, tile: Tile, target: torch.Tensor) -> None:
+        """Enqueues the decoding of a tile, whose parts begin at byte `start` of the buffer, into `target`."""
+        memory, parts = self.tensor[start:], zip(tile.offsets, tile.parts, strict=True)
+        with torch.no_grad():
+            target.copy_(decode(tile, [memory[offset:][: part.nbytes] for offset, part in parts]))
 
 
 class TorchGpu:

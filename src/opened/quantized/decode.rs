@@ -379,7 +379,7 @@ impl Factors {
 }
 
 /// Indices of groups. Fails with `TensorBounds` for one that is not below `count`.
-fn indices(part: &Part, start: u64, len: u64, count: u64) -> Result<Vec<u64>> {
+pub(super) fn indices(part: &Part, start: u64, len: u64, count: u64) -> Result<Vec<u64>> {
     let checked = |index: i64| {
         let outside =
             || Error::new(Code::TensorBounds, format!("the index {index} is of none of {count} groups"));

@@ -5,6 +5,8 @@ mod bitsandbytes;
 mod config;
 mod decode;
 mod evidence;
+#[cfg(feature = "python")]
+mod handed;
 mod integers;
 mod known;
 mod part;
@@ -15,7 +17,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::config::Config;
+use self::decode::Decoding;
 use self::evidence::{Evidence, Weight};
+#[cfg(feature = "python")]
+pub(crate) use self::handed::{Handed, HandedCodes, HandedScales};
 use super::schemes::Roles;
 use super::{NamedTensor, Opened, Role, Shard};
 use crate::bytes::{Folder, Io, Source};
@@ -57,6 +62,11 @@ pub(crate) struct Dequantized {
 #[derive(Debug)]
 struct Placed {
     description: Description,
+    #[cfg_attr(
+        not(feature = "python"),
+        expect(dead_code, reason = "for decoders on other devices, which Python has")
+    )]
+    decoding: Arc<Decoding>,
     file: u32,
     position: u64,
 }
@@ -121,8 +131,9 @@ impl Opened {
                 None => {
                     let description = self.description_of(codes, &own, &weight);
                     let position = weight.decoding.codes.part.position();
-                    placed.push(Placed { description, file: named.shard, position });
-                    add(&mut index, weight)?
+                    let (tensor, decoding) = add(&mut index, weight)?;
+                    placed.push(Placed { description, decoding, file: named.shard, position });
+                    tensor
                 }
             };
             by_parts.insert(key, tensor);
@@ -243,15 +254,16 @@ fn leaf(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// Adds a weight, without a name; returns its number.
-fn add(index: &mut Index, weight: Weight) -> Result<u32> {
+/// Adds a weight, without a name; returns its number, and what it is decoded from.
+fn add(index: &mut Index, weight: Weight) -> Result<(u32, Arc<Decoding>)> {
     let Weight { layout, decoding, .. } = weight;
     let (number, dtype) = (index.tensors.len() as u32, decoding.dtype);
     let too_large = || Error::new(Code::TensorShape, "a weight's size does not fit 64 bits");
     let nbytes = decoding.nbytes().ok_or_else(too_large)?;
     index.tensors.push(Tensor::of_layout(dtype, layout, number, nbytes)?);
     let (position, numel) = (decoding.codes.part.position(), decoding.rows.saturating_mul(decoding.columns));
-    let location = Location::Derived(Source::new(Arc::new(decoding)), position);
+    let decoding = Arc::new(decoding);
+    let location = Location::Derived(Source::new(decoding.clone()), position);
     index.storages.push(Storage { location, nbytes, numel, big_endian: false, device: None });
-    Ok(number)
+    Ok((number, decoding))
 }

@@ -15,8 +15,8 @@ const EXACT_MIN_BYTES: usize = 4 << 10;
 /// A tensor of a file, in C order.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// The number of its file.
-    shard: u32,
+    /// The number of its file, and its own there.
+    id: (u32, u32),
     source: Source,
     location: Location,
     nbytes: u64,
@@ -42,7 +42,7 @@ impl Part {
             return Err(Error::new(Code::QuantUnknown, text));
         }
         Ok(Part {
-            shard: named.shard,
+            id: opened.id(named),
             source: opened.index(named.shard).source.clone(),
             location: storage.location.clone(),
             nbytes: storage.nbytes,
@@ -56,6 +56,12 @@ impl Part {
     /// The same bytes as elements of another dtype of the same size.
     pub(super) fn with_dtype(self, dtype: DType) -> Part {
         Part { dtype, ..self }
+    }
+
+    /// The number of its file, and its own there.
+    #[cfg(feature = "python")]
+    pub(super) fn id(&self) -> (u32, u32) {
+        self.id
     }
 
     /// Where it begins in its file: good for sorting only.
@@ -72,7 +78,7 @@ impl Part {
     pub(super) fn overlaps(&self, other: &Part) -> bool {
         let end =
             |part: &Part| part.position().saturating_add(part.numel().saturating_mul(part.dtype.itemsize()));
-        self.shard == other.shard && self.position() < end(other) && other.position() < end(self)
+        self.id.0 == other.id.0 && self.position() < end(other) && other.position() < end(self)
     }
 
     /// The file that it is in.

@@ -18,12 +18,13 @@ import torch
 
 import rustload
 from rustload import _rustload
-from rustload._cuda import split, uploads
+from rustload._cuda import packed, split, uploads
 from rustload._frameworks import torch_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from rustload._cuda.packed import Tile
     from rustload._rustload import Buffer
 
 
@@ -92,15 +93,21 @@ class StagingBuffer(torch_gpu.TorchStagingBuffer):
         fakecuda.synchronize(HostGpu.current)
         super().convert_into(start, dtype, shape, target)
 
+    def decode_into(self, start: int, tile: Tile, target: torch.Tensor) -> None:
+        HostGpu.decoded += 1
+        fakecuda.synchronize(HostGpu.current)
+        super().decode_into(start, tile, target)
+
 
 class HostGpu(torch_gpu.TorchGpu):
     """The GPU."""
 
-    # Bytes that are allocated now; the caller's stream; the number of conversions on the GPU; sizes of the staging buffers;
-    # streams that were followed before the current one.
+    # Bytes that are allocated now; the caller's stream; the numbers of conversions and of decoded tiles on the GPU; sizes of the
+    # staging buffers; streams that were followed before the current one.
     alive = 0
     current = 0
     conversions = 0
+    decoded = 0
     staging_buffers: list[int] = []  # noqa: RUF012 - shared by all instances
     left_streams: list[int] = []  # noqa: RUF012 - shared by all instances
 
@@ -158,7 +165,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
     assert rustload.cuda_info()["available"]  # which loads the driver
     fakecuda.enter()
-    HostGpu.current, HostGpu.conversions, HostGpu.staging_buffers, HostGpu.left_streams = 0, 0, [], []
+    HostGpu.current, HostGpu.conversions, HostGpu.decoded = 0, 0, 0
+    HostGpu.staging_buffers, HostGpu.left_streams = [], []
     numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
     patch.setattr(torch_gpu, "checked", numbered)
     patch.setattr(adapter, "gpu_for", lambda device: None if device is None else HostGpu(device.index or 0))
@@ -178,6 +186,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Staging buffers, batches and slabs so small that every result takes many of them, and the GPU does every cast."""
+    monkeypatch.setattr(packed, "TILE_ELEMENTS", 2 << 10)
     monkeypatch.setattr(split, "STAGING_BYTES", 4 << 10)
     monkeypatch.setattr(uploads, "STAGING_BYTES", 4 << 10)
     monkeypatch.setattr(uploads, "_BATCH_BYTES", 16 << 10)
