@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import safetensors
 import torch
 
 import rustload
@@ -12,7 +14,6 @@ from .case import CACHE, FRESH, MIB, DataCase, safe_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 Tensors = dict[str, torch.Tensor]
 
@@ -23,6 +24,8 @@ NF4_TABLE = torch.linspace(-1, 1, 16)
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 BLOCK = 64
 """Codes of nf4 to a scale."""
+HEADER_BYTES = 64 << 10
+"""What may be read beside the tensors."""
 
 
 class Scheme(NamedTuple):
@@ -93,8 +96,85 @@ class DequantizeCase(DataCase):
         return probe
 
 
+class ExpertCase(DequantizeCase):
+    """Open a file of experts that are packed as Kimi's, and load the three weights of one."""
+
+    experts = 8
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__(Scheme("one expert", pack_int4, decode_int4), rows, columns)
+        self.title = f"dequantize one int4 expert of {self.experts}, 3 x {rows}x{columns}, {self.suffix}"
+        shapes = {"gate": (rows, columns), "up": (rows, columns), "down": (columns, rows)}
+        self.weights = {f"{{}}.{name}_proj.weight": shape for name, shape in shapes.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Codes and scales of one expert."""
+        return 3 * self.rows * self.columns * 9 // 16
+
+    @property
+    def arena(self) -> int:
+        return 3 * super().arena
+
+    def tensors(self) -> Tensors:
+        torch.manual_seed(0)
+        return {
+            stored.replace("w.weight", name.format(expert)): tensor
+            for expert in range(self.experts)
+            for name, shape in self.weights.items()
+            for stored, tensor in pack_int4(*shape).items()
+        }
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        path, expert = self.path, self.experts - 2
+        names = [name.format(expert) for name in self.weights]
+
+        def ours(threads: int | None = None) -> Tensors:
+            with rustload.open(path, framework="torch", dequantize=True) as checkpoint:
+                return dict(checkpoint.select(names).materialize(threads=threads))
+
+        def torchs() -> Tensors:
+            with safetensors.safe_open(path, framework="pt") as file:
+                parts = ("_packed", "_scale")
+                return {
+                    name: decode_int4({f"w.weight{part}": file.get_tensor(name + part) for part in parts})
+                    for name in names
+                }
+
+        return {
+            "rustload": ours,
+            "rustload, one thread": lambda: ours(1),
+            f"rustload, {FRESH}": ours,
+            "safe_open, torch": torchs,
+        }
+
+    def check(self) -> None:
+        super().check()
+        before = bytes_read()
+        self.ways()["rustload"]()
+        assert bytes_read() - before <= 1.05 * self.nbytes + HEADER_BYTES, "it reads that expert alone"
+
+    def limit_probe(self) -> Callable[[], object]:
+        target = torch.ones(3 * self.rows * self.columns, dtype=torch.bfloat16)
+        buffer, nbytes, path = bytearray(b"1" * MIB), self.nbytes, self.path
+
+        def probe() -> object:
+            with path.open("rb", buffering=0) as file:
+                for _ in range(0, nbytes, MIB):
+                    file.readinto(buffer)
+            return target.zero_()
+
+        return probe
+
+
+def bytes_read() -> int:
+    """The bytes that this process has read by system calls."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def dequantizing(*, quick: bool) -> Iterator[DequantizeCase]:
-    """One case for each way to pack, of weights as large as those of published models."""
+    """One case for each way to pack, of weights as large as those of published models; and one expert of Kimi's size."""
+    yield ExpertCase(*((256, 512) if quick else (2048, 7168)))
     rows, columns = (256, 512) if quick else (4096, 14336)
     yield from (DequantizeCase(scheme, rows, columns) for scheme in SCHEMES)
 
