@@ -18,6 +18,7 @@ import rustload.torch
 from . import samples
 from .checks import ASYNC, SYNC, Place, outcome, placed
 from .ordering import captures, forks, streams
+from .quantized import quantized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,9 +50,8 @@ def outcomes(folder: Path, device: str, *, quick: bool) -> Iterator[Outcome]:
         torch.save(saved, folder / "more.bin")
         with rustload.open(folder / "more.bin", framework="torch") as ckpt:
             yield outcome(way.__name__, way(ckpt, saved, place))
-    if place.is_cuda:
-        for check in (streams, captures, forks):
-            yield outcome(check.__name__, check(folder, place))
+    for check in (quantized, *((streams, captures, forks) if place.is_cuda else ())):
+        yield outcome(check.__name__, check(folder, place))
 
 
 def one_by_one(ckpt: rustload.Checkpoint, saved: dict[str, torch.Tensor], place: Place) -> Iterator[Check]:

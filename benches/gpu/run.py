@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import platform
 import sys
@@ -28,7 +29,7 @@ import safetensors
 import torch
 
 import rustload
-from benches.gpu import cases, checks, matrix, peers, probes, sweep
+from benches.gpu import cases, checks, matrix, peers, probes, quantized, sweep
 from benches.python import measure
 
 if TYPE_CHECKING:
@@ -170,7 +171,10 @@ def probed(
     """Measures the limits of the machine."""
     print(f"\n=== probes of {args.device}, medians ===")
     file = _sample(folder, args)
-    for what, figure, unit in probes.probes(file, args.device, quick=args.quick):
+    for what, figure, unit in itertools.chain(
+        probes.probes(file, args.device, quick=args.quick),
+        quantized.rates(folder, args.device, quick=args.quick),
+    ):
         found.append({"what": what, "figure": figure, "unit": unit})
         print(f"  {what:<52}{figure:>10.2f} {unit}", flush=True)
         save()
