@@ -230,9 +230,10 @@ class ReadOptions(RequestOptions, total=False):
 
     Args:
         framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
-        cast: Where a result on a GPU is cast and transposed. `"cpu"`: while reading. `"gpu"`: after the H2D copy, if the result
-            is bit-equal. `"auto"`: the CPU casts if that makes the copy shorter and not slower, and the GPU does the rest. No
-            effect on results on the CPU.
+        cast: Where a result on a GPU is cast and transposed, and for torch decoded. `"cpu"`: while reading. `"gpu"`: after the
+            H2D copy, if the result is bit-equal. `"auto"`: the CPU casts if that makes the copy shorter and not slower, and the
+            GPU does the rest. Quantized weights are decoded on the CPU, too, where that makes the copy shorter. No effect on
+            results on the CPU.
         writable: Whether a view may be written to. True: it is of a copy-on-write mapping, and what is written stays in this
             process. False: of a read-only one, which a device's driver can pin without a copy of each page; a write is an error
             in NumPy, and ends the process (SIGSEGV) in torch. None: True for torch and `Buffer`, False for NumPy, JAX and CuPy.
