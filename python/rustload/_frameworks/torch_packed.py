@@ -64,26 +64,24 @@ def _unpack(codes: Codes, stored: torch.Tensor, first: int, last: int) -> torch.
     """The numbers of the codes of these rows, float32."""
     if codes.word_add:
         stored = (stored.view(torch.int32) + codes.word_add).view(torch.uint8)
+    start, unit = (codes.first_row(first), codes.unit) if codes.is_across else (first, 1)
+    found = torch.empty(last - start, codes.columns, dtype=torch.int32, device=stored.device)
     # One row of `filled` for each code along a word, and one plane of bytes for each byte of a period.
     if codes.is_across:
-        start, unit = codes.first_row(first), codes.unit
-        planes = stored.view(-1, codes.columns, unit)
-        found = filled = torch.empty(last - start, codes.columns, dtype=torch.int32, device=stored.device)
+        filled, planes = found, stored.view(-1, codes.columns, unit)
     else:
-        start, unit = first, 1
-        planes = stored[: (last - first) * codes.unit].view(last - first, codes.unit).T.unsqueeze(2)
-        found = torch.empty(last - first, codes.columns, dtype=torch.int32, device=stored.device)
-        filled = found.T
+        rows = stored[: (last - first) * codes.unit].view(last - first, codes.unit)
+        filled, planes = found.T, rows.T.unsqueeze(2)
     count, mask = len(codes.places), (1 << codes.bits) - 1
     for code, place in enumerate(codes.places):
         row = filled[code::count]
         byte, shift = divmod(place, 8)
-        value = planes[byte // unit :: codes.period // unit, :, byte % unit][: len(row)] >> shift
+        plane = [
+            planes[at // unit :: codes.period // unit, :, at % unit][: len(row)] for at in (byte, byte + 1)
+        ]
+        value = plane[0] >> shift
         if shift + codes.bits > 8:
-            byte += 1
-            value = value | planes[byte // unit :: codes.period // unit, :, byte % unit][: len(row)] << (
-                8 - shift
-            )
+            value = value | plane[1] << (8 - shift)
         row.copy_(value & mask)
     return _numbers(codes.numbers, found[first - start :])
 
