@@ -20,7 +20,7 @@ use crate::index::{OpaqueClass, Options, SavedValue, Tree};
 use crate::limits::Limits;
 use crate::opened::Opened;
 #[cfg(feature = "python")]
-pub(crate) use crate::opened::{Description, Handed, HandedCodes, HandedScales};
+pub(crate) use crate::opened::{Description, HandedCodes, HandedScales};
 use crate::tensor::{Request, Tensor};
 
 pub(crate) use self::similar::similar;

@@ -1,7 +1,5 @@
 //! What a quantized weight is decoded from, as plain data for a decoder in Python.
 
-use pyo3::prelude::*;
-
 use super::tensor::Tensor;
 use crate::checkpoint::{HandedCodes, HandedScales};
 use crate::error::Result;
@@ -13,7 +11,7 @@ type CodesOf = (Tensor, u64, u64, bool, u32, u64, Vec<u64>, u32, Vec<f32>);
 type OuterOf = (Tensor, u64, bool, Option<f32>);
 /// Tensor, columns, numbers, what they are multiplied by.
 type ScalesOf = (Tensor, u64, Option<Vec<f32>>, Option<OuterOf>);
-/// The fields of [`Handed`](crate::checkpoint::Handed).
+/// Rows, columns, dtype, codes, scales, zero points, groups, indices of rows and columns, factor, offsets.
 pub(super) type Fields = (
     u64,
     u64,
