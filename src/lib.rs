@@ -50,8 +50,13 @@
 // The list below is complete: what a public function takes or gives can be named.
 #![cfg_attr(all(feature = "cuda", feature = "scan", not(feature = "internals")), warn(unnameable_types))]
 
-#[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
-compile_error!("rustload supports Linux; macOS and Windows are less tested");
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "macos",
+    windows,
+    all(target_arch = "wasm32", target_os = "unknown")
+)))]
+compile_error!("rustload supports Linux; macOS, Windows and WebAssembly in browsers are less tested");
 
 mod builder;
 mod bytes;

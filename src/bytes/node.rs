@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::slice;
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -23,7 +23,7 @@ use super::scratch::zeroed;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{Cancel, lock_unless_stuck};
-use crate::sys::{self, FileExt};
+use crate::sys::{self, FileExt, Instant};
 
 /// The bytes of a file.
 const STRIPE_BYTES: u64 = 4 << 20;

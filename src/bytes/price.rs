@@ -5,10 +5,11 @@
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::access::Access;
 use crate::error::Result;
+use crate::sys::Instant;
 
 /// Answers of at most this many bytes tell the latency.
 const SMALL_MAX_BYTES: u64 = 256 << 10;

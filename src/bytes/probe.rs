@@ -2,13 +2,14 @@
 #![forbid(unsafe_code)]
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::os;
 use super::{AllocateAligned, FileSystem, Io, IoChoice, LocalFile, ReadMode, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
 use crate::parallel;
+use crate::sys::Instant;
 
 /// The most bytes that are read in each mode.
 const PROBE_MAX_BYTES: u64 = 64 << 20;

@@ -8,7 +8,6 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::path::Path;
-use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest as _, Sha256};
@@ -21,6 +20,7 @@ use super::source::Source;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel};
+use crate::sys::process_id;
 
 /// Units are at least so far apart where a result is cut, so that threads do not wait for each other's.
 const CUT_MIN_BYTES: u64 = 1 << 20;
@@ -238,12 +238,12 @@ struct Slot {
 impl Cache {
     fn new() -> Cache {
         let slots_max = parallel::cores().clamp(8, 16);
-        Cache { slots: Mutex::default(), slots_max, process: process::id() }
+        Cache { slots: Mutex::default(), slots_max, process: process_id() }
     }
 
     /// Locks a mutex; `None` in a forked child, which shares nothing.
     fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
-        let is_own = self.process == process::id();
+        let is_own = self.process == process_id();
         is_own.then(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

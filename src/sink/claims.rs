@@ -3,10 +3,10 @@
 //! It knows rustload's own writes only: the program is responsible for what else it does with an array that it passes as `out=`.
 #![forbid(unsafe_code)]
 
-use std::process;
 use std::sync::Mutex;
 
 use crate::parallel::lock_unless_stuck;
+use crate::sys::process_id;
 
 /// Address ranges, each with the process that writes there: a forked child has its own memory at the same addresses.
 static CLAIMS: Mutex<Vec<ClaimedRange>> = Mutex::new(Vec::new());
@@ -29,7 +29,7 @@ pub(super) struct Claim {
 impl Claim {
     /// The right to write to `len` bytes from `start`; `None` while another claim covers one of them.
     pub(super) fn new(start: usize, len: usize) -> Option<Claim> {
-        let range = ClaimedRange { process: process::id(), start, end: start.saturating_add(len) };
+        let range = ClaimedRange { process: process_id(), start, end: start.saturating_add(len) };
         // A list that cannot be locked, as after a fork while another thread held it, refuses nothing.
         if let Some(mut claims) = lock_unless_stuck(&CLAIMS) {
             claims.retain(|other| other.process == range.process);
@@ -48,7 +48,7 @@ impl Drop for Claim {
         // A range that stayed listed would refuse every later write there, so this waits for other threads, which hold the lock
         // briefly. It does not wait in a forked child: a claim made before the fork is the parent's, and a claim of the child's own
         // is listed only if the lock was free.
-        while self.listed && self.range.process == process::id() {
+        while self.listed && self.range.process == process_id() {
             if let Some(mut claims) = lock_unless_stuck(&CLAIMS) {
                 if let Some(at) = claims.iter().position(|other| *other == self.range) {
                     claims.swap_remove(at);

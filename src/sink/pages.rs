@@ -5,11 +5,11 @@
 //! Splitting and joining move ownership of parts; a part starts on a huge page. Addresses that are handed out stay valid as long
 //! as the `Pages` lives; the code that hands them on keeps it alive.
 
-use std::process;
 use std::ptr::NonNull;
 
 use super::huge_page_probe::{self, Decision};
 use super::os::{self, Advice, PAGE_BYTES};
+use crate::sys::process_id;
 
 /// The size of a huge page on x86-64 and most of arm64.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -42,7 +42,7 @@ impl Pages {
         let len = Pages::rounded_len(len.max(1))?;
         let start = os::map(len, HUGE_PAGE_BYTES)?;
         let huge = huge && os::HAS_PARTS;
-        let pages = Pages { start, len, huge, process: process::id() };
+        let pages = Pages { start, len, huge, process: process_id() };
         if huge {
             pages.advise_huge_pages();
         }
@@ -103,7 +103,7 @@ impl Pages {
 
     /// Whether this process mapped it on huge pages, so that reusing it saves time.
     pub(super) fn is_worth_keeping(&self) -> bool {
-        self.huge && self.process == process::id()
+        self.huge && self.process == process_id()
     }
 
     /// Lets the system take the pages when it needs memory, until they are written to again (`MADV_FREE`).

@@ -11,10 +11,9 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use once_cell::race::OnceBox;
 
@@ -23,6 +22,7 @@ use super::pages::{HUGE_PAGE_BYTES, Pages};
 use crate::memory::Memory;
 use crate::num::to_usize;
 use crate::parallel::{lock_unless_stuck, try_lock};
+use crate::sys::{Instant, process_id};
 
 /// The most bytes that are kept, however much memory the machine has.
 const POOL_MAX_BYTES: u64 = 4 << 30;
@@ -163,9 +163,9 @@ pub fn footprint(len: u64) -> u64 {
 /// Locks the pool by that function. The lock is held for about a microsecond.
 fn lock(by: fn(&Mutex<Pool>) -> Option<MutexGuard<'_, Pool>>) -> Option<MutexGuard<'static, Pool>> {
     static POOL: OnceBox<Mutex<Pool>> = OnceBox::new();
-    let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(pool_limit(), process::id()))));
+    let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(pool_limit(), process_id()))));
     let mut guard = by(pool)?;
-    guard.reset_after_fork(process::id());
+    guard.reset_after_fork(process_id());
     Some(guard)
 }
 

@@ -5,13 +5,13 @@
 //! locked allocates without it.
 #![forbid(unsafe_code)]
 
-use std::process;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use super::pages::HUGE_PAGE_BYTES;
 use super::pool::Pooled;
 use crate::parallel::try_lock;
+use crate::sys::process_id;
 
 /// Larger results have an allocation of their own.
 pub(super) const SLAB_RESULT_MAX_BYTES: usize = 64 << 10;
@@ -48,12 +48,12 @@ pub(super) fn take(len: usize) -> Option<SlabSlice> {
         .checked_next_multiple_of(CACHE_LINE_BYTES)
         .filter(|&size| size <= SLAB_RESULT_MAX_BYTES)?;
     // In a forked child every page of the parent's slab would be copied on write.
-    let fits = |slab: &Current| slab.process == process::id() && slab.used.saturating_add(size) <= SLAB_BYTES;
+    let fits = |slab: &Current| slab.process == process_id() && slab.used.saturating_add(size) <= SLAB_BYTES;
     if !current.as_ref().is_some_and(fits) {
         // The first slab is on small pages, which are faulted in one by one: a process may need only a few small results.
         let slab =
             if current.is_some() { Pooled::take(SLAB_BYTES) } else { Pooled::fresh(SLAB_BYTES, false) }?;
-        *current = Some(Current { slab: Arc::new(slab), used: 0, process: process::id() });
+        *current = Some(Current { slab: Arc::new(slab), used: 0, process: process_id() });
     }
     let current = current.as_mut()?;
     let slab_start = current.slab.pages()?.start();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::walk::remove_all;
 use crate::error::{Error, Result};
-use crate::sys;
+use crate::sys::{self, process_id};
 
 /// How often a lock file is opened that another writer removes meanwhile, and how many names are tried for a temporary.
 const ATTEMPTS: u64 = 16;
@@ -38,7 +38,7 @@ impl TargetLock {
     /// locked, the lock keeps nobody out, and its temporaries have names that occur once.
     pub(super) fn take(target: &Path) -> Result<TargetLock> {
         let path = hidden_name(target, "lock");
-        let process = std::process::id();
+        let process = process_id();
         for _ in 0..ATTEMPTS {
             let of = |file| TargetLock { target: target.to_owned(), file, process };
             let Some((file, is_new)) = open(&path) else { return Ok(of(None)) };
@@ -101,7 +101,7 @@ impl TargetLock {
 
 impl Drop for TargetLock {
     fn drop(&mut self) {
-        if let Some(file) = self.file.as_ref().filter(|_| self.process == std::process::id()) {
+        if let Some(file) = self.file.as_ref().filter(|_| self.process == process_id()) {
             let _ = fs::remove_file(hidden_name(&self.target, "lock"));
             // Closing it would not end the lock while a forked child has a copy of the descriptor.
             let _ = file.unlock();

@@ -20,7 +20,7 @@ use super::resume;
 use super::staged::{folder_of, refuse_hub_blobs, sync_folder};
 use super::walk::{into_io, remove_all, walk};
 use crate::error::{Code, Error, Result};
-use crate::sys::{self, copy_attributes};
+use crate::sys::{self, copy_attributes, process_id};
 
 /// The file that tells whose a hidden folder is, where locks do not.
 const TOKEN: &str = "token";
@@ -86,12 +86,12 @@ impl StagedFolder {
         let exists = check(given, &target, planned, rules)?;
         let mut made = StagedFolder {
             outer: PathBuf::new(),
-            token: format!("{:016x}", RandomState::new().hash_one(std::process::id())),
+            token: format!("{:016x}", RandomState::new().hash_one(process_id())),
             way: Way::New,
             note: None,
             overwrite: rules.overwrite,
             stays: true,
-            process: std::process::id(),
+            process: process_id(),
             lock,
             target,
         };
@@ -369,7 +369,7 @@ impl StagedFolder {
     /// Removes the hidden folder, if it is this writer's.
     fn remove_outer(&self) {
         let is_own = fs::read_to_string(self.outer.join(TOKEN)).is_ok_and(|token| token == self.token);
-        if is_own && self.process == std::process::id() {
+        if is_own && self.process == process_id() {
             let _ = remove_all(&self.outer);
         }
     }

@@ -20,7 +20,6 @@ pub use options::StreamOptions;
 pub(crate) use order::StreamStep;
 
 use std::fmt;
-use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -32,6 +31,7 @@ use crate::memory;
 use crate::parallel::{self, Cancel};
 use crate::sink::Array;
 use crate::stream::{Queue, Taken};
+use crate::sys::process_id;
 use crate::tensor::{Request, SharedStorage, Tensor};
 
 /// Streams of less work than this run on the consumer's thread, as starting one would take longer. Each tensor counts as its
@@ -129,7 +129,7 @@ impl StopHandle {
     /// Cancels the work and ends the stream. It does not wait for the producer thread; [`Stream::close`] does. In a forked child
     /// it does nothing, as the stream is the parent's.
     pub fn stop(&self) {
-        if self.process.load(Ordering::Relaxed) == process::id() {
+        if self.process.load(Ordering::Relaxed) == process_id() {
             self.cancel.cancel();
             self.queue.close();
         }
@@ -196,7 +196,7 @@ impl Stream {
             if runs_inline { INLINE_MEMORY_MAX_BYTES } else { options.window.saturating_sub(scratch).max(1) };
         let queue = Arc::new(Queue::new(budget));
         let plan = Some(Plan { requests, steps, options, batch_bytes });
-        let process = Arc::new(AtomicU32::new(process::id()));
+        let process = Arc::new(AtomicU32::new(process_id()));
         Stream { queue, cancel, process, order, plan, runs_inline, worker: None, producer: None }
     }
 
@@ -246,7 +246,7 @@ impl Stream {
     /// thread, the calls of [`Stream::next_within`] do the work.
     pub fn start(&mut self) {
         let Some(plan) = self.plan.take() else { return };
-        self.process.store(process::id(), Ordering::Relaxed);
+        self.process.store(process_id(), Ordering::Relaxed);
         let (cancel, queue) = (self.cancel.clone(), FinishOnDrop(self.queue.clone()));
         if self.runs_inline {
             return cancel.during(|| Producer::new(plan, queue).run());
@@ -289,7 +289,7 @@ impl Stream {
 
     /// Whether this process is a forked child of the one that made or started the stream.
     fn is_forked(&self) -> bool {
-        self.process.load(Ordering::Relaxed) != process::id()
+        self.process.load(Ordering::Relaxed) != process_id()
     }
 }
 

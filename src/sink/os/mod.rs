@@ -3,20 +3,20 @@
 //!
 //! **Protocol.** The functions map and unmap exactly the ranges that they are given. `sink/pages.rs` owns the ranges.
 
+#[cfg(not(unix))]
+mod allocator;
 #[cfg(unix)]
 mod unix;
-#[cfg(windows)]
-mod windows;
 
 use once_cell::race::OnceBox;
 
+#[cfg(not(unix))]
+use allocator as system;
 #[cfg(feature = "cuda")]
 pub(super) use system::CUDA_LIBRARY;
 pub(super) use system::{HAS_PARTS, map, thread_cpu_time, unmap};
 #[cfg(unix)]
 use unix as system;
-#[cfg(windows)]
-use windows as system;
 
 /// A multiple of the size of a small page; on architectures other than x86-64 the largest one in use.
 pub(super) const PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };

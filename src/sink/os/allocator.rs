@@ -1,4 +1,4 @@
-//! Windows: a range is released as a whole, so ranges are neither split nor kept. They come from the allocator.
+//! Windows and WebAssembly: a range is released as a whole, so ranges are neither split nor kept. They come from the allocator.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
