@@ -34,7 +34,7 @@
 //!
 //! - `cuda` (default): uploads to NVIDIA GPUs. The driver is loaded at run time.
 //! - `scan` (default): the module [`scan`].
-//! - `python`: the extension module of the Python package.
+//! - `python`: the extension module of the Python package; `browser`: the WebAssembly module of the page for browsers.
 //!
 //! `ARCHITECTURE.md` describes the layers. Imports go down only, which a test enforces.
 
@@ -58,11 +58,15 @@
 )))]
 compile_error!("rustload supports Linux; macOS, Windows and WebAssembly in browsers are less tested");
 
+#[cfg(all(feature = "browser", target_arch = "wasm32"))]
+mod browser;
 mod builder;
 mod bytes;
 mod checkpoint;
 pub mod compare;
 mod container;
+#[cfg(any(feature = "browser", feature = "python"))]
+mod document;
 mod dtype;
 mod error;
 mod index;

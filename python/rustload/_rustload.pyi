@@ -48,6 +48,7 @@ __all__ = [
     "concat",
     "cuda_info",
     "direct_upload_bytes",
+    "document",
     "dtype_name",
     "end_upload_workers",
     "finish_publication",
@@ -736,6 +737,25 @@ def compare(
     Raises:
         ValueError: The dtypes or shapes of a pair differ.
         RustloadError: As for `Tensor.materialize`.
+    """
+
+def document(
+    checkpoint: Checkpoint,
+    report: str | None = None,
+    request: Request | None = None,
+    *,
+    sample: bool = False,
+) -> str:
+    """The data of the page that `rustload.view` writes.
+
+    Args:
+        checkpoint: The checkpoint.
+        report: The report of a scan, as JSON; None for none.
+        request: The conversion before statistics; None for no statistics.
+        sample: Whether to read about 65,536 elements of each tensor, instead of all.
+
+    Returns:
+        The data as JSON, without what is outside of the checkpoint: its name, and the sizes of files.
     """
 
 def statistics(

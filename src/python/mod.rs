@@ -9,6 +9,7 @@ mod compare;
 mod cuda;
 mod decoding;
 mod doctor;
+mod document;
 mod error;
 mod extra;
 mod file_object;
@@ -56,6 +57,8 @@ mod _rustload {
     };
     #[pymodule_export]
     use super::doctor::{finish_publication, machine, probe};
+    #[pymodule_export]
+    use super::document::document;
     #[pymodule_export]
     use super::extra::check_sparse;
     #[pymodule_export]

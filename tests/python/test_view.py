@@ -9,6 +9,7 @@ import json
 import math
 import re
 import runpy
+import string
 import subprocess
 import sys
 import time
@@ -23,11 +24,12 @@ from torch.distributed import checkpoint as dcp
 
 import rustload
 from rustload._common import tree
-from rustload._view.document import HEIGHT_MAX, LEVELS
 from rustload._view.page import SCRIPTS
 from rustload._view.palette import DARK, INK, LIGHT
 from rustload._view.treemap import Rect, squarify
 
+LEVELS, HEIGHT_MAX = f"{string.digits}{string.ascii_letters}-_", 63
+"""The characters for the heights of bars."""
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
     "</pre><script>alert(2)</script>",

@@ -21,6 +21,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "python",
         &[
+            "document",
             "checkpoint",
             "write",
             "compare",
@@ -36,6 +37,9 @@ const LAYERS: &[(&str, &[&str])] = &[
             "bytes",
         ],
     ),
+    // The exports of the WebAssembly module.
+    ("browser", &["document", "checkpoint", "tensor", "scan", "index", "bytes"]),
+    ("document", &["checkpoint", "write", "statistics", "tensor"]),
     ("checkpoint", &["tensor", "opened", "stream", "sink", "kernel", "index", "container", "bytes"]),
     ("compare", &["write", "tensor", "stream", "sink", "kernel"]),
     ("statistics", &["write", "stream", "kernel", "bytes"]),
@@ -58,6 +62,8 @@ const LAYERS: &[(&str, &[&str])] = &[
 
 /// Files (or, with a trailing slash, folders) below `src` that may contain `unsafe`.
 const UNSAFE_FILES: &[&str] = &[
+    // Calls the page, and exports functions to it.
+    "browser.rs",
     "bytes/mapping.rs",
     "kernel/arch/",
     "sink/host.rs",

@@ -1,7 +1,8 @@
 """The tree of tensor names, split at dots, with equal numbered subtrees folded and single branches joined.
 
 Only parts that are whole numbers fold: `layers.0`, `layers.1`, ... to `layers.{0..1}`; `conv1` and `conv2` are two names. No
-recursion. The levels of a name are bounded; the rest of a longer name is one label.
+recursion. The levels of a name are bounded; the rest of a longer name is one label. The core has the same rules for the page of
+`view` (src/document/tree.rs).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ __all__ = [
     "Leaf",
     "Node",
     "build",
-    "fold_groups",
     "natural_key",
     "shown_nbytes",
     "sort_by_name",
@@ -82,12 +82,11 @@ class Node:
 _NO_NODES: list[Node] = []
 
 
-def build(tensors: Iterable[tuple[str, Leaf, int]], *, folded: bool = True) -> Node:
-    """Builds the tree of tensors.
+def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
+    """Builds the tree of tensors: equal subtrees are folded and single branches joined.
 
     Args:
         tensors: Name, leaf and the bytes that count towards sums of each tensor, in the order to show.
-        folded: Whether equal subtrees are folded and single branches joined. If not, `fold_groups` tells which would be.
 
     Returns:
         The root, whose label is empty.
@@ -104,7 +103,7 @@ def build(tensors: Iterable[tuple[str, Leaf, int]], *, folded: bool = True) -> N
                 child = known[part] = Node(part)
             node = child
         node.leaf, node.tensors, node.nbytes, node.own = leaf, 1, counted, leaf.nbytes
-    _fold(root, folded=folded)
+    _fold(root)
     return root
 
 
@@ -194,8 +193,8 @@ def walk(root: Node, depth: int | None = None) -> Iterator[tuple[Node, tuple[boo
         stack += [(child, (*lasts, position == 0)) for position, child in enumerate(reversed(node.children))]
 
 
-def _fold(root: Node, *, folded: bool) -> None:
-    """Folds and joins from the leaves up, if asked for; equal subtrees get the same signature number."""
+def _fold(root: Node) -> None:
+    """Folds and joins from the leaves up; equal subtrees get the same signature number."""
     order, at = [root], 0
     while at < len(order):
         node = order[at]
@@ -228,11 +227,8 @@ def _fold(root: Node, *, folded: bool) -> None:
                 node.tensors += child.tensors
                 node.nbytes += child.nbytes
                 node.own += child.own
-            if folded:
-                node.children = children = _fold_siblings(children)
+            node.children = children = _fold_siblings(children)
         node.signature = numbers.setdefault(inside, len(numbers))
-        if not folded:
-            continue
         for child in children:
             if child.leaf is None and len(child.children) == 1:
                 _join(child, child.children[0])
@@ -254,7 +250,7 @@ def _whole_number(label: str) -> tuple[int, int] | None:
     return int(label), len(label) if label[0] == "0" and len(label) > 1 else 0
 
 
-def fold_groups(children: list[Node]) -> list[tuple[str, list[Node]]]:
+def _fold_groups(children: list[Node]) -> list[tuple[str, list[Node]]]:
     """Siblings that are folded together, sorted by number, with the label of the fold: each group of two and more."""
     alike: dict[tuple[int, int], list[tuple[int, Node]]] = {}
     for child in children:
@@ -271,7 +267,7 @@ def fold_groups(children: list[Node]) -> list[tuple[str, list[Node]]]:
 
 
 def _fold_siblings(children: list[Node]) -> list[Node]:
-    groups = fold_groups(children)
+    groups = _fold_groups(children)
     if not groups:
         return children
     folds = {id(child): members[0] for _, members in groups for child in members}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DARK", "INK", "LIGHT", "colour_of", "css_variables"]
+__all__ = ["BY_DTYPE", "DARK", "INK", "LIGHT", "OTHER", "colour_of", "css_variables"]
 
 LIGHT = (
     "#a3c8f0", "#8ed3c3", "#f3c684", "#f2aaa0", "#e7b1d8", "#c5b5ef", "#b0d69a", "#d9c2a6", "#e2dc8c", "#c8ced8",
@@ -13,8 +13,8 @@ DARK = (
 INK = ("#14181d", "#f4f6f9")
 """The text on the fills, in light and in dark."""
 
-_OTHER = len(LIGHT) - 1
-_BY_DTYPE = {
+OTHER = len(LIGHT) - 1
+BY_DTYPE = {
     "bfloat16": 0,
     "float16": 1,
     "float32": 2,
@@ -25,14 +25,14 @@ _BY_DTYPE = {
     "int64": 6,
     "int32": 6,
     "int16": 6,
+    "float8": 3,
 }
+"""The numbers of the colours by what a dtype's name begins with; the script of the page has them too."""
 
 
 def colour_of(dtype: str) -> int:
-    """The number of a dtype's colour, the same in all pages. The page's script gets these numbers with the data."""
-    if dtype.startswith("float8"):
-        return 3
-    return _BY_DTYPE.get(dtype, _OTHER)
+    """The number of a dtype's colour, the same in all pages."""
+    return next((colour for start, colour in BY_DTYPE.items() if dtype.startswith(start)), OTHER)
 
 
 def css_variables(colours: tuple[str, ...]) -> str:

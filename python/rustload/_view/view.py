@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.request import Request
 from rustload._common.terminal import Page
 from rustload._describe.describe import describe
 from rustload._describe.files import all_files
@@ -19,7 +20,7 @@ from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
 from rustload._scan.policy import Policy
 from rustload._scan.scan import scan as scan_source
-from rustload._view.document import BINS, document
+from rustload._view.document import document
 from rustload._view.page import GENERATOR, page
 from rustload._view.svg import SVG_GENERATOR, svg_image
 from rustload.errors import RustloadError, _check_one_of, _clipped, _error, _pass, _Remedy
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["view"]
 
-SAMPLE = 1 << 16
-"""The elements of each tensor that `stats="sample"` reads."""
 TEXT_LINES_MAX, LINE_CHARS_MAX = 400, 300
 """The most lines of the text that is shown without scripts, and the most characters of each."""
 
@@ -97,10 +96,9 @@ def view(
             content = svg_image(described)
         else:
             report = _scan(source, checkpoint, manifest) if scan else None
-            numbers = None
-            if stats is not None:
-                numbers = checkpoint.stats(sample=SAMPLE if stats == "sample" else None, bins=BINS)
-            content = page(document(described, report, numbers), _text(described))
+            request = None if stats is None else Request()
+            data = document(checkpoint, described, report, request, sample=stats == "sample")
+            content = page(data, _text(described), name=data["name"], version=_rustload.__version__)
     _write(target, content, replace=is_ours)
     return target
 

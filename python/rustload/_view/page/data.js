@@ -1,6 +1,6 @@
-// Reads the data of the page, and makes the tree of names of it, folded as `rustload info` folds it or not.
+// Reads the data, and makes the tree of names of it, folded as `rustload info` folds it or not.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+const colours = data.dtype_names.map((dtype) => (COLOURS.find(([start]) => dtype.startsWith(start)) || [])[1] ?? OTHER);
 const PARAMETER = 1, TIED = 2, REPEATS = 4;
 
 // Differences of neighbours in runs: difference, length, ...

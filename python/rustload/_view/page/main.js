@@ -23,7 +23,7 @@ function main() {
     el("div", { class: "tools" }, crumbs, choice), el("div", { class: "canvas" }, canvas, tip), legend);
   const tableCard = el("section", { class: "card tree" }, el("div", { class: "tools" }, input, status,
     el("label", { for: "fold" }, fold, " fold equal blocks")), table.box);
-  const main = el("main", {}, tensorCount ? [mapCard, tableCard] : el("section", { class: "card" }, el("p", {}, "no tensors")));
+  const main = el("main", {}, tensorCount ? [mapCard, tableCard] : el("section", { class: "card" }, data.error ? failure(data.error) : el("p", {}, "no tensors")));
   const footer = el("footer", { class: "dim" }, `rustload ${data.rustload}. This page is one file and makes no requests. `,
     el("kbd", {}, "/"), " search, ", el("kbd", {}, "↑↓←→"), " move, ", el("kbd", {}, "Enter"), " show in the map, ", el("kbd", {}, "Esc"), " back");
   app.append(header(), dtypeBar(), ...(isAlarming() ? [el("div", { class: "cards alarm" }, scanCard())] : []),
@@ -167,12 +167,14 @@ function main() {
       if (table.found) input.value = "", search();
       else if (map.root.parent) zoom(map.root.parent);
     }
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
-  new ResizeObserver(() => {
+  }, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap, { signal });
+  const resized = new ResizeObserver(() => {
     drawMap();
     table.render();
-  }).observe(canvas);
+  });
+  resized.observe(canvas);
+  if (signal) signal.addEventListener("abort", () => resized.disconnect());
   choose({ view: roots.folded }, "table");
   table.render();
 }

@@ -1,17 +1,4 @@
-// The parts of the page around map and tree. Every text goes through text nodes; no HTML is made from text.
-
-function el(tag, props = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [key, value] of Object.entries(props)) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (key === "class") made.className = value;
-    else if (key === "width") made.style.width = value;
-    else if (key === "fill") made.style.background = `var(--c${value})`;
-    else if (value !== false && value !== null) made.setAttribute(key, value === true ? "" : value);
-  }
-  for (const child of children.flat(Infinity)) if (child !== null && child !== false) made.append(child);
-  return made;
-}
+// The parts of the page around map and tree.
 
 const VERDICTS = { inert: "good", unknown: "warn", "would execute": "bad" };
 const swatch = (colour) => el("i", { class: "swatch", fill: colour, "aria-hidden": "true" });
@@ -25,7 +12,7 @@ function header() {
       (Number(data.storage_nbytes) === Number(data.nbytes) ? "" : ` in storages of ${formatBytes(Number(data.storage_nbytes))}`),
     ...(data.files.length > 1 ? [plural(data.files.length, "file")] : []),
   ];
-  const chips = [chip(data.format)];
+  const chips = data.format ? [chip(data.format)] : [];
   if (data.scan) {
     const title = "what unpickling the files would do, as rustload scan says";
     chips.push(chip(data.scan.verdict, VERDICTS[data.scan.verdict] || "warn", title));
@@ -37,7 +24,7 @@ function header() {
 
 function dtypeBar() {
   const total = Number(data.nbytes) || 1;
-  const colour = (dtype) => data.colours[data.dtype_names.indexOf(dtype)];
+  const colour = (dtype) => colours[data.dtype_names.indexOf(dtype)];
   const bar = el("div", { class: "bar", "aria-hidden": "true" }, data.dtypes.map((one) =>
     el("i", { fill: colour(one.dtype), width: `${(100 * one.nbytes) / total}%`, title: one.dtype })));
   const legend = el("ul", { class: "legend" }, data.dtypes.map((one) => el("li", {}, swatch(colour(one.dtype)),
@@ -167,9 +154,25 @@ function cards(select) {
 const fact = (name, value) => (value === null || value === "" ? [] : [el("dt", {}, name), el("dd", {}, value)]);
 const short = (number) => (number === null ? "-" : typeof number === "number" && !Number.isInteger(number) ? String(Number(number.toPrecision(5))) : String(number));
 
+// The numbers of a tensor: those in the data, or what reading it finds.
 function numbersOf(tensor) {
-  if (!data.stats) return null;
-  const [total, nan, infinite, zeros, subnormal, min, max, mean, std, bars] = data.stats.rows[tensor];
+  if (data.stats) return numbersIn(tensor, data.stats.rows[tensor], data.stats.sampled);
+  if (!readNumbers) return null;
+  const box = el("div");
+  const ask = async (isSample) => {
+    box.replaceChildren(el("p", { class: "dim" }, "reading ..."));
+    const { row: found, error } = await readNumbers(tensor, isSample);
+    box.replaceChildren(error ? failure(error) : numbersIn(tensor, found, true));
+    if (found && found[0] < kindOf(tensor).elements) box.append(el("button", { onclick: () => ask(false) }, "read all numbers"));
+  };
+  ask(true);
+  return box;
+}
+
+const failure = ({ code, text, next }) => el("div", { class: "failure" }, el("p", {}, el("b", { class: "bad" }, code), " ", el("span", { class: "text" }, text)),
+  next ? el("p", { class: "dim" }, next) : null);
+
+function numbersIn(tensor, [total, nan, infinite, zeros, subnormal, min, max, mean, std, bars], sampled) {
   if (!total) return el("p", { class: "dim" }, "no numbers");
   const share = (count) => `${formatCount(count)} (${formatShare(count / total)})`;
   const made = el("div", { class: "numbers" }, el("h3", {}, "Numbers"));
@@ -182,7 +185,7 @@ function numbersOf(tensor) {
   made.append(el("dl", {}, fact("min, max", `${short(min)}, ${short(max)}`), fact("mean, std", `${short(mean)}, ${short(std)}`),
     fact("zeros", share(zeros)), fact("subnormal", subnormal ? share(subnormal) : ""),
     fact("NaN", nan ? el("b", { class: "bad" }, share(nan)) : ""), fact("infinite", infinite ? el("b", { class: "bad" }, share(infinite)) : ""),
-    fact("read", `${formatCount(total)}${data.stats.sampled && total < kindOf(tensor).elements ? " in a sample" : ""}`)));
+    fact("read", `${formatCount(total)}${sampled && total < kindOf(tensor).elements ? " in a sample" : ""}`)));
   return made;
 }
 
@@ -205,7 +208,7 @@ function details(chosen, select, zoom) {
         view.nodes.length > 1 ? fact("each", formatBytes(members.length ? kindOf(members[0]).nbytes : view.bytes / view.nodes.length)) : [],
         fact("bytes", formatCount(view.bytes))),
       members.length || dtypes.size < 2 ? null : el("ul", { class: "legend stacked" }, [...dtypes].sort((a, b) => b[1] - a[1]).map(([dtype, nbytes]) =>
-        el("li", {}, swatch(data.colours[dtype]), el("b", {}, data.dtype_names[dtype]), ` ${formatBytes(nbytes)}`))),
+        el("li", {}, swatch(colours[dtype]), el("b", {}, data.dtype_names[dtype]), ` ${formatBytes(nbytes)}`))),
       hasChildren(view) ? [el("h3", {}, "Largest parts"), el("ul", { class: "parts" }, [...modulesOf(view).keys()].map((part) =>
         el("li", {}, el("button", { class: "name", title: pathText(part), onclick: () => select({ view: part }) }, part.label || '""'),
           el("span", { class: "number" }, formatBytes(part.bytes)))))] : null,
@@ -226,7 +229,7 @@ function details(chosen, select, zoom) {
   } }, "copy name");
   const heading = el("h2", { class: "path" }, name);
   return [heading,
-    el("dl", {}, fact("dtype", [swatch(data.colours[kind.dtype]), dtypeOf(tensor)]), fact("shape", shapeText(tensor)),
+    el("dl", {}, fact("dtype", [swatch(colours[kind.dtype]), dtypeOf(tensor)]), fact("shape", shapeText(tensor)),
       fact("elements", formatCount(kind.elements)),
       fact("size", `${formatBytes(kind.nbytes)} (${formatShare(kind.nbytes / total)})`), fact("bytes", formatCount(kind.nbytes)),
       kind.strides ? fact("strides", `[${kind.strides.join(", ")}]`) : [],

@@ -106,7 +106,7 @@ class TreeTable {
     const bytes = view ? view.bytes : countedBytes(tensor);
     const each = leaf ? kindOf(tensor).nbytes : many ? view.bytes / view.nodes.length : null;
     const share = bytes / (Number(data.nbytes) || 1);
-    const meter = el("span", { class: "meter" }, el("i", leaf ? { fill: data.colours[kindOf(tensor).dtype], width: `${100 * share}%` } : { width: `${100 * share}%` }));
+    const meter = el("span", { class: "meter" }, el("i", leaf ? { fill: colours[kindOf(tensor).dtype], width: `${100 * share}%` } : { width: `${100 * share}%` }));
     return el("tr", { id: `row${at}`, "data-at": at, "aria-rowindex": at + 2, "aria-level": view ? view.depth : 1, "aria-selected": at === this.at ? "true" : "false",
       "aria-expanded": group ? String(Boolean(isOpen)) : null },
     name, el("td", { class: "dtype" }, leaf ? dtypeOf(tensor) : ""),

@@ -71,7 +71,7 @@ class Treemap {
       view = childViews(view).reduce((most, child) => (child.bytes > most.bytes ? child : most));
     }
     const tensor = nodes.tensor[view.nodes[0]];
-    return this.mode === "file" ? tensors.file[tensor] % this.fills.length : data.colours[kindOf(tensor).dtype];
+    return this.mode === "file" ? tensors.file[tensor] % this.fills.length : colours[kindOf(tensor).dtype];
   }
 
   draw() {
