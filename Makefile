@@ -12,7 +12,7 @@
 #   make fuzz     run every fuzz target for a minute with coverage guidance (FUZZ="pickle zip" SECONDS_EACH=600 to choose)
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
 #   make memory   measure memory over time while stock loaders and rustload load a model (MEMORY="--rounds 1", "--limit")
-#   make docs     build the site of the documentation in target/docs/html
+#   make docs     build the site of the documentation in target/docs/html, with a page that opens files (needs Debian, lld-22)
 #   make release-check  build the wheel twice, check and use it; lint workflows; test the site and pages of `rustload view` in Chromium
 #   make build    only the extension, in .venv
 #   make fmt      format Rust and Python

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 from docs.site.api import PAGES, pages
+from docs.site.browser import build
 from docs.site.check import check
 from docs.site.stage import ROOT, Stage, nav
 
@@ -36,6 +37,7 @@ def main() -> None:
     if wrong := check(site):
         raise SystemExit("\n".join(wrong))
     print(f"{sum(1 for _ in site.rglob('*.html'))} pages: {site / 'index.html'}")
+    print(build(site))
 
 
 def config() -> str:
