@@ -7,6 +7,7 @@ import hashlib
 import html.parser
 import json
 import math
+import random
 import re
 import runpy
 import string
@@ -165,8 +166,19 @@ def test_the_page_has_what_info_has(state, save, tmp_path):
     assert "{0..2, 4..11}" in page.content["text"][0]
 
 
-def test_folds_are_those_of_the_tree_of_info(state, save, tmp_path):
-    ckpt = rustload.open(save(state))
+def random_names(seed):
+    """Names with numbers, of few kinds, so that many subtrees are equal."""
+    chosen = random.Random(seed)
+    parts = [*map(str, range(12)), "07", "08", "09", "00", "w", "b", 'k["x.1"]', "[", "", "٣"]
+    names = {
+        ".".join(chosen.choices(parts, k=chosen.randint(1, 4))) for _ in range(chosen.choice([5, 60, 400]))
+    }
+    return {name: torch.zeros(chosen.choice([1, 1, 1, 2])) for name in sorted(names)}
+
+
+@pytest.mark.parametrize("seed", [None, *range(12)])
+def test_folds_are_those_of_the_tree_of_info(state, save, tmp_path, seed):
+    ckpt = rustload.open(save(state if seed is None else random_names(seed)))
     tied = {name for group in ckpt.tied for name in group}
     _, folded = names_and_folds(view(ckpt, tmp_path).data)
     root = tree.build(
