@@ -38,8 +38,8 @@ def decode(tile: Tile, stored: Sequence[torch.Tensor]) -> torch.Tensor:
     if decoding.row_index is None:
         rows = decoding.row_of_scales(torch.arange(tile.first, tile.last, device=device)) - start
     else:
-        rows = next(parts).view(torch.int32)
-    columns = None if decoding.column_index is None else next(parts).view(torch.int32)
+        rows = _indices(parts, stop - start)
+    columns = None if decoding.column_index is None else _indices(parts, decoding.scales.columns)
 
     def of_each(grid: torch.Tensor) -> torch.Tensor:
         """The value of each element, from a matrix as that of the scales."""
@@ -58,6 +58,11 @@ def decode(tile: Tile, stored: Sequence[torch.Tensor]) -> torch.Tensor:
             numbers = numbers.to(dtype).float()
         numbers += of_each(offsets)
     return numbers.to(dtype).as_strided(*tile.layout)
+
+
+def _indices(parts: Iterator[torch.Tensor], count: int) -> torch.Tensor:
+    """Indices below `count`, as when they were checked: a file that is changed since must not end the use of the GPU."""
+    return next(parts).view(torch.int32).clamp(0, count - 1)
 
 
 def _unpack(codes: Codes, stored: torch.Tensor, first: int, last: int) -> torch.Tensor:
