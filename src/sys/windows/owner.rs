@@ -53,7 +53,7 @@ pub(super) fn is_own(file: &File) -> io::Result<bool> {
 
 /// The identifier that the token of this process has for its user or its owner. It lies in the buffer.
 fn of_token(buffer: &mut TokenBuffer, class: TOKEN_INFORMATION_CLASS) -> io::Result<PSID> {
-    debug_assert!(matches!(class, TokenUser | TokenOwner));
+    debug_assert!([TokenUser, TokenOwner].contains(&class));
     let mut token: HANDLE = ptr::null_mut();
     // SAFETY: the pseudo handle of this process needs no closing.
     let process = unsafe { GetCurrentProcess() };
