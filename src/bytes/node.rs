@@ -349,6 +349,8 @@ mod tests {
         NodeShare::new(folder.path().to_owned(), number, count, u64::MAX)
     }
 
+    // On Windows no processes share: the folder needs flock(2) (`_node_folder.py`).
+    #[cfg(unix)]
     #[test]
     fn each_byte_is_fetched_once_by_processes_that_read_at_once() {
         let (folder, object) = (tempfile::tempdir().unwrap(), Object::default());
@@ -380,6 +382,8 @@ mod tests {
         object.read(&nodes[0], SIZE, 0).unwrap();
     }
 
+    // On Windows no processes share: the folder needs flock(2) (`_node_folder.py`).
+    #[cfg(unix)]
     #[test]
     fn one_that_reads_alone_sends_long_requests() {
         let (folder, object) = (tempfile::tempdir().unwrap(), Object::default());
@@ -422,6 +426,8 @@ mod tests {
         });
     }
 
+    // On Windows no processes share: the folder needs flock(2) (`_node_folder.py`).
+    #[cfg(unix)]
     #[test]
     fn over_the_window_the_oldest_are_removed() {
         let (folder, object) = (tempfile::tempdir().unwrap(), Object::default());

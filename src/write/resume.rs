@@ -310,7 +310,10 @@ mod tests {
         assert_eq!(Staging::open(&target, "plan").err().unwrap().code(), Code::TargetBusy);
         drop(staging);
         let again = Staging::open(&target, "plan").unwrap();
-        assert!(again.has_tensor(0, 3) && !again.has_tensor(0, 2) && again.folder.join("data-0").exists());
+        // Where boots cannot be told apart, as on Windows, only whole files are kept.
+        let keeps_tensors = !sys::boot_id().is_empty();
+        assert_eq!(again.has_tensor(0, 3), keeps_tensors);
+        assert!(!again.has_tensor(0, 2) && (!keeps_tensors || again.folder.join("data-0").exists()));
         drop(again);
         let other = Staging::open(&target, "another plan").unwrap();
         assert!(!other.has_tensor(0, 3) && !other.folder.join("data-0").exists());
