@@ -377,7 +377,9 @@ fn views_keep_the_files_strides_and_have_the_elements_of_owned_results() {
         .unwrap();
     let part = part.materialize(&Request::new().copy(false)).unwrap();
     assert_eq!(elements(&part), [69, 74, 79, 84].map(|at| storage[at]));
-    assert_eq!(tensor.shared_storage(None, &Cancel::new()).unwrap(), Some(SharedStorage::View));
+    // On Windows no view can be written to, and this storage has no other name that a copy would keep tied.
+    let shared = cfg!(unix).then_some(SharedStorage::View);
+    assert_eq!(tensor.shared_storage(None, &Cancel::new()).unwrap(), shared);
     let whole = tensor.storage_bytes(SharedStorage::View, &Request::default()).unwrap();
     assert_eq!((whole.shape(), whole.is_view()), (&[88][..], true));
     assert_eq!(elements(&whole), storage);

@@ -201,9 +201,10 @@ impl Driver {
         };
         // SAFETY: the driver's library, or the one that the user names in its place, is trusted to start itself.
         let library = unsafe { Library::new(&name) }.map_err(|error| {
-            // The dynamic linker's message: mostly which file, and what is wrong with it.
+            // The dynamic linker's message: mostly which file, which Windows does not say, and what is wrong with it.
             let why = error.source().map_or_else(|| name.clone(), ToString::to_string);
-            device_error(format!("there is no CUDA driver: {why}"))
+            let file = if why.contains(&name) { String::new() } else { format!("{name}: ") };
+            device_error(format!("there is no CUDA driver: {file}{why}"))
         })?;
         let api = Api::of(&library);
         let driver = Driver { table: Table::of(&library, api)?, api, name, process: AtomicU32::new(0) };
