@@ -7,21 +7,10 @@
 use std::fmt;
 
 use super::arch::{self, Level, RowKernel};
-use super::internal_error;
+use super::{Overflow, internal_error};
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
-
-/// How f32 -> fp8 converts values out of range.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Overflow {
-    /// To NaN, or to infinity where the format has one (e5m2): the OCP rule, as in ml_dtypes.
-    #[default]
-    Nan,
-    /// To the largest finite value with the same sign (saturating), also from an infinity. NaN stays NaN.
-    Saturate,
-}
 
 /// Elements per block of a chain.
 const BLOCK_ELEMENTS: usize = 256;

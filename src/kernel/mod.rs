@@ -18,6 +18,7 @@ mod gather;
 mod golden;
 #[cfg(test)]
 mod levels;
+mod overflow;
 mod signs;
 pub mod statistics;
 mod strided;
@@ -26,8 +27,9 @@ mod tests;
 mod transpose;
 
 pub use arch::{Grid, Level};
-pub use cast::{Cast, Overflow, convert, is_lossy};
+pub use cast::{Cast, convert, is_lossy};
 pub use gather::{Axis, gather};
+pub use overflow::Overflow;
 pub use signs::{conjugate, negate, swap_bytes, swap_bytes_with_level};
 pub use transpose::transpose;
 
