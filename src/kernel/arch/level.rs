@@ -4,6 +4,8 @@ use std::fmt;
 
 use once_cell::race::OnceBox;
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use super::{Overflow, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
@@ -19,6 +21,8 @@ pub struct Level(Isa);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Isa {
     Generic,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -26,7 +30,10 @@ enum Isa {
 }
 
 /// The values of `RUSTLOAD_ISA`, lowest level first.
-const NAMES: [&str; 3] = ["generic", "avx2", "avx512"];
+#[cfg(not(target_arch = "aarch64"))]
+const NAMES: &[&str] = &["generic", "avx2", "avx512"];
+#[cfg(target_arch = "aarch64")]
+const NAMES: &[&str] = &["generic", "neon"];
 
 /// Evaluates an expression with `$isa` as the [`Instructions`](super::Instructions) type of a level.
 macro_rules! dispatch {
@@ -34,6 +41,11 @@ macro_rules! dispatch {
         match $level.0 {
             Isa::Generic => {
                 type $isa = Generic;
+                $what
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => {
+                type $isa = Neon;
                 $what
             }
             #[cfg(target_arch = "x86_64")]
@@ -54,8 +66,8 @@ impl Level {
     /// The level in use: the highest one of this CPU, or the one that the environment variable `RUSTLOAD_ISA` names. The variable
     /// is read once per process.
     ///
-    /// Its values are `generic`, `avx2` (with F16C) and `avx512` (F, BW, DQ and VL). Where the CPU lacks a level, the next lower
-    /// one that it has is used; any other value counts as unset.
+    /// Its values are `generic`; on x86 `avx2` (with F16C) and `avx512` (F, BW, DQ and VL); on Arm `neon`. Where the CPU lacks a
+    /// level, the next lower one that it has is used; any other value counts as unset.
     pub fn used() -> Level {
         static USED: OnceBox<Level> = OnceBox::new();
         *USED.get_or_init(|| Box::new(Level::from_env_value(std::env::var("RUSTLOAD_ISA").ok().as_deref())))
@@ -77,6 +89,9 @@ impl Level {
         } else if super::avx2::is_detected() {
             return vec![Level(Isa::Generic), Level(Isa::Avx2)];
         }
+        #[cfg(target_arch = "aarch64")]
+        return vec![Level(Isa::Generic), Level(Isa::Neon)];
+        #[cfg(not(target_arch = "aarch64"))]
         vec![Level(Isa::Generic)]
     }
 
@@ -84,6 +99,8 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self.0 {
             Isa::Generic => "generic",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => "neon",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]

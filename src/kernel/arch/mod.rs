@@ -4,7 +4,7 @@
 //! level compiles it for its instructions ([`Instructions::run`]) and may replace it by intrinsics; the portable loop is the
 //! oracle of the intrinsics in the tests.
 //!
-//! `unsafe` is limited to `avx2`, `avx512` and `vector_transpose`, for two purposes:
+//! `unsafe` is limited to `avx2`, `avx512`, `neon` and `vector_transpose`, for two purposes:
 //!
 //! - A function with `target_feature` is called from one without. [`Level`] promises that the CPU has the features: a level is
 //!   constructed only after they were detected, and a level's code is reached only through it.
@@ -29,10 +29,13 @@ mod generic;
 mod grid;
 mod half_precision;
 mod level;
+#[cfg(target_arch = "aarch64")]
+#[expect(unsafe_code, reason = "vector loads and stores, and instructions without stable intrinsics")]
+mod neon;
 mod numbers;
 mod portable_transpose;
 mod statistics;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[expect(unsafe_code, reason = "vector loads from rows at equal distances")]
 mod vector_transpose;
 
@@ -104,7 +107,7 @@ fn map_in_place<I: Instructions, const N: usize>(data: &mut [u8], convert: impl 
 }
 
 /// Applies a SIMD operation to each full vector of a row, and to the remainder padded with zeros.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
 fn map_vectors<const SRC: usize, const DST: usize>(
     src: &[u8],

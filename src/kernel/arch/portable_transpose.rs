@@ -9,7 +9,7 @@ use super::Grid;
 /// Bytes of a cache line.
 pub(in crate::kernel) const CACHE_LINE_BYTES: usize = 64;
 /// A cache line at its alignment.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct CacheLine(pub(super) [u8; CACHE_LINE_BYTES]);
@@ -37,7 +37,7 @@ pub(in crate::kernel) struct Panel<'a> {
     pub(in crate::kernel) lines: usize,
     /// Whether to use non-temporal stores, at levels that have them.
     #[cfg_attr(
-        not(target_arch = "x86_64"),
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
         expect(dead_code, reason = "only the levels above the generic one have non-temporal stores")
     )]
     pub(in crate::kernel) non_temporal: bool,

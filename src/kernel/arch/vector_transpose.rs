@@ -7,8 +7,6 @@
 //! Everything here is `#[inline(always)]`: it compiles to a level's instructions in the `#[target_feature]` functions that
 //! instantiate it.
 
-use std::arch::x86_64::_mm_sfence;
-
 use super::Grid;
 use super::portable_transpose::{CACHE_LINE_BYTES, COLUMNS_PER_PASS, CacheLine, LINES_PER_PASS, Panel};
 
@@ -271,6 +269,7 @@ pub(super) fn transpose_4<V: Vector<LANES, PER_LINE>, const LANES: usize, const 
 }
 
 /// Transposes a block of 8-byte elements: 2 rows by 2 columns inside each lane, then the lanes.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn transpose_8<V: Vector<LANES, PER_LINE>, const LANES: usize, const PER_LINE: usize>(
     rows: Block<V, 2, LANES>,
@@ -313,6 +312,9 @@ impl Drop for FenceOnDrop {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: every x86-64 CPU has SSE.
-        unsafe { _mm_sfence() };
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
     }
 }
