@@ -1,34 +1,33 @@
 //! What a quantized weight is decoded from, as plain data for a decoder in Python.
 
-use super::tensor::Tensor;
 use crate::checkpoint::{HandedCodes, HandedScales};
 use crate::error::Result;
-use crate::tensor::Tensor as Core;
+use crate::tensor::Tensor;
 
 /// Tensor, columns, unit, whether across rows, bits, period, places, what is added to words, numbers.
-type CodesOf = (Tensor, u64, u64, bool, u32, u64, Vec<u64>, u32, Vec<f32>);
+type CodesOf<T> = (T, u64, u64, bool, u32, u64, Vec<u64>, u32, Vec<f32>);
 /// Tensor, elements for each, whether it divides, offset.
-type OuterOf = (Tensor, u64, bool, Option<f32>);
+type OuterOf<T> = (T, u64, bool, Option<f32>);
 /// Tensor, columns, numbers, what they are multiplied by.
-type ScalesOf = (Tensor, u64, Option<Vec<f32>>, Option<OuterOf>);
+type ScalesOf<T> = (T, u64, Option<Vec<f32>>, Option<OuterOf<T>>);
 /// Rows, columns, dtype, codes, scales, zero points, groups, indices of rows and columns, factor, offsets.
-pub(super) type Fields = (
+pub(super) type Fields<T> = (
     u64,
     u64,
     &'static str,
-    CodesOf,
-    ScalesOf,
-    Option<CodesOf>,
+    CodesOf<T>,
+    ScalesOf<T>,
+    Option<CodesOf<T>>,
     (u64, u64, u64, u64),
-    (Option<Tensor>, Option<Tensor>),
+    (Option<T>, Option<T>),
     Option<f32>,
-    Option<(Tensor, bool)>,
+    Option<(T, bool)>,
 );
 
-/// What a weight is decoded from; `None` for what is as it is stored.
-pub(super) fn decoding(tensor: &Core) -> Result<Option<Fields>> {
+/// What a weight is decoded from, its stored tensors as `wrap` makes them; `None` for what is as it is stored.
+pub(super) fn decoding<T>(tensor: &Tensor, wrap: impl Fn(Tensor) -> T) -> Result<Option<Fields<T>>> {
     let Some(handed) = tensor.decoding()? else { return Ok(None) };
-    let stored = |id| tensor.stored(id).map(Tensor);
+    let stored = |id| tensor.stored(id).map(&wrap);
     let codes = |codes: HandedCodes| {
         let HandedCodes { columns, unit, is_across, bits, period, places, word_add, numbers, .. } = codes;
         Ok((stored(codes.tensor)?, columns, unit, is_across, bits, period, places, word_add, numbers))

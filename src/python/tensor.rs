@@ -171,8 +171,8 @@ impl Tensor {
     }
 
     /// What it is decoded from, for a decoder that has the bytes of the stored tensors elsewhere.
-    fn decoding(&self, py: Python<'_>) -> PyResult<Option<decoding::Fields>> {
-        run::detached(py, || decoding::decoding(&self.0))
+    fn decoding(&self, py: Python<'_>) -> PyResult<Option<decoding::Fields<Tensor>>> {
+        run::detached(py, || decoding::decoding(&self.0, Tensor))
     }
 
     #[getter]
