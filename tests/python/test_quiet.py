@@ -15,6 +15,7 @@ SOURCE = """
 import time
 from beside import peak, quiet_one
 
+CLOCK = "import time; print(time.monotonic())"
 STATUS = "print(open('/proc/self/status').read().split('VmHWM:')[1])"
 
 
@@ -31,6 +32,10 @@ def test_by_a_helper_of_a_helper():
 
 
 def test_in_a_child():
+    child(CLOCK)
+
+
+def test_of_memory():
     child(STATUS)
 
 
@@ -49,7 +54,7 @@ def test_nothing_is_measured():
 
 
 def test_what_measures_is_found_also_through_helpers_and_child_processes(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text("def peak(): return now('VmRSS')\n\ndef quiet_one(): pass\n")
+    (tmp_path / "beside.py").write_text("def peak(): return time.monotonic()\n\ndef quiet_one(): pass\n")
     path = tmp_path / "test_it.py"
     path.write_text(SOURCE)
     found = [name for name in quiet.measuring(path) if name.lower().startswith("test")]
