@@ -1,21 +1,19 @@
 //! Turns the packed codes of quantized weights into numbers: unpacks rows of codes to f32, and applies zero points and scales to them.
 
 use super::Overflow;
-use super::arch::Level;
+use super::arch::{Job, Level, RowKernel};
+use super::integers::{Across, EVEN_FIRST, EvenFirst, Integers, Pairs as IntegerPairs, word};
 use crate::dtype::DType;
 
 /// The number of entries of the table of a [`Number`].
 pub const TABLE_LEN: usize = 256;
 
-/// Codes of two, in an 8-bit row: both numbers of each byte.
+/// Of bytes that have two codes each, both numbers of each byte.
 type Pairs = [[f32; 2]; TABLE_LEN];
 
 /// The numbers of E2M1 codes.
 const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-
-/// The place in a word of the code of each column, in [`Order::EvenFirst`].
-const EVEN_FIRST: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// The order of the codes in a row of packed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +96,12 @@ impl Codes {
     #[must_use]
     pub fn with_word_add(self, word_add: u32) -> Codes {
         Codes { word_add, ..self }
+    }
+
+    /// What the codes are if they are whole numbers.
+    fn integers(&self) -> Option<Integers> {
+        let &Number::Integer { add, flip, offset } = &self.number else { return None };
+        Some(Integers { mask: (1 << self.bits) - 1, add, flip, offset })
     }
 
     /// The bits of a code.
@@ -184,26 +188,44 @@ impl Unpacker<'_> {
                 }
                 let from = bytes.get((at / 2).saturating_sub(first as usize)..).unwrap_or_default();
                 let whole = rest.len() / 2;
-                Level::used().run(|| {
-                    for (out, &byte) in rest.as_chunks_mut().0.iter_mut().zip(from) {
-                        *out = pairs[usize::from(byte)];
+                let whole_pairs = &mut rest.as_chunks_mut().0[..whole.min(from.len())];
+                match self.codes.integers() {
+                    Some(numbers) => {
+                        let is_high_first = self.codes.order == Order::HighFirst;
+                        Level::used().run(IntegerPairs {
+                            numbers,
+                            is_high_first,
+                            bytes: from,
+                            out: whole_pairs,
+                        });
                     }
-                });
+                    None => {
+                        for (out, &byte) in whole_pairs.iter_mut().zip(from) {
+                            *out = pairs[usize::from(byte)];
+                        }
+                    }
+                }
                 rest = &mut rest[whole * 2..];
                 at += whole * 2;
             } else if self.codes.bits == 8 {
-                let table = &self.table;
                 let from = bytes.get(at - first as usize..).unwrap_or_default();
-                let count = rest.len();
-                Level::used().run(|| {
-                    for (out, &byte) in rest.iter_mut().zip(from) {
-                        *out = table[usize::from(byte)];
+                let whole = rest.len().min(from.len());
+                let (from, wanted) = (&from[..whole], &mut rest[..whole]);
+                let convert = self.codes.number.dtype().and_then(to_f32);
+                match (self.codes.integers(), convert) {
+                    (Some(numbers), _) => {
+                        let words = from.as_chunks::<1>().0;
+                        Level::used().run(Across { numbers, bit: 0, words, next: None, out: wanted });
                     }
-                });
-                rest = &mut rest[count..];
-            } else if let (Order::EvenFirst, &Number::Integer { add, flip, offset }) =
-                (self.codes.order, &self.codes.number)
-            {
+                    (None, Some(convert)) => convert(from, bytemuck::cast_slice_mut(wanted)),
+                    (None, None) => {
+                        for (out, &byte) in wanted.iter_mut().zip(from) {
+                            *out = self.table[usize::from(byte)];
+                        }
+                    }
+                }
+                rest = &mut [];
+            } else if let (Order::EvenFirst, Some(numbers)) = (self.codes.order, self.codes.integers()) {
                 while !at.is_multiple_of(8) && !rest.is_empty() {
                     rest[0] = self.one(bytes, self.codes.bit(at) - skipped);
                     rest = &mut rest[1..];
@@ -211,15 +233,8 @@ impl Unpacker<'_> {
                 }
                 let words = bytes.get((at / 2).saturating_sub(first as usize)..).unwrap_or_default();
                 let whole = rest.len() / 8;
-                Level::used().run(|| {
-                    let words = words.as_chunks().0;
-                    for (out, &word) in rest.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-                        let word = u32::from_le_bytes(word);
-                        for (out, shift) in out.iter_mut().zip(EVEN_FIRST) {
-                            *out = integer(word >> (4 * shift) & 15, add, flip, offset, 15);
-                        }
-                    }
-                });
+                let (words, wholes) = (words.as_chunks().0, rest.as_chunks_mut().0);
+                Level::used().run(EvenFirst { numbers, words, out: wholes });
                 rest = &mut rest[whole * 8..];
                 at += whole * 8;
             }
@@ -244,51 +259,45 @@ impl Unpacker<'_> {
     /// Unpacks one row of codes that are packed along columns: those at `bit` of the words of `low`, of which `high` are the next.
     /// Words have `N` bytes.
     pub fn unpack_across<const N: usize>(&self, low: &[u8], high: &[u8], bit: u32, out: &mut [f32]) {
-        let mask = (1_u32 << self.codes.bits) - 1;
-        let word = |bytes: [u8; N]| {
-            let mut word = [0; 4];
-            word[..N].copy_from_slice(&bytes);
-            u32::from_le_bytes(word)
-        };
-        let (low, high) = (low.as_chunks::<N>().0, high.as_chunks::<N>().0);
-        let straddles = bit + self.codes.bits > 8 * N as u32;
-        let high_at = |at: usize| if straddles { high.get(at).map_or(0, |&high| word(high)) } else { 0 };
-        match &self.codes.number {
-            &Number::Integer { add, flip, offset } => Level::used().run(move || {
-                if straddles {
-                    for (at, (out, &low)) in out.iter_mut().zip(low).enumerate() {
-                        let code = (word(low) >> bit | high_at(at) << (32 - bit)) & mask;
-                        *out = integer(code, add, flip, offset, mask);
-                    }
-                } else {
-                    for (out, &low) in out.iter_mut().zip(low) {
-                        *out = integer(word(low) >> bit & mask, add, flip, offset, mask);
-                    }
-                }
-            }),
+        let (low, high, bits) = (low.as_chunks::<N>().0, high.as_chunks::<N>().0, self.codes.bits);
+        let next = (bit + bits > 8 * N as u32).then_some(high);
+        match self.codes.integers() {
+            Some(numbers) if next.is_none_or(|next| next.len() >= low.len()) => {
+                Level::used().run(Across { numbers, bit, words: low, next, out });
+            }
             _ => {
                 for (at, (out, &low)) in out.iter_mut().zip(low).enumerate() {
-                    let high = if straddles { high_at(at) << (32 - bit) } else { 0 };
-                    *out = self.table[((word(low) >> bit | high) & mask) as usize];
+                    let high = next.and_then(|next| next.get(at)).map_or(0, |&high| word(high) << (32 - bit));
+                    *out = self.table[((word(low) >> bit | high) & ((1 << bits) - 1)) as usize];
                 }
             }
         }
     }
 }
 
+/// The row kernel that widens a float dtype of one byte.
+fn to_f32(dtype: DType) -> Option<RowKernel> {
+    Level::used().row_kernel(dtype, DType::F32, Overflow::Nan)
+}
+
 impl Number {
+    fn dtype(&self) -> Option<DType> {
+        if let Number::Float(dtype) = self { Some(*dtype) } else { None }
+    }
+
     /// The number of each code.
     fn table(&self, bits: u32) -> [f32; TABLE_LEN] {
         let mut table = [0.0; TABLE_LEN];
         match self {
-            Number::Integer { add, flip, offset } => {
+            &Number::Integer { add, flip, offset } => {
+                let numbers = Integers { mask: (1 << bits) - 1, add, flip, offset };
                 for (code, entry) in (0_u32..1 << bits).zip(&mut table) {
-                    *entry = integer(code, *add, *flip, *offset, (1 << bits) - 1);
+                    *entry = numbers.of(code);
                 }
             }
             Number::Float(dtype) => {
                 let codes: Vec<u8> = (0..=u8::MAX).collect();
-                if let Some(convert) = Level::used().row_kernel(*dtype, DType::F32, Overflow::Nan) {
+                if let Some(convert) = to_f32(*dtype) {
                     convert(&codes, bytemuck::cast_slice_mut(&mut table));
                 }
             }
@@ -299,15 +308,25 @@ impl Number {
     }
 }
 
-#[inline(always)]
-fn integer(code: u32, add: u32, flip: u32, offset: i32, mask: u32) -> f32 {
-    ((code.wrapping_add(add) & mask ^ flip) as i32).wrapping_sub(offset) as f32
-}
-
 /// Multiplies numbers by their scales, after their zero points were subtracted. A scale is that of `width` numbers, the first of
 /// `width - skip`.
 pub fn rescale(numbers: &mut [f32], zeros: Option<&[f32]>, scales: &[f32], width: usize, skip: usize) {
-    Level::used().run(move || {
+    Level::used().run(Rescale { numbers, zeros, scales, width, skip });
+}
+
+/// The arguments of [`rescale`].
+struct Rescale<'a> {
+    numbers: &'a mut [f32],
+    zeros: Option<&'a [f32]>,
+    scales: &'a [f32],
+    width: usize,
+    skip: usize,
+}
+
+impl Job for Rescale<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Rescale { numbers, zeros, scales, width, skip } = self;
         if width == 1 {
             match zeros {
                 None => numbers.iter_mut().zip(scales).for_each(|(number, scale)| *number *= scale),
@@ -329,7 +348,7 @@ pub fn rescale(numbers: &mut [f32], zeros: Option<&[f32]>, scales: &[f32], width
             }
             (rest, len) = (others, width);
         }
-    });
+    }
 }
 
 /// Adds to numbers what their groups, as those of [`rescale`], have.

@@ -16,6 +16,7 @@ pub mod codes;
 mod gather;
 #[cfg(test)]
 mod golden;
+mod integers;
 #[cfg(test)]
 mod levels;
 mod overflow;

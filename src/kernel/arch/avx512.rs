@@ -6,7 +6,7 @@ use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelT
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
 };
-use super::{Grid, Instructions, RowKernel, avx2, map_vectors};
+use super::{Grid, Instructions, Job, RowKernel, avx2, map_vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -24,7 +24,7 @@ pub(super) struct Avx512;
 
 impl Instructions for Avx512 {
     #[inline(always)]
-    fn run(job: impl FnOnce()) {
+    fn run(job: impl Job) {
         // SAFETY: Level has detected the features that `run_inlined` is compiled for.
         unsafe { run_inlined(job) }
     }
@@ -66,8 +66,8 @@ impl Instructions for Avx512 {
 }
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn run_inlined(job: impl FnOnce()) {
-    job();
+fn run_inlined(job: impl Job) {
+    job.run();
 }
 
 #[inline]

@@ -6,7 +6,7 @@ use once_cell::race::OnceBox;
 
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
-use super::{Overflow, RowKernel};
+use super::{Job, Overflow, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 use super::{complex, generic::Generic, map_in_place, portable_transpose::PanelTranspose, row_kernel};
@@ -141,9 +141,9 @@ impl Level {
         dispatch!(self, I => <I as super::Instructions>::panel_transpose(element_size))
     }
 
-    /// Runs `job`. What is inlined into it is compiled for the level's instructions.
+    /// Runs `job`, compiled for the level's instructions.
     #[inline(always)]
-    pub(in crate::kernel) fn run(self, job: impl FnOnce()) {
+    pub(in crate::kernel) fn run(self, job: impl Job) {
         dispatch!(self, I => <I as super::Instructions>::run(job));
     }
 

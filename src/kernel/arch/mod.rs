@@ -52,10 +52,25 @@ pub(super) type RowKernel = fn(&[u8], &mut [u8]);
 /// The row kernel that copies bytes.
 pub(super) const COPY: RowKernel = |src, dst| dst.copy_from_slice(src);
 
+/// What a level runs with its instructions. Its method must be `#[inline(always)]`.
+///
+/// A closure is inlined where it has one caller, in a function that is generic over the level. Of a closure that all levels call, the
+/// compiler may make one function, with the instructions of none.
+pub(in crate::kernel) trait Job {
+    fn run(self);
+}
+
+impl<F: FnOnce()> Job for F {
+    #[inline(always)]
+    fn run(self) {
+        self();
+    }
+}
+
 /// The kernels of a level. The defaults are the portable loops, compiled for the level.
 trait Instructions: 'static {
     /// Runs `job`. What is inlined into `job` is compiled for the level's instructions.
-    fn run(job: impl FnOnce());
+    fn run(job: impl Job);
 
     /// The row kernel that is written with intrinsics, where they are faster than the compiled loop.
     fn row_kernel(_from: DType, _to: DType, _overflow: Overflow) -> Option<RowKernel> {

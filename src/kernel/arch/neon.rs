@@ -8,7 +8,7 @@ use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelT
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_panel, unpack,
 };
-use super::{Grid, Instructions, RowKernel, map_vectors};
+use super::{Grid, Instructions, Job, RowKernel, map_vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -19,8 +19,8 @@ pub(super) struct Neon;
 
 impl Instructions for Neon {
     #[inline(always)]
-    fn run(job: impl FnOnce()) {
-        job();
+    fn run(job: impl Job) {
+        job.run();
     }
 
     fn row_kernel(from: DType, to: DType, _overflow: Overflow) -> Option<RowKernel> {
