@@ -77,12 +77,9 @@ impl Codes {
     /// What unpacks them.
     pub fn unpacker(&self) -> Unpacker<'_> {
         let table = self.number.table(self.bits);
-        let halves = match self.order {
-            Order::Dense | Order::Words if self.bits == 4 => Some((0, 4)),
-            Order::HighFirst => Some((4, 0)),
-            _ => None,
-        };
-        let pairs = halves.filter(|_| self.word_add == 0).map(|(first, second)| {
+        // Vectors make whole numbers.
+        let halves = self.halves().filter(|_| self.integers().is_none());
+        let pairs = halves.map(|(first, second)| {
             let mut pairs = Box::new([[0.0; 2]; TABLE_LEN]);
             for (byte, pair) in pairs.iter_mut().enumerate() {
                 *pair = [first, second].map(|shift| table[byte >> shift & 15]);
@@ -96,6 +93,15 @@ impl Codes {
     #[must_use]
     pub fn with_word_add(self, word_add: u32) -> Codes {
         Codes { word_add, ..self }
+    }
+
+    /// Where the first and the second code of each byte begin, if it has two.
+    fn halves(&self) -> Option<(u32, u32)> {
+        match self.order {
+            Order::Dense | Order::Words if self.bits == 4 && self.word_add == 0 => Some((0, 4)),
+            Order::HighFirst if self.word_add == 0 => Some((4, 0)),
+            _ => None,
+        }
     }
 
     /// What the codes are if they are whole numbers.
@@ -180,7 +186,7 @@ impl Unpacker<'_> {
         let mut rest = out;
         let mut at = start;
         if self.codes.word_add == 0 {
-            if let Some(pairs) = &self.pairs {
+            if let Some((shift, _)) = self.codes.halves() {
                 if at % 2 == 1 && !rest.is_empty() {
                     rest[0] = self.one(bytes, self.codes.bit(at) - skipped);
                     rest = &mut rest[1..];
@@ -189,20 +195,12 @@ impl Unpacker<'_> {
                 let from = bytes.get((at / 2).saturating_sub(first as usize)..).unwrap_or_default();
                 let whole = rest.len() / 2;
                 let whole_pairs = &mut rest.as_chunks_mut().0[..whole.min(from.len())];
-                match self.codes.integers() {
-                    Some(numbers) => {
-                        let is_high_first = self.codes.order == Order::HighFirst;
-                        Level::used().run(IntegerPairs {
-                            numbers,
-                            is_high_first,
-                            bytes: from,
-                            out: whole_pairs,
-                        });
-                    }
-                    None => {
-                        for (out, &byte) in whole_pairs.iter_mut().zip(from) {
-                            *out = pairs[usize::from(byte)];
-                        }
+                if let Some(numbers) = self.codes.integers() {
+                    let is_high_first = shift != 0;
+                    Level::used().run(IntegerPairs { numbers, is_high_first, bytes: from, out: whole_pairs });
+                } else if let Some(pairs) = &self.pairs {
+                    for (out, &byte) in whole_pairs.iter_mut().zip(from) {
+                        *out = pairs[usize::from(byte)];
                     }
                 }
                 rest = &mut rest[whole * 2..];
