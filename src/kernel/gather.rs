@@ -8,11 +8,11 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::arch::Grid;
+use super::arch::{CACHE_LINE_BYTES, Grid};
 use super::cast::Cast;
 use super::internal_error;
 use super::strided::{self, Strided};
-use super::transpose::{self, Matrix, Tile};
+use super::transpose::{self, Matrix, NON_TEMPORAL_MIN_BYTES, Tile};
 use crate::error::Result;
 
 /// One dimension of a strided copy. Strides are in elements of their side.
@@ -30,6 +30,10 @@ type Axes = SmallVec<[Axis; 6]>;
 
 /// The minimum size of an axis for which tiles, or rows along it, save more than they cost.
 const TILED_AXIS_MIN_SIZE: usize = 8;
+/// With fewer columns, and more rows, gathering them one by one is faster.
+const TILED_COLUMNS_MIN: usize = 32;
+/// Rows of fewer bytes are not worth non-temporal stores.
+const STREAMED_ROW_MIN_BYTES: usize = 4 * CACHE_LINE_BYTES;
 
 /// Copies elements with any strides on both sides and converts them; element 0 is at the start of each slice.
 ///
@@ -56,42 +60,76 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
     }
     let mut axes = merge(&sorted);
     match choose_inner_loop(&axes) {
-        None => cast.run(&src[..cast.src_size()], &mut dst[..cast.dst_size()]),
+        None => {
+            cast.run(&src[..cast.src_size()], &mut dst[..cast.dst_size()]);
+            Ok(())
+        }
         Some(InnerLoop::Rows { along }) => {
             let axis = axes.remove(along);
+            if is_streamed(cast, axis, dst.len())
+                && let Some(longest) = longest(&axes)
+            {
+                let (rows, width) = (axes.remove(longest), axis.size * cast.dst_size());
+                return for_each_grid(cast, dst, &axes, (rows, width), |from, dst| {
+                    let bytes = &src[from * cast.src_size()..];
+                    (cast.level().copy_rows())(bytes, rows.src_stride * cast.src_size(), dst);
+                });
+            }
             let mut scratch = strided::Scratch::new();
             for_each_offset(&axes, |from, to| {
                 let src = Strided { bytes: &src[from * cast.src_size()..], stride: axis.src_stride };
                 let dst = Strided { bytes: &mut dst[to * cast.dst_size()..], stride: axis.dst_stride };
                 strided::row(cast, src, dst, axis.size, &mut scratch);
             });
+            Ok(())
         }
         Some(InnerLoop::Transpose { rows, columns }) => {
             let (row_axis, column_axis) = (axes[rows], axes[columns]);
             axes.remove(rows.max(columns));
             axes.remove(rows.min(columns));
             let mut tile = Tile::new(cast, row_axis.size, column_axis.size, Vec::new());
-            let (width, pitch) = (row_axis.size * cast.dst_size(), column_axis.dst_stride * cast.dst_size());
-            let span_bytes = (column_axis.size - 1) * pitch + width;
-            let mut fits = true;
-            for_each_offset(&axes, |from, to| {
+            let width = row_axis.size * cast.dst_size();
+            for_each_grid(cast, dst, &axes, (column_axis, width), |from, dst| {
                 let bytes = &src[from * cast.src_size()..];
-                let src =
-                    Matrix { bytes, row_stride: row_axis.src_stride, column_stride: column_axis.src_stride };
-                let dst = &mut dst[to * cast.dst_size()..][..span_bytes];
-                match Grid::new(dst, column_axis.size, width, pitch) {
-                    Some(mut dst) => transpose::transpose_matrix(cast, src, &mut dst, &mut tile),
-                    None => fits = false,
-                }
-            });
-            if !fits {
-                return Err(internal_error(format!(
-                    "{cast:?}: the destination of the transpose does not hold its rows"
-                )));
-            }
+                let (row_stride, column_stride) = (row_axis.src_stride, column_axis.src_stride);
+                let src = Matrix { bytes, row_stride, column_stride };
+                transpose::transpose_matrix(cast, src, dst, &mut tile);
+            })
         }
     }
-    Ok(())
+}
+
+/// Whether rows along an axis are copied with non-temporal stores.
+fn is_streamed(cast: Cast, axis: Axis, dst_len: usize) -> bool {
+    let width = axis.size.saturating_mul(cast.dst_size());
+    cast.is_identity()
+        && cast.uses_non_temporal_stores()
+        && (axis.src_stride, axis.dst_stride) == (1, 1)
+        && width >= STREAMED_ROW_MIN_BYTES
+        && dst_len > NON_TEMPORAL_MIN_BYTES
+}
+
+/// Calls `job` with the source offset and the destination of every index of `axes`: rows of `width` bytes along the axis `rows`.
+fn for_each_grid(
+    cast: Cast,
+    dst: &mut [u8],
+    axes: &[Axis],
+    (rows, width): (Axis, usize),
+    mut job: impl FnMut(usize, &mut Grid<'_>),
+) -> Result<()> {
+    let size = cast.dst_size();
+    let mut fits = true;
+    for_each_offset(axes, |from, to| {
+        match Grid::new(&mut dst[to * size..], rows.size, width, rows.dst_stride * size) {
+            Some(mut dst) => job(from, &mut dst),
+            None => fits = false,
+        }
+    });
+    if fits {
+        Ok(())
+    } else {
+        Err(internal_error(format!("{cast:?}: the destination does not hold its rows")))
+    }
 }
 
 /// The number of elements from the first to the last, both included; `None` on overflow.
@@ -148,16 +186,21 @@ fn choose_inner_loop(axes: &[Axis]) -> Option<InnerLoop> {
     let inner = axes.len().checked_sub(1)?;
     let source_stride = |&at: &usize| (axes[at].src_stride == 0, axes[at].src_stride, Reverse(at));
     let source = (0..axes.len()).min_by_key(source_stride)?;
-    let longest = (0..axes.len()).max_by_key(|&at| axes[at].size)?;
+    let longest = longest(axes)?;
     Some(if source == inner {
         InnerLoop::Rows { along: if axes[inner].size < TILED_AXIS_MIN_SIZE { longest } else { inner } }
     } else if axes[inner].dst_stride != 1 || axes[inner].size < TILED_AXIS_MIN_SIZE {
         InnerLoop::Rows { along: if axes[source].size < TILED_AXIS_MIN_SIZE { longest } else { source } }
-    } else if axes[source].size < TILED_AXIS_MIN_SIZE {
+    } else if axes[source].size < TILED_COLUMNS_MIN.min(axes[inner].size) {
         InnerLoop::Rows { along: inner }
     } else {
         InnerLoop::Transpose { rows: inner, columns: source }
     })
+}
+
+/// The index of the axis with the most elements.
+fn longest(axes: &[Axis]) -> Option<usize> {
+    (0..axes.len()).max_by_key(|&at| axes[at].size)
 }
 
 /// Calls `job` with the source and destination offset of every index of `axes`, the last axis innermost.

@@ -209,6 +209,28 @@ fn non_temporal_stores_do_not_change_a_transpose() {
     }
 }
 
+/// Rows of any length at any alignment on both sides, in a destination that is large enough for non-temporal stores.
+#[test]
+fn non_temporal_stores_do_not_change_copied_rows() {
+    for level in Level::available() {
+        let cast = Cast::with_level(level, DType::U8, DType::U8, Overflow::Nan).unwrap();
+        for width in (256..=330).chain([1000, 4096, 4099]) {
+            let (rows, src_pitch, dst_pitch) = (5, width + 7, (2 << 20) + width % 3);
+            let axes = [
+                Axis { size: rows, src_stride: src_pitch, dst_stride: dst_pitch },
+                Axis { size: width, src_stride: 1, dst_stride: 1 },
+            ];
+            let src = noise(rows * src_pitch);
+            let mut got = vec![0xaa; rows * dst_pitch];
+            gather(cast.with_non_temporal_stores(), &src, &mut got, &axes).unwrap();
+            for (row, found) in got.chunks(dst_pitch).enumerate() {
+                assert!(found[..width] == src[row * src_pitch..][..width], "{level} {width} {row}");
+                assert!(found[width..].iter().all(|&byte| byte == 0xaa), "{level} {width} {row}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_generic_level_is_first_and_levels_are_sorted() {
     let levels = Level::available();

@@ -17,7 +17,7 @@ use crate::error::Result;
 const TILE_ROW_BYTES: usize = 2048;
 /// The result size, in bytes, above which a cast with non-temporal stores uses them: the lines of such a result would be evicted
 /// before they are read again, and an ordinary store reads each line before it overwrites it.
-const NON_TEMPORAL_MIN_BYTES: usize = 8 << 20;
+pub(super) const NON_TEMPORAL_MIN_BYTES: usize = 8 << 20;
 /// The number of columns whose partial cache line is stored at a time.
 const PARTIAL_LINE_COLUMNS: usize = 256;
 

@@ -1,8 +1,9 @@
 //! Transposes of matrices, cut into bands of source rows: each band is read in the file's order, with few long reads, and written
 //! to some columns of the destination. A matrix with few, long rows is cut into bands of columns instead.
 
+use super::plan::merged;
 use super::read::{BAND_MIN_BYTES, Fill, Payload, incomplete_write, scratch};
-use crate::bytes::{Reader, Scratch};
+use crate::bytes::{Access, Reader, Scratch};
 use crate::error::Result;
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
@@ -35,6 +36,9 @@ pub(super) struct Band {
     columns: u64,
     /// The stride from one row to the next.
     pitch: u64,
+    /// The columns of the whole matrix are so many groups of successive ones. The transposed matrix has the first column of each group as
+    /// its first rows, then the second ones, and so on: its dimensions are those of three in reverse.
+    groups: u64,
 }
 
 /// Memory that a thread reuses from job to job; it is not cleared.
@@ -52,41 +56,48 @@ impl Default for Workspace {
 }
 
 impl Band {
-    /// The whole matrix, if the layout is the transpose of one; else `None`.
+    /// The whole matrix, if the layout is the transpose of one, or the reverse of three dimensions; else `None`.
     pub(super) fn of(layout: &Layout) -> Option<Band> {
-        let mut dims = layout.shape.iter().zip(&layout.strides).filter(|(size, _)| **size != 1);
-        let (&columns, &column_stride) = dims.next()?;
-        let (mut rows, mut pitch) = (1_u64, 0);
-        for (&size, &stride) in dims {
-            if rows != 1 && stride.checked_mul(size) != Some(pitch) {
-                return None;
-            }
-            rows = rows.checked_mul(size)?;
-            pitch = stride;
-        }
-        let is_matrix =
-            column_stride == 1 && pitch >= columns && rows >= MATRIX_SIDE_MIN && columns >= MATRIX_SIDE_MIN;
-        is_matrix.then_some(Band { src: layout.offset, rows, columns, pitch })
+        let (inner, groups, outer) = match merged(layout)[..] {
+            [inner, outer] => (inner, 1, outer),
+            [inner, middle, outer] if middle.src == inner.size => (inner, middle.size, outer),
+            _ => return None,
+        };
+        let columns = inner.size.checked_mul(groups)?;
+        let band = Band { src: layout.offset, rows: outer.size, columns, pitch: outer.src, groups };
+        let is_matrix = inner.src == 1
+            && band.pitch >= columns
+            && band.rows >= MATRIX_SIDE_MIN
+            && columns >= MATRIX_SIDE_MIN;
+        is_matrix.then_some(band)
     }
 
     /// Cuts it into bands, each with its part of the destination, for `threads` threads. Elements have `from` bytes in the source
-    /// and `to` in the destination. `None` if `out` has another size.
+    /// and `to` in the destination. A cache line of the destination belongs to one band, unless reads wait for answers. `None` if `out` has
+    /// another size.
     pub(super) fn cut(
         self,
         from: u64,
         to: u64,
         threads: usize,
+        access: Access,
         out: &mut [u8],
     ) -> Option<Vec<(Band, Grid<'_>)>> {
         let width = to_usize(self.rows.checked_mul(to)?);
-        let grid = Grid::new(out, to_usize(self.columns), width, width)?;
+        let mut grid = Grid::new(out, to_usize(self.columns), width, width)?;
+        if self.groups > 1 {
+            grid = grid.in_groups(to_usize(self.groups))?;
+        }
         let threads = threads as u64;
         let band_count = (self.columns.checked_mul(self.rows)?.checked_mul(to)? / BAND_MIN_BYTES)
             .clamp(threads, threads * 16);
-        let run = (DST_RUN_BYTES / to).max(1);
+        let (run, read_min) = match access.waits_for_requests() {
+            true => (1, access.block),
+            false => ((DST_RUN_BYTES / to).max(1), COLUMN_READ_MIN_BYTES),
+        };
         let band_columns = self.columns.div_ceil(band_count);
         // If there are too few rows for all threads, each band is some columns of all rows, if those are worth a read of their own.
-        Some(if self.rows / run < threads && band_columns.saturating_mul(from) >= COLUMN_READ_MIN_BYTES {
+        Some(if self.rows / run < threads && band_columns.saturating_mul(from) >= read_min {
             self.cut_columns(band_columns, grid)
         } else {
             self.cut_rows(self.rows.div_ceil(band_count).next_multiple_of(run), to, grid)
@@ -119,17 +130,21 @@ impl Band {
         bands
     }
 
-    /// The rows and columns of one panel. Elements have `from` bytes in the source and `to` in the destination; gaps between rows of up
-    /// to `gap` bytes are read too.
-    fn panel(self, from: u64, to: u64, gap: u64) -> (u64, u64) {
-        let rows = PANEL_MAX_BYTES / self.row_step(from, gap).saturating_mul(from).max(1);
+    /// The rows and columns of one panel. Elements have `from` bytes in the source and `to` in the destination; gaps between rows that are
+    /// small for the source are read too. Where reads wait for answers, few of them count more than whole cache lines.
+    fn panel(self, from: u64, to: u64, access: Access) -> (u64, u64) {
         let (line, run) = ((CACHE_LINE_BYTES / to).max(1), (DST_RUN_BYTES / to).max(1));
+        let (bytes, rows_min) = match access.waits_for_requests() {
+            true => (access.block, 1),
+            false => (PANEL_MAX_BYTES, run.max(PANEL_ROWS_MIN)),
+        };
+        let rows = bytes / self.row_step(from, access.gap).saturating_mul(from).max(1);
         match rows {
             _ if rows >= run => (rows / run * run, self.columns),
             _ if rows >= line => (rows / line * line, self.columns),
             _ => {
-                let rows = line.max(PANEL_ROWS_MIN).min(self.rows);
-                (rows, PANEL_MAX_BYTES / (rows * from))
+                let rows = rows.max(rows_min).min(self.rows);
+                (rows, bytes / (rows * from))
             }
         }
     }
@@ -169,20 +184,26 @@ pub(super) fn fill_band(
     if (out.rows(), out.width()) != (to_usize(band.columns), to_usize(band.rows.saturating_mul(to))) {
         return Err(incomplete_write());
     }
-    let gap = reader.access().gap;
-    let (height, width) = band.panel(from, to, gap);
+    let access = reader.access();
+    let (height, width) = band.panel(from, to, access);
     for top in (0..band.rows).step_by(to_usize(height)) {
         let rows = height.min(band.rows - top);
         for left in (0..band.columns).step_by(to_usize(width)) {
             how.cancel.check()?;
             let columns = width.min(band.columns - left);
-            let panel = Band { src: band.src + top * band.pitch + left, rows, columns, pitch: band.pitch };
+            let panel = Band { src: band.src + top * band.pitch + left, rows, columns, ..band };
             let bytes = panel.read(from, reader, &mut space.scratch)?;
             // Bytes of gaps are changed too; they are not used.
             how.prepare_for_cast(payload, bytes)?;
             let across = to_usize(top * to)..to_usize((top + rows) * to);
             let part = out.sub_grid(to_usize(left)..to_usize(left + columns), across);
-            kernel::transpose(how.cast, bytes, to_usize(panel.row_step(from, gap)), part, &mut space.tile)?;
+            kernel::transpose(
+                how.cast,
+                bytes,
+                to_usize(panel.row_step(from, access.gap)),
+                part,
+                &mut space.tile,
+            )?;
         }
     }
     Ok(())
@@ -195,18 +216,27 @@ mod tests {
     /// The gap of buffered reads.
     const GAP: u64 = 4096;
 
+    fn buffered() -> Access {
+        Access { metadata_block: 0, gap: GAP, ..Access::default() }
+    }
+
     fn layout(shape: &[u64], strides: &[u64]) -> Layout {
         Layout { shape: shape.into(), strides: strides.into(), offset: 3 }
     }
 
     #[test]
     fn a_transposed_matrix_is_recognized() {
-        let matrix = |rows, columns, pitch| Some(Band { src: 3, rows, columns, pitch });
+        let grouped = |groups, rows, columns, pitch| Some(Band { src: 3, rows, columns, pitch, groups });
+        let matrix = |rows, columns, pitch| grouped(1, rows, columns, pitch);
         for (shape, strides, expected) in [
             (&[40_u64, 100][..], &[1_u64, 40][..], matrix(100, 40, 40)),
             (&[40, 100], &[1, 50], matrix(100, 40, 50)),
             (&[40, 1, 10, 10], &[1, 7, 400, 40], matrix(100, 40, 40)),
             (&[40, 10, 10], &[1, 410, 40], None),
+            (&[4, 10, 20], &[1, 4, 40], grouped(10, 20, 40, 40)),
+            (&[3, 3, 10, 2, 10], &[3, 1, 9, 1000, 100], grouped(10, 20, 90, 100)),
+            (&[4, 10, 20], &[1, 5, 50], None),
+            (&[2, 4, 10, 20], &[1, 2, 8, 80], None),
             (&[40, 100], &[1, 39], None),
             (&[40, 100], &[2, 80], None),
             (&[40, 100], &[1, 0], None),
@@ -233,7 +263,7 @@ mod tests {
         ] {
             let band = Band::of(&layout(&[columns, rows], &[1, columns])).unwrap();
             let mut out = vec![0; to_usize(rows * columns * size)];
-            let mut bands = band.cut(size, size, threads, &mut out).unwrap();
+            let mut bands = band.cut(size, size, threads, buffered(), &mut out).unwrap();
             assert!(bands.len() > 1 || threads == 1, "{rows} {columns}");
             for (number, (band, grid)) in bands.iter_mut().enumerate() {
                 assert_eq!((grid.rows() as u64, grid.width() as u64), (band.columns, band.rows * size));
@@ -270,15 +300,21 @@ mod tests {
             (8, 1 << 30, 1 << 30),
         ] {
             for (from, to) in [(1, 1), (4, 2), (4, 4), (8, 16), (16, 16), (1, 16), (16, 1)] {
-                let band = Band { src: 0, rows, columns, pitch };
-                let (height, width) = band.panel(from, to, GAP);
-                let whole = (height * to).is_multiple_of(CACHE_LINE_BYTES) || height == rows;
-                assert!(whole && width > 0, "{band:?} {from} {to}");
-                let panel = Band { columns: width.min(columns), ..band };
-                assert!(
-                    height * panel.row_step(from, GAP) * from <= PANEL_MAX_BYTES,
-                    "{band:?} {from} {to}: {height} {width}"
-                );
+                for (access, max) in
+                    [(buffered(), PANEL_MAX_BYTES), (Access::default(), Access::default().block)]
+                {
+                    let band = Band { src: 0, rows, columns, pitch, groups: 1 };
+                    let (height, width) = band.panel(from, to, access);
+                    let is_whole = (height * to).is_multiple_of(CACHE_LINE_BYTES) || height == rows;
+                    let is_read = width.min(columns) * from * height * 2 > max || width >= columns;
+                    assert!(width > 0 && (is_whole || access == Access::default()), "{band:?} {from} {to}");
+                    assert!(is_read || access == buffered(), "{band:?} {from} {to}");
+                    let panel = Band { columns: width.min(columns), ..band };
+                    assert!(
+                        height * panel.row_step(from, access.gap) * from <= max,
+                        "{band:?} {from} {to}: {height} {width}"
+                    );
+                }
             }
         }
     }

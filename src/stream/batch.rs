@@ -2,10 +2,10 @@
 //! from one list of such jobs. So threads start once for many tensors, and one read serves many.
 
 use super::bands::{Band, Workspace, fill_band};
-use super::plan::{BlockGrid, Piece, aligned_pieces, pieces};
+use super::plan::{BlockGrid, Piece, aligned_pieces, is_permuted, pieces};
 use super::read::{
-    Fill, HUGE_PAGE_BYTES, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, piece_count,
-    prefault, read_mode, reading_threads,
+    Fill, HUGE_PAGE_BYTES, Payload, check_bounds, fill_piece, incomplete_write, piece_count, prefault,
+    read_mode, reading_threads,
 };
 use crate::bytes::{Access, Descriptor, ReadMode, Reader, Source};
 use crate::error::{Code, Error, Result};
@@ -13,8 +13,8 @@ use crate::kernel::{self, Grid};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
 
-/// Transposes of more bytes are cut into bands.
-const TRANSPOSED_IN_CACHE_MAX_BYTES: u64 = 1 << 20;
+/// Transposes of more bytes are cut into bands, and permuted tensors of more bytes are prefaulted.
+const PERMUTED_IN_CACHE_MAX_BYTES: u64 = 1 << 20;
 
 /// A tensor and the destination to read it into.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
     let modes: Vec<ReadMode> = tasks.iter().zip(&weights).map(|(task, &weight)| task.mode(weight)).collect();
     let bytes = weights.iter().fold(0, |sum: u64, &weight| sum.saturating_add(weight));
     let threads = reading_threads(modes.iter().copied(), bytes, threads);
-    prefault_transposes(&mut tasks, threads)?;
+    prefault_permuted(&mut tasks, threads)?;
     let mut plans = Vec::with_capacity(tasks.len());
     let mut files: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
     for (number, ((task, weight), mode)) in tasks.into_iter().zip(weights).zip(modes).enumerate() {
@@ -103,9 +103,6 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
         Job::Piece { task, piece, out } => {
             let plan = &plans[task];
             let (reader, space) = worker.reader(task, plan);
-            if needs_prefault(&piece, &plan.how) {
-                prefault(&plan.how.cancel, out).map_err(|error| (task, error))?;
-            }
             fill_piece(&plan.payload, &piece, &plan.how, reader, &mut space.scratch, out)
                 .map_err(|error| (task, error))
         }
@@ -123,13 +120,14 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
     Ok(())
 }
 
-/// Prefaults the fresh memory of transposes on all threads: the first cache lines of a band of rows go to every page. Memory that
-/// is resident is better written with non-temporal stores.
-fn prefault_transposes(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usize, Error)> {
+/// Prefaults the fresh memory of permuted tensors on all threads: the first rows that are read go to every page, so a cancellation would
+/// wait for all page faults. Memory that is resident is better written with non-temporal stores.
+fn prefault_permuted(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usize, Error)> {
     let mut pages = Vec::new();
     for (number, task) in tasks.iter_mut().enumerate() {
         let nbytes = task.layout.numel().saturating_mul(task.how.cast.from().itemsize());
-        if transposed_matrix(&task.layout, nbytes).is_some() && !task.how.cast.uses_non_temporal_stores() {
+        let is_large = nbytes > PERMUTED_IN_CACHE_MAX_BYTES;
+        if is_large && is_permuted(&task.layout) && !task.how.cast.uses_non_temporal_stores() {
             task.how.cast = task.how.cast.with_non_temporal_stores();
             let cancel = &task.how.cancel;
             pages.extend(task.out.chunks_mut(HUGE_PAGE_BYTES).map(|page| (number, cancel, page)));
@@ -146,7 +144,7 @@ fn prefault_transposes(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (us
 
 /// The matrix that a layout of `nbytes` bytes transposes. `None` if it is not a transpose, or stays in a core's cache.
 fn transposed_matrix(layout: &Layout, nbytes: u64) -> Option<Band> {
-    Band::of(layout).filter(|_| nbytes > TRANSPOSED_IN_CACHE_MAX_BYTES)
+    Band::of(layout).filter(|_| nbytes > PERMUTED_IN_CACHE_MAX_BYTES)
 }
 
 impl Task<'_> {
@@ -199,7 +197,7 @@ impl TaskCutter {
             }
         }
         if let Some(band) = transposed_matrix(layout, nbytes) {
-            let bands = band.cut(src, dst, self.threads, out).ok_or_else(incomplete_write)?;
+            let bands = band.cut(src, dst, self.threads, self.access, out).ok_or_else(incomplete_write)?;
             jobs.extend(bands.into_iter().map(|(band, out)| Job::Band { task: self.number, band, out }));
             return Ok(());
         }

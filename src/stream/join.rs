@@ -2,10 +2,9 @@
 //! rows of the destination with the elements of all parts that meet it, so no part is ever in memory by itself.
 
 use super::batch::{Task, fill_all};
-use super::plan::Piece;
+use super::plan::{Piece, is_permuted};
 use super::read::{
-    BAND_MIN_BYTES, Fill, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, prefault,
-    read_mode, scratch,
+    BAND_MIN_BYTES, Fill, Payload, check_bounds, fill_piece, incomplete_write, prefault, read_mode, scratch,
 };
 use crate::error::{Error, Result};
 use crate::layout::{Dims, Layout, contiguous_strides, numel};
@@ -152,10 +151,10 @@ impl RowJoin {
                 .filter_map(|(number, part)| Some((number, self.piece(part, first_row, count)?)))
                 .collect();
             // Before any part is written, as the parts' elements interleave.
-            let transposed =
-                pieces.iter().find(|(number, row)| needs_prefault(&row.piece, &parts[*number].how));
-            if let Some((number, _)) = transposed {
-                prefault(&parts[*number].how.cancel, out).map_err(|error| (*number, error))?;
+            let is_prefaulted =
+                |part: &JoinPart| part.how.cast.uses_non_temporal_stores() || !is_permuted(&part.layout);
+            if let Some(&(number, _)) = pieces.iter().find(|(number, _)| !is_prefaulted(&parts[*number])) {
+                prefault(&parts[number].how.cancel, out).map_err(|error| (number, error))?;
             }
             for (number, RowPiece { piece, start }) in pieces {
                 let JoinPart { payload, layout, how, .. } = &parts[number];

@@ -61,7 +61,7 @@ impl Piece {
 }
 
 /// The layout's dimensions, without those of size 1, and with neighbours merged that are contiguous with each other in the source.
-fn merged(layout: &Layout) -> DimVec {
+pub(super) fn merged(layout: &Layout) -> DimVec {
     let mut dims = DimVec::new();
     for (&size, &src) in layout.shape.iter().zip(&layout.strides) {
         if size == 1 {
@@ -81,6 +81,11 @@ fn merged(layout: &Layout) -> DimVec {
         step = step.saturating_mul(dim.size);
     }
     dims
+}
+
+/// Whether the dimensions have another order in the source than in the destination.
+pub(super) fn is_permuted(layout: &Layout) -> bool {
+    !merged(layout).is_sorted_by(|outer, inner| outer.src >= inner.src)
 }
 
 /// Cuts the destination into about `count` contiguous pieces, in order, which together cover it.

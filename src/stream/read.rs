@@ -256,17 +256,6 @@ fn is_contiguous_piece(piece: &Piece) -> bool {
     piece.dims.iter().all(|dim| dim.src == dim.dst)
 }
 
-/// Whether rows of the destination are columns of the source.
-fn is_transposing(piece: &Piece) -> bool {
-    piece.dims.last().is_some_and(|last| piece.dims.iter().any(|dim| dim.src < last.src))
-}
-
-/// Whether the memory for a piece is prefaulted first: the first block of a transpose writes to every page, so a cancellation would
-/// wait for all page faults. Memory written with non-temporal stores is resident already.
-pub(super) fn needs_prefault(piece: &Piece, how: &Fill) -> bool {
-    is_transposing(piece) && !how.cast.uses_non_temporal_stores()
-}
-
 /// Faults in fresh memory, and checks for cancellation after each huge page.
 pub(super) fn prefault(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
     out.chunks_mut(HUGE_PAGE_BYTES).try_for_each(|page| {

@@ -252,6 +252,15 @@ fn tensors_larger_than_every_buffer_are_read_completely() {
         (DType::BF16, DType::F32, FileLayout::new(&[70_000, 65], &[1, 70_100], 3)),
         (DType::BF16, DType::BF16, FileLayout::new(&[1001, 801], &[1, 1100], 0)),
         (DType::F32, DType::F32, FileLayout::new(&[701, 999], &[1, 5001], 2)),
+        // Three dimensions in reverse: many rows, few long ones with gaps, and four dimensions of which two are one.
+        (DType::F32, DType::F32, FileLayout::new(&[70, 90, 500], &[1, 70, 6_300], 0)),
+        (DType::BF16, DType::F32, FileLayout::new(&[30_000, 7, 9], &[1, 30_000, 210_100], 3)),
+        (DType::U8, DType::U8, FileLayout::new(&[5, 3, 300, 600], &[3, 1, 15, 4_500], 0)),
+        // Rows that are copied, also past every cache line, and matrices with few columns.
+        (DType::F32, DType::F32, FileLayout::new(&[150, 301, 101], &[101, 15_150, 1], 1)),
+        (DType::U8, DType::U8, FileLayout::new(&[99, 300, 301], &[301, 29_799, 1], 0)),
+        (DType::F32, DType::BF16, FileLayout::new(&[100, 9, 4000], &[36_000, 1, 9], 0)),
+        (DType::I64, DType::I64, FileLayout::new(&[50, 31, 900], &[27_900, 1, 31], 0)),
     ];
     for (from, to, layout) in cases {
         let storage = noise(layout.end() * usize::try_from(from.itemsize()).unwrap());

@@ -19,9 +19,19 @@ pub struct Grid<'a> {
     width: usize,
     /// Bytes from one row to the next.
     pitch: usize,
+    order: Order,
     /// Bytes of the slice that it was constructed from.
     slice_len: usize,
     bytes: PhantomData<&'a mut [u8]>,
+}
+
+/// Which rows those of a grid are, counted from its start.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    /// One after the other.
+    Successive,
+    /// As [`Grid::in_groups`] says: the first row, the number of groups and the rows in each.
+    Grouped { first: usize, groups: usize, rows: usize },
 }
 
 // SAFETY: a grid gives what a `&mut [u8]` to each of its rows gives, and that is Send.
@@ -40,9 +50,18 @@ impl<'a> Grid<'a> {
             rows,
             width,
             pitch,
+            order: Order::Successive,
             slice_len,
             bytes: PhantomData,
         })
+    }
+
+    /// The same rows in another order: first those whose index is a multiple of `groups`, then those after these, and so on. So rows
+    /// numbered `(j, i)` become `(i, j)`, if there are `groups` of `i`. `None` where groups would differ in size, or are there already.
+    pub fn in_groups(self, groups: usize) -> Option<Grid<'a>> {
+        let rows = self.rows.checked_div(groups)?;
+        let is_even = matches!(self.order, Order::Successive) && rows > 0 && rows * groups == self.rows;
+        is_even.then_some(Grid { order: Order::Grouped { first: 0, groups, rows }, ..self })
     }
 
     /// The number of rows.
@@ -62,15 +81,15 @@ impl<'a> Grid<'a> {
 
     /// Splits every row after its first `width` bytes. Panics where rows are shorter.
     pub fn split_columns(self, width: usize) -> (Grid<'a>, Grid<'a>) {
-        let right = Grid { start: self.address(0, width), width: self.width - width, ..self };
+        let right = Grid { start: self.column(width), width: self.width - width, ..self };
         (Grid { width, ..self }, right)
     }
 
     /// Splits after the first `rows` rows. Panics where there are fewer.
     pub fn split_rows(self, rows: usize) -> (Grid<'a>, Grid<'a>) {
         assert!(rows <= self.rows, "rows 0..{rows} of {}", self.rows);
-        let start = self.address(rows.min(self.rows.saturating_sub(1)), 0);
-        let below = Grid { start, rows: self.rows - rows, ..self };
+        let (start, order) = self.skip(rows);
+        let below = Grid { start, order, rows: self.rows - rows, ..self };
         (Grid { rows, ..self }, below)
     }
 
@@ -82,13 +101,18 @@ impl<'a> Grid<'a> {
             "bytes {columns:?} of {}",
             self.width
         );
-        Grid {
-            start: self.address(rows.start.min(self.rows.saturating_sub(1)), columns.start),
-            rows: rows.len(),
-            width: columns.len(),
-            pitch: self.pitch,
-            slice_len: self.slice_len,
-            bytes: PhantomData,
+        let across = Grid { start: self.column(columns.start), width: columns.len(), ..*self };
+        let (start, order) = across.skip(rows.start);
+        Grid { start, order, rows: rows.len(), ..across }
+    }
+
+    /// The start and the order of the grid without its first `rows` rows.
+    fn skip(&self, rows: usize) -> (NonNull<u8>, Order) {
+        match self.order {
+            Order::Successive => (self.address(rows.min(self.rows.saturating_sub(1))), self.order),
+            Order::Grouped { first, groups, rows: size } => {
+                (self.start, Order::Grouped { first: first + rows, groups, rows: size })
+            }
         }
     }
 
@@ -98,18 +122,29 @@ impl<'a> Grid<'a> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         // SAFETY: the slice that the grid was constructed from contains the row and is mutably borrowed as long as the grid lives; no
         // other grid that is usable now overlaps it.
-        unsafe { std::slice::from_raw_parts_mut(self.address(row, 0).as_ptr(), self.width) }
+        unsafe { std::slice::from_raw_parts_mut(self.address(row).as_ptr(), self.width) }
     }
 
-    /// The address of a byte of a row, or of one past the row's end. Panics beyond.
-    #[inline]
-    fn address(&self, row: usize, byte: usize) -> NonNull<u8> {
+    /// The start without the first `byte` bytes of each row. Panics where rows are shorter.
+    fn column(&self, byte: usize) -> NonNull<u8> {
         assert!(byte <= self.width, "byte {byte} of {}", self.width);
+        // SAFETY: where there are rows, `new` has checked that the slice has this byte of them, or that they end before it.
+        if self.rows == 0 { self.start } else { unsafe { self.start.add(byte) } }
+    }
+
+    /// The address of a row, or of one past the last byte where there is none.
+    #[inline]
+    fn address(&self, row: usize) -> NonNull<u8> {
         if self.rows == 0 {
             return self.start;
         }
-        // SAFETY: the offset stays inside the slice or one past its end: `new` has checked that for the end of the last row.
-        unsafe { self.start.add(row * self.pitch + byte) }
+        let row = match self.order {
+            Order::Successive => row,
+            Order::Grouped { first, groups, rows } => (first + row) % rows * groups + (first + row) / rows,
+        };
+        // SAFETY: the offset stays inside the slice: `new` has checked that for the end of the last row, and an order is one of the rows that
+        // there are.
+        unsafe { self.start.add(row * self.pitch) }
     }
 }
 
@@ -143,6 +178,37 @@ mod tests {
         below.row(0).fill(2);
         for (at, row) in bytes.chunks(10).enumerate() {
             assert_eq!(row[..6], [if at < 3 { 1 } else { 2 }; 6]);
+        }
+    }
+
+    #[test]
+    fn rows_in_groups_are_the_same_rows_in_another_order() {
+        fn new(bytes: &mut [u8]) -> Grid<'_> {
+            Grid::new(bytes, 6, 2, 3).unwrap()
+        }
+        let mut bytes = [0; 5 * 3 + 2];
+        assert!([0, 4, 7].into_iter().all(|groups| new(&mut bytes).in_groups(groups).is_none()));
+        assert!(new(&mut bytes).in_groups(2).unwrap().in_groups(2).is_none());
+        // Rows (j, i) of 3 x 2 in the order (i, j), cut in every way.
+        for (split, part) in (0..=6).flat_map(|split| [(split, 0), (split, 1)]) {
+            bytes.fill(0);
+            let (left, right) = new(&mut bytes).in_groups(2).unwrap().split_columns(1);
+            for (at, grid) in [left, right].into_iter().enumerate() {
+                let (mut above, mut below) = grid.split_rows(split);
+                assert_eq!((above.rows(), below.rows()), (split, 6 - split));
+                for row in 0..split {
+                    above.row(row).fill(row as u8 + 1);
+                }
+                let mut below = below.sub_grid(part.min(6 - split)..6 - split, 0..1);
+                for row in 0..below.rows() {
+                    below.row(row).fill((split + part + row) as u8 + 1 + 10 * at as u8);
+                }
+            }
+            for (row, number) in [0, 3, 1, 4, 2, 5].into_iter().enumerate() {
+                let value = if number == split && part == 1 { 0 } else { number as u8 + 1 };
+                let of = |at: usize| if number < split || value == 0 { value } else { value + 10 * at as u8 };
+                assert_eq!(bytes[row * 3..][..2], [of(0), of(1)], "{split} {part}");
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use once_cell::race::OnceBox;
 
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
-use super::{Job, Overflow, RowKernel};
+use super::{CopyRows, Job, Overflow, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 use super::{complex, generic::Generic, map_in_place, portable_transpose::PanelTranspose, row_kernel};
@@ -139,6 +139,11 @@ impl Level {
     /// The transpose of panels whose elements have `element_size` bytes.
     pub(in crate::kernel) fn panel_transpose(self, element_size: usize) -> PanelTranspose {
         dispatch!(self, I => <I as super::Instructions>::panel_transpose(element_size))
+    }
+
+    /// The copy of rows with non-temporal stores, where the level has them.
+    pub(in crate::kernel) fn copy_rows(self) -> CopyRows {
+        dispatch!(self, I => <I as super::Instructions>::copy_rows())
     }
 
     /// Runs `job`, compiled for the level's instructions.

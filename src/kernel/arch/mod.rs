@@ -49,6 +49,9 @@ use crate::dtype::DType;
 /// A row kernel: converts contiguous elements. Source and destination hold equally many, at any alignment.
 pub(super) type RowKernel = fn(&[u8], &mut [u8]);
 
+/// Copies rows so many bytes apart to those of the destination.
+pub(super) type CopyRows = fn(&[u8], usize, &mut Grid<'_>);
+
 /// The row kernel that copies bytes.
 pub(super) const COPY: RowKernel = |src, dst| dst.copy_from_slice(src);
 
@@ -80,6 +83,16 @@ trait Instructions: 'static {
     /// The transpose of panels whose elements have `element_size` bytes.
     fn panel_transpose(element_size: usize) -> PanelTranspose {
         portable_transpose::panel_transpose(element_size)
+    }
+
+    /// The copy of rows with non-temporal stores, where the level has them.
+    fn copy_rows() -> CopyRows {
+        |bytes, pitch, dst| {
+            for row in 0..dst.rows() {
+                let dst = dst.row(row);
+                dst.copy_from_slice(&bytes[row * pitch..][..dst.len()]);
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelT
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_panel, unpack,
 };
-use super::{Grid, Instructions, Job, RowKernel, map_vectors};
+use super::{CopyRows, Grid, Instructions, Job, RowKernel, map_vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -56,6 +56,11 @@ impl Instructions for Neon {
             // Two elements a vector: the portable loop has fewer instructions.
             _ => portable_transpose::panel_transpose(element_size),
         }
+    }
+
+    fn copy_rows() -> CopyRows {
+        // SAFETY: every 64-bit Arm CPU has NEON.
+        |bytes, pitch, dst| unsafe { stream_rows(bytes, pitch, dst) }
     }
 }
 

@@ -27,13 +27,19 @@ macro_rules! unpack {
     };
 }
 
-/// Defines `transpose_panel_1` to `transpose_panel_8`, one for each element size, compiled for a level's features.
+/// Defines `transpose_panel_1` to `transpose_panel_8`, one for each element size, and `stream_rows`, compiled for a level's features.
 macro_rules! panel_transposes {
     ($features:tt, $vector:ty) => {
         panel_transposes! { $features, $vector, transpose_panel_1, transpose_1 }
         panel_transposes! { $features, $vector, transpose_panel_2, transpose_2 }
         panel_transposes! { $features, $vector, transpose_panel_4, transpose_4 }
         panel_transposes! { $features, $vector, transpose_panel_8, transpose_8 }
+
+        #[target_feature(enable = $features)]
+        fn stream_rows(bytes: &[u8], pitch: usize, dst: &mut Grid<'_>) {
+            // SAFETY: this function's features are the instructions of the vector.
+            unsafe { super::vector_transpose::stream_rows::<$vector, _, _>(bytes, pitch, dst) }
+        }
     };
     ($features:tt, $vector:ty, $name:ident, $transpose_block:ident) => {
         #[target_feature(enable = $features)]
@@ -157,6 +163,39 @@ pub(super) unsafe fn transpose_panel<
                 }
             }
         }
+    }
+}
+
+/// Copies rows that are `pitch` bytes apart to those of the destination, with non-temporal stores to its whole cache lines.
+///
+/// # Safety
+///
+/// The CPU has the instructions of `V`.
+#[inline(always)]
+pub(super) unsafe fn stream_rows<V: Vector<LANES, PER_LINE>, const LANES: usize, const PER_LINE: usize>(
+    bytes: &[u8],
+    pitch: usize,
+    dst: &mut Grid<'_>,
+) {
+    let _fence = FenceOnDrop;
+    // SAFETY: the caller's promise.
+    let zero = unsafe { V::zero() };
+    for row in 0..dst.rows() {
+        let dst = dst.row(row);
+        let src = &bytes[row * pitch..][..dst.len()];
+        let (start, lines, end) = bytemuck::pod_align_to_mut::<u8, CacheLine>(dst);
+        let (src_start, src) = src.split_at(start.len());
+        let (src_lines, src_end) = src.as_chunks::<CACHE_LINE_BYTES>();
+        start.copy_from_slice(src_start);
+        for (line, src) in lines.iter_mut().zip(src_lines) {
+            let mut vectors = [zero; PER_LINE];
+            for (vector, part) in vectors.iter_mut().zip(src.chunks_exact(LANES * LANE_BYTES)) {
+                // SAFETY: the caller's promise; the part is as long as a vector.
+                *vector = unsafe { V::load(part.as_ptr()) };
+            }
+            V::stream_line(vectors, line);
+        }
+        end.copy_from_slice(src_end);
     }
 }
 
