@@ -8,11 +8,11 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::arch::{CACHE_LINE_BYTES, Grid};
+use super::arch::Grid;
 use super::cast::Cast;
 use super::internal_error;
 use super::strided::{self, Strided};
-use super::transpose::{self, Matrix, NON_TEMPORAL_MIN_BYTES, Tile};
+use super::transpose::{self, Matrix, Tile};
 use crate::error::Result;
 
 /// One dimension of a strided copy. Strides are in elements of their side.
@@ -32,8 +32,6 @@ type Axes = SmallVec<[Axis; 6]>;
 const TILED_AXIS_MIN_SIZE: usize = 8;
 /// With fewer columns, and more rows, gathering them one by one is faster.
 const TILED_COLUMNS_MIN: usize = 32;
-/// Rows of fewer bytes are not worth non-temporal stores.
-const STREAMED_ROW_MIN_BYTES: usize = 4 * CACHE_LINE_BYTES;
 
 /// Copies elements with any strides on both sides and converts them; element 0 is at the start of each slice.
 ///
@@ -66,10 +64,12 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
         }
         Some(InnerLoop::Rows { along }) => {
             let axis = axes.remove(along);
-            if is_streamed(cast, axis, dst.len())
+            let width = axis.size * cast.dst_size();
+            if (axis.src_stride, axis.dst_stride) == (1, 1)
+                && transpose::is_streamed(cast, width, dst.len())
                 && let Some(longest) = longest(&axes)
             {
-                let (rows, width) = (axes.remove(longest), axis.size * cast.dst_size());
+                let rows = axes.remove(longest);
                 return for_each_grid(cast, dst, &axes, (rows, width), |from, dst| {
                     let bytes = &src[from * cast.src_size()..];
                     (cast.level().copy_rows())(bytes, rows.src_stride * cast.src_size(), dst);
@@ -97,16 +97,6 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
             })
         }
     }
-}
-
-/// Whether rows along an axis are copied with non-temporal stores.
-fn is_streamed(cast: Cast, axis: Axis, dst_len: usize) -> bool {
-    let width = axis.size.saturating_mul(cast.dst_size());
-    cast.is_identity()
-        && cast.uses_non_temporal_stores()
-        && (axis.src_stride, axis.dst_stride) == (1, 1)
-        && width >= STREAMED_ROW_MIN_BYTES
-        && dst_len > NON_TEMPORAL_MIN_BYTES
 }
 
 /// Calls `job` with the source offset and the destination of every index of `axes`: rows of `width` bytes along the axis `rows`.

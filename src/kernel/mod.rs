@@ -32,7 +32,7 @@ pub use cast::{Cast, convert, is_lossy};
 pub use gather::{Axis, gather};
 pub use overflow::Overflow;
 pub use signs::{conjugate, negate, swap_bytes, swap_bytes_with_level};
-pub use transpose::transpose;
+pub use transpose::{exchange, transpose};
 
 use crate::error::{Code, Error};
 

@@ -17,7 +17,9 @@ use crate::error::Result;
 const TILE_ROW_BYTES: usize = 2048;
 /// The result size, in bytes, above which a cast with non-temporal stores uses them: the lines of such a result would be evicted
 /// before they are read again, and an ordinary store reads each line before it overwrites it.
-pub(super) const NON_TEMPORAL_MIN_BYTES: usize = 8 << 20;
+const NON_TEMPORAL_MIN_BYTES: usize = 8 << 20;
+/// Rows of fewer bytes are not worth non-temporal stores.
+const STREAMED_ROW_MIN_BYTES: usize = 4 * CACHE_LINE_BYTES;
 /// The number of columns whose partial cache line is stored at a time.
 const PARTIAL_LINE_COLUMNS: usize = 256;
 
@@ -79,6 +81,40 @@ pub fn transpose(
     transpose_matrix(cast, src, &mut dst, &mut tile);
     *scratch = tile.bytes;
     Ok(())
+}
+
+/// As [`transpose`], for a matrix whose elements are `run` successive ones: two dimensions change places, and those inside them do not.
+pub fn exchange(cast: Cast, src: &[u8], pitch: usize, run: usize, mut dst: Grid<'_>) -> Result<()> {
+    let (src_run, dst_run) = (run * cast.src_size(), run * cast.dst_size());
+    let (rows, columns) = (dst.width().checked_div(dst_run).unwrap_or(0), dst.rows());
+    let pitch = pitch.saturating_mul(cast.src_size());
+    let span = rows.saturating_sub(1).checked_mul(pitch).zip(columns.checked_mul(src_run));
+    let fits = span.and_then(|(last, row)| last.checked_add(row)).is_some_and(|span| span <= src.len());
+    if !fits || rows * dst_run != dst.width() {
+        let len = src.len();
+        return Err(internal_error(format!(
+            "{cast:?} of {rows} rows of {columns} runs of {run} does not fit {len} bytes"
+        )));
+    }
+    let is_streamed = is_streamed(cast, dst_run, dst.slice_len());
+    for row in 0..rows {
+        let bytes = &src[row * pitch..];
+        let mut part = dst.sub_grid(0..columns, row * dst_run..(row + 1) * dst_run);
+        if is_streamed {
+            (cast.level().copy_rows())(bytes, src_run, &mut part);
+            continue;
+        }
+        for column in 0..columns {
+            cast.run(&bytes[column * src_run..][..src_run], part.row(column));
+        }
+    }
+    Ok(())
+}
+
+/// Whether rows of `width` bytes of a destination of `len` bytes are copied with non-temporal stores.
+pub(super) fn is_streamed(cast: Cast, width: usize, len: usize) -> bool {
+    let is_worth_it = width >= STREAMED_ROW_MIN_BYTES && len > NON_TEMPORAL_MIN_BYTES;
+    is_worth_it && cast.is_identity() && cast.uses_non_temporal_stores()
 }
 
 /// As [`transpose`], for columns at any distance. The source must hold all elements.

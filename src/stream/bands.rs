@@ -27,14 +27,19 @@ const COLUMN_READ_MIN_BYTES: u64 = 64 << 10;
 /// The least number of rows of a panel, if the rows are too long for a panel of whole ones.
 const PANEL_ROWS_MIN: u64 = 32;
 
-/// Some rows of a matrix in a storage, or some columns of all rows. Numbers are in elements.
+/// The sizes of units that are moved as bands. Longer ones are read well one by one.
+const UNIT_BYTES: std::ops::RangeInclusive<u64> = 4 * CACHE_LINE_BYTES..=PANEL_MAX_BYTES;
+
+/// Some rows of a matrix in a storage, or some columns of all rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Band {
     /// The index of the first element.
     src: u64,
     rows: u64,
     columns: u64,
-    /// The stride from one row to the next.
+    /// The successive elements that are moved together: one, or the last dimension, if those before it change places.
+    unit: u64,
+    /// The stride from one row to the next, in elements.
     pitch: u64,
     /// The columns of the whole matrix are so many groups of successive ones. The transposed matrix has the first column of each group as
     /// its first rows, then the second ones, and so on: its dimensions are those of three in reverse.
@@ -56,19 +61,29 @@ impl Default for Workspace {
 }
 
 impl Band {
-    /// The whole matrix, if the layout is the transpose of one, or the reverse of three dimensions; else `None`.
-    pub(super) fn of(layout: &Layout) -> Option<Band> {
-        let (inner, groups, outer) = match merged(layout)[..] {
+    /// The whole matrix, if the layout is the transpose of one, or the reverse of three dimensions; else `None`. What is moved are elements
+    /// of `size` bytes, or all of the last dimension.
+    pub(super) fn of(layout: &Layout, size: u64) -> Option<Band> {
+        let dims = merged(layout);
+        let (unit, dims) = match &dims[..] {
+            [outer @ .., last] if last.src == 1 => (last.size, outer),
+            all => (1, all),
+        };
+        let (inner, groups, outer) = match *dims {
             [inner, outer] => (inner, 1, outer),
-            [inner, middle, outer] if middle.src == inner.size => (inner, middle.size, outer),
+            [inner, middle, outer] if inner.src.checked_mul(inner.size) == Some(middle.src) => {
+                (inner, middle.size, outer)
+            }
             _ => return None,
         };
         let columns = inner.size.checked_mul(groups)?;
-        let band = Band { src: layout.offset, rows: outer.size, columns, pitch: outer.src, groups };
-        let is_matrix = inner.src == 1
-            && band.pitch >= columns
-            && band.rows >= MATRIX_SIDE_MIN
-            && columns >= MATRIX_SIDE_MIN;
+        let band = Band { src: layout.offset, rows: outer.size, columns, unit, pitch: outer.src, groups };
+        let is_matrix = inner.src == unit
+            && band.pitch >= columns.checked_mul(unit)?
+            && match unit {
+                1 => band.rows >= MATRIX_SIDE_MIN && columns >= MATRIX_SIDE_MIN,
+                _ => UNIT_BYTES.contains(&unit.saturating_mul(size)),
+            };
         is_matrix.then_some(band)
     }
 
@@ -83,6 +98,7 @@ impl Band {
         access: Access,
         out: &mut [u8],
     ) -> Option<Vec<(Band, Grid<'_>)>> {
+        let (from, to) = (self.unit.checked_mul(from)?, self.unit.checked_mul(to)?);
         let width = to_usize(self.rows.checked_mul(to)?);
         let mut grid = Grid::new(out, to_usize(self.columns), width, width)?;
         if self.groups > 1 {
@@ -123,7 +139,7 @@ impl Band {
         while left < self.columns {
             let columns = band_columns.min(self.columns - left);
             let (grid, below) = rest.split_rows(to_usize(columns));
-            bands.push((Band { src: self.src + left, columns, ..self }, grid));
+            bands.push((Band { src: self.src + left * self.unit, columns, ..self }, grid));
             rest = below;
             left += columns;
         }
@@ -133,9 +149,11 @@ impl Band {
     /// The rows and columns of one panel. Elements have `from` bytes in the source and `to` in the destination; gaps between rows that are
     /// small for the source are read too. Where reads wait for answers, few of them count more than whole cache lines.
     fn panel(self, from: u64, to: u64, access: Access) -> (u64, u64) {
-        let (line, run) = ((CACHE_LINE_BYTES / to).max(1), (DST_RUN_BYTES / to).max(1));
+        let rows_of = |bytes: u64| (bytes / (to * self.unit)).max(1);
+        let (line, run) = (rows_of(CACHE_LINE_BYTES), rows_of(DST_RUN_BYTES));
         let (bytes, rows_min) = match access.waits_for_requests() {
             true => (access.block, 1),
+            false if self.unit > 1 => (PANEL_MAX_BYTES, 1),
             false => (PANEL_MAX_BYTES, run.max(PANEL_ROWS_MIN)),
         };
         let rows = bytes / self.row_step(from, access.gap).saturating_mul(from).max(1);
@@ -144,20 +162,21 @@ impl Band {
             _ if rows >= line => (rows / line * line, self.columns),
             _ => {
                 let rows = rows.max(rows_min).min(self.rows);
-                (rows, bytes / (rows * from))
+                (rows, (bytes / (rows * from * self.unit)).max(1))
             }
         }
     }
 
     /// The stride from one row to the next in the scratch: gaps between rows of up to `gap` bytes are read too.
     fn row_step(self, size: u64, gap: u64) -> u64 {
-        if (self.pitch - self.columns).saturating_mul(size) <= gap { self.pitch } else { self.columns }
+        let row = self.columns * self.unit;
+        if (self.pitch - row).saturating_mul(size) <= gap { self.pitch } else { row }
     }
 
     /// Reads the rows into scratch, one [`Band::row_step`] apart.
     fn read<'s>(self, size: u64, reader: &Reader<'_>, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
         let row_step = self.row_step(size, reader.access().gap);
-        let elements = (self.rows - 1).saturating_mul(row_step).saturating_add(self.columns);
+        let elements = (self.rows - 1).saturating_mul(row_step).saturating_add(self.columns * self.unit);
         let len = to_usize(elements.saturating_mul(size));
         if row_step == self.pitch {
             return reader.read(self.src.saturating_mul(size), len, scratch);
@@ -181,7 +200,8 @@ pub(super) fn fill_band(
     mut out: Grid<'_>,
 ) -> Result<()> {
     let (from, to) = (how.cast.from().itemsize(), how.cast.to().itemsize());
-    if (out.rows(), out.width()) != (to_usize(band.columns), to_usize(band.rows.saturating_mul(to))) {
+    let unit = band.unit.saturating_mul(to);
+    if (out.rows(), out.width()) != (to_usize(band.columns), to_usize(band.rows.saturating_mul(unit))) {
         return Err(incomplete_write());
     }
     let access = reader.access();
@@ -191,19 +211,17 @@ pub(super) fn fill_band(
         for left in (0..band.columns).step_by(to_usize(width)) {
             how.cancel.check()?;
             let columns = width.min(band.columns - left);
-            let panel = Band { src: band.src + top * band.pitch + left, rows, columns, ..band };
+            let panel = Band { src: band.src + top * band.pitch + left * band.unit, rows, columns, ..band };
             let bytes = panel.read(from, reader, &mut space.scratch)?;
             // Bytes of gaps are changed too; they are not used.
             how.prepare_for_cast(payload, bytes)?;
-            let across = to_usize(top * to)..to_usize((top + rows) * to);
+            let across = to_usize(top * unit)..to_usize((top + rows) * unit);
             let part = out.sub_grid(to_usize(left)..to_usize(left + columns), across);
-            kernel::transpose(
-                how.cast,
-                bytes,
-                to_usize(panel.row_step(from, access.gap)),
-                part,
-                &mut space.tile,
-            )?;
+            let row_step = to_usize(panel.row_step(from, access.gap));
+            match band.unit {
+                1 => kernel::transpose(how.cast, bytes, row_step, part, &mut space.tile)?,
+                unit => kernel::exchange(how.cast, bytes, row_step, to_usize(unit), part)?,
+            }
         }
     }
     Ok(())
@@ -226,7 +244,10 @@ mod tests {
 
     #[test]
     fn a_transposed_matrix_is_recognized() {
-        let grouped = |groups, rows, columns, pitch| Some(Band { src: 3, rows, columns, pitch, groups });
+        let grouped =
+            |groups, rows, columns, pitch| Some(Band { src: 3, rows, columns, unit: 1, pitch, groups });
+        let units =
+            |groups, rows, columns, pitch| Some(Band { src: 3, rows, columns, unit: 64, pitch, groups });
         let matrix = |rows, columns, pitch| grouped(1, rows, columns, pitch);
         for (shape, strides, expected) in [
             (&[40_u64, 100][..], &[1_u64, 40][..], matrix(100, 40, 40)),
@@ -237,6 +258,11 @@ mod tests {
             (&[3, 3, 10, 2, 10], &[3, 1, 9, 1000, 100], grouped(10, 20, 90, 100)),
             (&[4, 10, 20], &[1, 5, 50], None),
             (&[2, 4, 10, 20], &[1, 2, 8, 80], None),
+            (&[10, 20, 64], &[64, 640, 1], units(1, 20, 10, 640)),
+            (&[3, 10, 20, 64], &[64, 192, 2000, 1], units(10, 20, 30, 2000)),
+            (&[10, 20, 63], &[63, 630, 1], None),
+            (&[10, 20, 64], &[65, 650, 1], None),
+            (&[10, 64], &[64, 1], None),
             (&[40, 100], &[1, 39], None),
             (&[40, 100], &[2, 80], None),
             (&[40, 100], &[1, 0], None),
@@ -246,7 +272,7 @@ mod tests {
             (&[4000], &[1], None),
             (&[], &[], None),
         ] {
-            assert_eq!(Band::of(&layout(shape, strides)), expected, "{shape:?} {strides:?}");
+            assert_eq!(Band::of(&layout(shape, strides), 4), expected, "{shape:?} {strides:?}");
         }
     }
 
@@ -261,7 +287,7 @@ mod tests {
             (1024, 1024, 2, 16),
             (512, 40_000, 2, 64),
         ] {
-            let band = Band::of(&layout(&[columns, rows], &[1, columns])).unwrap();
+            let band = Band::of(&layout(&[columns, rows], &[1, columns]), size).unwrap();
             let mut out = vec![0; to_usize(rows * columns * size)];
             let mut bands = band.cut(size, size, threads, buffered(), &mut out).unwrap();
             assert!(bands.len() > 1 || threads == 1, "{rows} {columns}");
@@ -300,10 +326,19 @@ mod tests {
             (8, 1 << 30, 1 << 30),
         ] {
             for (from, to) in [(1, 1), (4, 2), (4, 4), (8, 16), (16, 16), (1, 16), (16, 1)] {
+                let of = |unit| Band { src: 0, rows: 1 << 20, columns: 3, unit, pitch: 3 * unit, groups: 1 };
+                for unit in [UNIT_BYTES.start() / from, UNIT_BYTES.end() / from] {
+                    let (height, width) = of(unit).panel(from, to, buffered());
+                    let row = width.min(3) * unit * from;
+                    assert!(
+                        height > 0 && width > 0 && height * row <= PANEL_MAX_BYTES,
+                        "{unit}: {height} {width}"
+                    );
+                }
                 for (access, max) in
                     [(buffered(), PANEL_MAX_BYTES), (Access::default(), Access::default().block)]
                 {
-                    let band = Band { src: 0, rows, columns, pitch, groups: 1 };
+                    let band = Band { src: 0, rows, columns, unit: 1, pitch, groups: 1 };
                     let (height, width) = band.panel(from, to, access);
                     let is_whole = (height * to).is_multiple_of(CACHE_LINE_BYTES) || height == rows;
                     let is_read = width.min(columns) * from * height * 2 > max || width >= columns;

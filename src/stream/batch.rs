@@ -142,11 +142,6 @@ fn prefault_permuted(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usiz
     parallel::for_each(threads, pages.into_iter(), || (), prefault)
 }
 
-/// The matrix that a layout of `nbytes` bytes transposes. `None` if it is not a transpose, or stays in a core's cache.
-fn transposed_matrix(layout: &Layout, nbytes: u64) -> Option<Band> {
-    Band::of(layout).filter(|_| nbytes > PERMUTED_IN_CACHE_MAX_BYTES)
-}
-
 impl Task<'_> {
     /// The bytes read or written, whichever is more.
     fn weight(&self) -> u64 {
@@ -196,7 +191,7 @@ impl TaskCutter {
                 return Ok(());
             }
         }
-        if let Some(band) = transposed_matrix(layout, nbytes) {
+        if let Some(band) = Band::of(layout, src).filter(|_| nbytes > PERMUTED_IN_CACHE_MAX_BYTES) {
             let bands = band.cut(src, dst, self.threads, self.access, out).ok_or_else(incomplete_write)?;
             jobs.extend(bands.into_iter().map(|(band, out)| Job::Band { task: self.number, band, out }));
             return Ok(());

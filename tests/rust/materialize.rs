@@ -259,6 +259,8 @@ fn tensors_larger_than_every_buffer_are_read_completely() {
         // Rows that are copied, also past every cache line, and matrices with few columns.
         (DType::F32, DType::F32, FileLayout::new(&[150, 301, 101], &[101, 15_150, 1], 1)),
         (DType::U8, DType::U8, FileLayout::new(&[99, 300, 301], &[301, 29_799, 1], 0)),
+        (DType::F32, DType::BF16, FileLayout::new(&[7, 30, 400, 90], &[90, 630, 19_000, 1], 2)),
+        (DType::F32, DType::F32, FileLayout::new(&[3, 40, 50, 600], &[1_200_000, 600, 24_000, 1], 0)),
         (DType::F32, DType::BF16, FileLayout::new(&[100, 9, 4000], &[36_000, 1, 9], 0)),
         (DType::I64, DType::I64, FileLayout::new(&[50, 31, 900], &[27_900, 1, 31], 0)),
     ];

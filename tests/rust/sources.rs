@@ -11,8 +11,8 @@ use crate::support::zip::Archive;
 use crate::support::{names, opened, st};
 use rustload::scan::{FileReport, Verdict, scan_bytes, scan_ranges};
 use rustload::{
-    Access, Checkpoint, Code, DType, Error, Limits, Options, Output, RangeRead, ReadRanges, Request, Result,
-    Stream, StreamOptions, Taken, Tensor as Handle, TensorIndex,
+    Access, Checkpoint, Code, DType, Error, Limits, Options, Order, Output, RangeRead, ReadRanges, Request,
+    Result, Stream, StreamOptions, Taken, Tensor as Handle, TensorIndex,
 };
 
 /// Bytes in memory behind the trait, with a count of requests and bytes, a delay, and a request that fails.
@@ -243,6 +243,34 @@ fn where_requests_take_long_gaps_are_read_instead_of_asking_again() {
     assert_eq!(read(Duration::ZERO), (299, 299 * 8192));
     let (requests, bytes) = read(Duration::from_millis(10));
     assert!(requests <= 8 && bytes <= data.len() as u64, "{bytes} bytes in {requests} requests");
+}
+
+#[test]
+fn a_permuted_tensor_is_read_once_however_long_requests_take() {
+    for (shape, order) in [
+        (&[64_u64, 50_000][..], &[1_i64, 0][..]),
+        (&[8, 400_000], &[1, 0]),
+        (&[48, 100, 800], &[1, 0, 2]),
+        (&[64, 200, 300], &[2, 1, 0]),
+        (&[300, 200, 64], &[1, 2, 0]),
+        (&[30, 40, 50, 70], &[2, 1, 0, 3]),
+        (&[40, 200, 300], &[0, 2, 1]),
+    ] {
+        let data: Vec<u8> = (0..shape.iter().product::<u64>() * 4).map(|at| (at / 1021) as u8).collect();
+        let bytes = st::File::new().tensor("w", "F32", shape, &data).bytes();
+        let delay = Duration::from_millis(10);
+        let (source, checkpoint) = open(TestSource { delay, ..TestSource::new(bytes.clone()) });
+        let request = Request::new().order(Order::Permute(order.to_vec()));
+        let tensor = checkpoint.unwrap().tensor("w").unwrap();
+        source.taken();
+        let found = bytes_of(&tensor, &request);
+        let (requests, read) = source.taken();
+        assert!(found == bytes_of(&opened(bytes).tensor("w").unwrap(), &request), "{shape:?} {order:?}");
+        assert!(
+            read <= data.len() as u64 && requests <= 32,
+            "{shape:?} {order:?}: {requests} of {read} bytes"
+        );
+    }
 }
 
 #[test]
