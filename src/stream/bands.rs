@@ -1,5 +1,6 @@
-//! Transposes of matrices, cut into bands of source rows: each band is read in the file's order, with few long reads, and written
-//! to some columns of the destination. A matrix with few, long rows is cut into bands of columns instead.
+//! Transposes of matrices, and permutations that are the transpose of one, cut into bands of source rows: each band is read in the file's
+//! order, with few long reads, and written to some columns of the destination. A matrix with few, long rows is cut into bands of
+//! columns instead.
 
 use super::plan::merged;
 use super::read::{BAND_MIN_BYTES, Fill, Payload, incomplete_write, scratch};
