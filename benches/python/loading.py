@@ -169,12 +169,12 @@ class TransposeCase(DataCase):
 
 
 class PermuteCase(DataCase):
-    """Load one three-dimensional float32 tensor permuted, with or without a cast."""
+    """Load one float32 tensor permuted, with or without a cast."""
 
     allocates = True
     suffix = ".safetensors"
 
-    def __init__(self, shape: tuple[int, int, int], dims: tuple[int, ...], dtype: str | None) -> None:
+    def __init__(self, shape: tuple[int, ...], dims: tuple[int, ...], dtype: str | None) -> None:
         self.shape, self.dims, self.dtype = shape, dims, dtype
         cast = f" and cast to {dtype}" if dtype else ""
         size = "x".join(map(str, shape))
