@@ -86,8 +86,8 @@ def _converting(*, quick: bool) -> Iterator[Case]:
     for dims, dtype in (((1, 0, 2), None), ((2, 0, 1), None), ((2, 0, 1), "bfloat16"), ((2, 1, 0), None)):
         yield PermuteCase(cube, dims, dtype)
     filters = (128, 64, 3, 3) if quick else (2048, 1024, 3, 3)
-    for dims in ((2, 3, 1, 0), (0, 2, 3, 1)):
-        yield PermuteCase(filters, dims, None)
+    yield PermuteCase(filters, (2, 3, 1, 0), None)
+    yield PermuteCase(filters, (0, 2, 3, 1), None)
     numel = (4 if quick else 128) << 20
     for source, target in (
         ("float8_e4m3fn", "bfloat16"),
