@@ -6,6 +6,7 @@ On a terminal every line fits its width. Elsewhere rows are never split, because
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
@@ -15,9 +16,18 @@ from rustload._common.columns import clip, columns_of, wrap
 from rustload.errors import _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["BAR_COLUMNS", "Page", "count", "message_line", "print_json", "print_messages", "terminal_columns"]
+__all__ = [
+    "BAR_COLUMNS",
+    "Page",
+    "count",
+    "message_line",
+    "print_json",
+    "print_messages",
+    "terminal_columns",
+    "text_of",
+]
 
 BAR_COLUMNS = 24
 # The columns of running text where there is no terminal.
@@ -247,6 +257,15 @@ def print_json(document: object) -> None:
 def message_line(text: str) -> str:
     """A line for stderr of a text, with what comes from files escaped."""
     return _without_commands(f"{_printable(text)}\n")
+
+
+def text_of(show: Callable[[Page], None]) -> str:
+    """What a function adds to a page, without colours."""
+    out = io.StringIO()
+    page = Page(out, "never")
+    show(page)
+    page.flush()
+    return out.getvalue().rstrip("\n")
 
 
 def print_messages(lines: Iterable[str]) -> None:

@@ -5,14 +5,13 @@ As text, names that differ in one number only are one line: `layers.{0..31}.weig
 
 from __future__ import annotations
 
-import io
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from rustload._common.columns import columns_of
 from rustload._common.json_values import Finite, plain
 from rustload._common.table import NAME_COLUMNS_MAX, TableRow, show_table
-from rustload._common.terminal import Page, count
+from rustload._common.terminal import Page, count, text_of
 from rustload._common.tree import spell_numbers
 from rustload.errors import _no_truth
 
@@ -142,11 +141,7 @@ class DiffReport(NamedTuple):
 
     def __str__(self) -> str:
         """The report as text, as the command line prints it."""
-        out = io.StringIO()
-        page = Page(out, "never")
-        show(page, self)
-        page.flush()
-        return out.getvalue().rstrip("\n")
+        return text_of(lambda page: show(page, self))
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the last line of the text, and the lists; names that differ in one number only are one row."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from rustload._common.columns import columns_of
 from rustload._common.table import NAME_COLUMNS_MAX, TableRow, show_table
-from rustload._common.terminal import Page, count
+from rustload._common.terminal import count, text_of
 from rustload._html.page import Budget, details, frame, table, text
 
 if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
+    from rustload._common.terminal import Page
 
 __all__ = ["StatisticsByName"]
 
@@ -33,8 +33,9 @@ class StatisticsByName(dict[str, "Statistics"]):
 
     def __str__(self) -> str:
         """A table, without the tensors after the first 1,000."""
-        out = io.StringIO()
-        page = Page(out, "never")
+        return text_of(self._show)
+
+    def _show(self, page: Page) -> None:
         cells = [
             [*_numbers(found), f"{found.nan:,}", f"{found.zeros:,}"]
             for found in islice(self.values(), ROWS_MAX)
@@ -55,8 +56,6 @@ class StatisticsByName(dict[str, "Statistics"]):
             show_table(page, rows, widest=NAME_COLUMNS_MAX, head=lines[0])
         if len(self) > ROWS_MAX:
             page.line(f"  and {len(self) - ROWS_MAX:,} more")
-        page.flush()
-        return out.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
         budget = Budget()

@@ -330,9 +330,10 @@ class ScanReport(_Report):
 
     def __str__(self) -> str:
         """The report as text: one line per file, with its findings below."""
-        from rustload._scan.text import to_text
+        from rustload._common.terminal import text_of
+        from rustload._scan.text import show
 
-        return to_text(self._data)
+        return text_of(lambda page: show(page, self._data, quiet=False))
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the verdict of each file, and its findings."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.terminal import Page, count
@@ -12,7 +11,7 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["VERDICT_COLORS", "finding_text", "for_people", "show", "to_text"]
+__all__ = ["VERDICT_COLORS", "finding_text", "for_people", "show"]
 
 # The most findings to show per file; --json has all of them.
 FINDINGS_SHOWN_MAX = 20
@@ -39,15 +38,6 @@ _VAGUE = ("JSON, ", "a member that no known reader")
 GAPS_SHOWN_MAX = 5
 # The most names to suggest for --allow.
 SUGGESTED_MAX = 8
-
-
-def to_text(report: dict[str, Any]) -> str:
-    """Formats a report without colours."""
-    out = io.StringIO()
-    page = Page(out, "never")
-    show(page, report, quiet=False)
-    page.flush()
-    return out.getvalue().rstrip("\n")
 
 
 def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
