@@ -63,9 +63,11 @@ __all__ = [
     "restored_join",
     "scan",
     "similar",
+    "spell_numbers",
     "stack",
     "statistics",
     "stream",
+    "tree_rows",
     "trim",
     "upload",
     "write_file",
@@ -756,6 +758,27 @@ def document(
 
     Returns:
         The data as JSON, without what is outside of the checkpoint: its name, and the sizes of files.
+    """
+
+def tree_rows(
+    tensors: list[tuple[str, int, int, int]],
+) -> list[tuple[int, str, int, int | None, int, int, int]]:
+    """The rows of the tree of tensors, the root first and parents before their children.
+
+    Args:
+        tensors: Of each tensor its name, the number of its kind, its bytes that count towards sums, and its bytes.
+
+    Returns:
+        Of each row its level; its label; the number of equal subtrees that are folded into it; the position of the tensor of
+        this name, or None; and the sums of all of them: tensors, counted bytes, and bytes.
+    """
+
+def spell_numbers(numbers: Sequence[int], digits: int = 0) -> str:
+    """Abbreviates a sorted list of numbers: `0..31`, `0..30 step 2`, `0..2, 5, 7..9`.
+
+    Args:
+        numbers: The numbers, each once.
+        digits: The number of digits to which they are padded with zeros; 0 for none.
     """
 
 def statistics(

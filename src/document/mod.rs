@@ -7,7 +7,7 @@
 
 pub(crate) mod numbers;
 pub(crate) mod scanned;
-mod tree;
+pub(crate) mod tree;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;

@@ -1,7 +1,8 @@
-//! The tree of names, split at dots, in columns, with what folds: siblings that are whole numbers and have equal subtrees.
+//! The tree of names, split at dots, with what folds: siblings that are whole numbers and have equal subtrees. `layers.0`, `layers.1` and
+//! so on fold to `layers.{0..1}`; `conv1` and `conv2` are two names.
 //!
-//! `python/rustload/_common/tree.py` has the same rules for what is printed; a test compares them. No recursion. The levels of a name are
-//! bounded; the rest of a longer name is one label.
+//! In columns for the page, in rows for what is printed. No recursion. The levels of a name are bounded; the rest of a longer name is one
+//! label.
 
 use std::collections::HashMap;
 
@@ -17,9 +18,10 @@ const DIGITS_MAX: usize = 18;
 const RUNS_MAX: usize = 6;
 
 /// A tensor: equal ones have the same kind.
-pub(super) struct Leaf<'t> {
-    pub(super) name: &'t str,
-    pub(super) kind: usize,
+#[derive(Clone, Copy)]
+pub(crate) struct Leaf<'t> {
+    pub(crate) name: &'t str,
+    pub(crate) kind: usize,
 }
 
 /// The tree, parents before their children.
@@ -69,6 +71,77 @@ pub(super) fn columns<'t>(tensors: impl Iterator<Item = Leaf<'t>>) -> Columns<'t
         pending.extend(with_folds(&nodes, at, &mut folds));
     }
     Columns { labels: labels.all, folds: folds.all, ..made }
+}
+
+/// Of one or several tensors: their number, their bytes where a tensor with several names counts once, and where each name counts.
+#[cfg(feature = "python")]
+pub(crate) type Sums = [u128; 3];
+
+/// A row of the tree as it is printed: equal subtrees are folded into one, and single branches joined.
+#[cfg(feature = "python")]
+pub(crate) struct Row {
+    /// The part of a name, or several joined with dots, or the fold of several: `layers.{0..31}`.
+    pub(crate) label: String,
+    pub(crate) level: usize,
+    /// The number of equal subtrees that are folded into it.
+    pub(crate) times: usize,
+    /// The position of the tensor that has exactly this name.
+    pub(crate) leaf: Option<usize>,
+    /// Those of all folded subtrees.
+    pub(crate) sums: Sums,
+}
+
+/// The rows of the tree of tensors, the root first and parents before their children, in the order to show.
+#[cfg(feature = "python")]
+pub(crate) fn rows(tensors: &[(Leaf<'_>, Sums)]) -> Vec<Row> {
+    let mut nodes = built(tensors.iter().map(|&(leaf, _)| leaf));
+    sign(&mut nodes);
+    let mut sums: Vec<Sums> = vec![[0; 3]; nodes.len()];
+    for at in (0..nodes.len()).rev() {
+        let own = nodes[at].leaf.map(|(position, _)| tensors[position].1);
+        sums[at] = total(own.into_iter().chain(nodes[at].children.iter().map(|&child| sums[child])));
+    }
+    let mut rows = Vec::new();
+    let root = Row { label: String::new(), level: 0, times: 1, leaf: None, sums: sums[0] };
+    let mut pending = vec![(0, root)];
+    while let Some((mut at, mut row)) = pending.pop() {
+        let mut inner = folded(&nodes, &sums, at, row.level + 1);
+        while row.level > 0 && nodes[at].leaf.is_none() && inner.len() == 1 {
+            let Some((only, joined)) = inner.pop() else { break };
+            row.label = format!("{}.{}", row.label, joined.label);
+            row.times *= joined.times;
+            at = only;
+            inner = folded(&nodes, &sums, at, row.level + 1);
+        }
+        row.leaf = nodes[at].leaf.map(|(position, _)| position);
+        rows.push(row);
+        pending.extend(inner.into_iter().rev());
+    }
+    rows
+}
+
+/// The children of a node, each with its row: of a fold the node of the smallest number, in the place of the first.
+#[cfg(feature = "python")]
+fn folded(nodes: &[Node<'_>], sums: &[Sums], parent: usize, level: usize) -> Vec<(usize, Row)> {
+    let mut folds: Vec<Option<_>> = fold_groups(nodes, parent).into_iter().map(Some).collect();
+    let mut fold_of = HashMap::new();
+    for (fold, (_, members)) in folds.iter().flatten().enumerate() {
+        fold_of.extend(members.iter().map(|&child| (child, fold)));
+    }
+    let shown = nodes[parent].children.iter().filter_map(|&child| match fold_of.get(&child) {
+        None => Some((nodes[child].label.to_owned(), vec![child])),
+        Some(&fold) => folds[fold].take(),
+    });
+    let row = |(label, members): (String, Vec<usize>)| {
+        let sums = total(members.iter().map(|&member| sums[member]));
+        (members[0], Row { label, level, times: members.len(), leaf: None, sums })
+    };
+    shown.map(row).collect()
+}
+
+#[cfg(feature = "python")]
+fn total(all: impl Iterator<Item = Sums>) -> Sums {
+    all.fold([0; 3], |sum, one| std::array::from_fn(|at| sum[at] + one[at]))
 }
 
 /// The nodes, the root first and parents before their children.
@@ -124,25 +197,32 @@ fn sign(nodes: &mut [Node<'_>]) {
 
 /// The children of a node from the last to the first, with their folds.
 fn with_folds(nodes: &[Node<'_>], parent: usize, folds: &mut Numbered<String>) -> Vec<(usize, u32)> {
-    let children = &nodes[parent].children;
+    let mut fold_of = HashMap::new();
+    for (label, members) in fold_groups(nodes, parent) {
+        let fold = u32::try_from(folds.number(label) + 1).unwrap_or(0);
+        fold_of.extend(members.into_iter().map(|child| (child, fold)));
+    }
+    let children = nodes[parent].children.iter().rev();
+    children.map(|&child| (child, fold_of.get(&child).copied().unwrap_or(0))).collect()
+}
+
+/// The children of a node that fold: the label of each fold, and its nodes, sorted by number.
+fn fold_groups(nodes: &[Node<'_>], parent: usize) -> Vec<(String, Vec<usize>)> {
     let (mut alike, mut groups) = (Numbered::default(), Vec::<Vec<(u64, usize)>>::new());
-    for &child in children {
+    for &child in &nodes[parent].children {
         if let Some((number, digits)) = whole_number(nodes[child].label) {
             let group = alike.number((digits, nodes[child].signature));
             groups.resize(alike.all.len(), Vec::new());
             groups[group].push((number, child));
         }
     }
-    let mut fold_of = HashMap::new();
-    for (&(digits, _), members) in alike.all.iter().zip(&mut groups).filter(|(_, members)| members.len() > 1)
-    {
+    let folds = alike.all.iter().zip(groups).filter(|(_, members)| members.len() > 1);
+    let folds = folds.map(|(&(digits, _), mut members)| {
         members.sort_unstable();
-        let numbers: Vec<u64> = members.iter().map(|&(number, _)| number).collect();
-        let fold = folds.number(format!("{{{}}}", spelled(&numbers, digits)));
-        let fold = u32::try_from(fold + 1).unwrap_or(0);
-        fold_of.extend(members.iter().map(|&(_, child)| (child, fold)));
-    }
-    children.iter().rev().map(|&child| (child, fold_of.get(&child).copied().unwrap_or(0))).collect()
+        let (numbers, members): (Vec<u64>, Vec<usize>) = members.into_iter().unzip();
+        (format!("{{{}}}", spelled(&numbers, digits)), members)
+    });
+    folds.collect()
 }
 
 /// The number that a label is, and its digits if it begins with zeros, else 0; `None` if it is not a whole number.
@@ -153,11 +233,13 @@ fn whole_number(label: &str) -> Option<(u64, usize)> {
 }
 
 /// Abbreviates sorted numbers: `0..31`, `0..30 step 2`, `0..2, 5, 7..9`. `digits` is the number of digits to which zeros fill them.
-fn spelled(numbers: &[u64], digits: usize) -> String {
+pub(crate) fn spelled(numbers: &[u64], digits: usize) -> String {
     let text = |number: u64| format!("{number:0digits$}");
-    let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
-    let step = numbers[1] - first;
-    if numbers.len() > 2 && step > 0 && numbers.windows(2).all(|pair| pair[1] - pair[0] == step) {
+    let &[first, second, .., last] = numbers else {
+        return numbers.iter().map(|&number| text(number)).collect::<Vec<_>>().join(", ");
+    };
+    let step = second - first;
+    if step > 0 && numbers.windows(2).all(|pair| pair[1] - pair[0] == step) {
         let step = if step == 1 { String::new() } else { format!(" step {step}") };
         return format!("{}..{}{step}", text(first), text(last));
     }

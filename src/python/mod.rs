@@ -58,7 +58,7 @@ mod _rustload {
     #[pymodule_export]
     use super::doctor::{finish_publication, machine, probe};
     #[pymodule_export]
-    use super::document::document;
+    use super::document::{document, spell_numbers, tree_rows};
     #[pymodule_export]
     use super::extra::check_sparse;
     #[pymodule_export]

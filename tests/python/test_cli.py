@@ -15,6 +15,7 @@ from support import child
 
 torch = pytest.importorskip("torch")
 
+from rustload import _rustload  # noqa: E402
 from rustload._common import tree  # noqa: E402 - after the check for torch, which the fixtures need
 
 GOLDEN = """\
@@ -364,7 +365,11 @@ def test_a_name_of_very_many_parts_takes_few_rows():
     ],
 )
 def test_dots_in_brackets_do_not_split(name, parts):
-    assert tree.split_name(name) == parts
+    names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    assert (names[-1], [label for label, _, _ in rows([(one, 1) for one in names])]) == (
+        name,
+        ["  " * level + part for level, part in enumerate(parts)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -378,7 +383,7 @@ def test_dots_in_brackets_do_not_split(name, parts):
     ],
 )
 def test_numbers_are_abbreviated_as_ranges(numbers, text):
-    assert tree.spell_numbers(numbers) == text
+    assert _rustload.spell_numbers(numbers) == text
 
 
 def test_sums_count_the_same_tensor_once_where_it_folds(folder):
@@ -479,8 +484,18 @@ def test_all_commands_document_color_alike(folder):
 
 
 @pytest.mark.parametrize(
-    ("label", "found"),
-    [("7", (7, 0)), ("0", (0, 0)), ("007", (7, 3)), ("layer12", None), ("", None), ("1_0", None), ("٣", None), ("9" * 19, None)],
-)  # fmt: skip
-def test_a_label_is_a_whole_number_or_none(label, found):
-    assert tree._whole_number(label) == found
+    ("one", "other", "folded"),
+    [
+        ("7", "8", "{7, 8}.w"),
+        ("0", "1", "{0, 1}.w"),
+        ("007", "008", "{007, 008}.w"),
+        ("layer12", "layer13", None),
+        ("", "1", None),
+        ("1_0", "1_1", None),
+        ("\u0663", "\u0664", None),
+        ("9" * 19, "9" * 18 + "8", None),
+    ],
+)
+def test_a_label_is_a_whole_number_or_none(one, other, folded):
+    names = [f"{one}.w", f"{other}.w"]
+    assert [label for label, _, _ in rows([(name, 1) for name in names])] == ([folded] if folded else names)

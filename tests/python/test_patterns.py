@@ -24,7 +24,7 @@ from rustload import RustloadWarning
 from rustload._checkpoint.names import select_tensors
 from rustload._common.patterns import matches, matching, similar_parts, warn_user
 from rustload._common.similar import similar
-from rustload._common.tree import spell_numbers
+from rustload._rustload import spell_numbers
 
 NAMES = ("enc.weight", "enc.bias", "lm_head.weight", "a[0].weight")
 

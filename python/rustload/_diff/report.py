@@ -12,7 +12,7 @@ from rustload._common.columns import columns_of
 from rustload._common.json_values import Finite, plain
 from rustload._common.table import NAME_COLUMNS_MAX, TableRow, show_table
 from rustload._common.terminal import Page, count, text_of
-from rustload._common.tree import spell_numbers
+from rustload._rustload import spell_numbers
 from rustload.errors import _no_truth
 
 if TYPE_CHECKING:
