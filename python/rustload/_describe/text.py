@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from rustload._describe.needed import Needed
 
-__all__ = ["View", "rounded", "scan_text", "show"]
+__all__ = ["View", "rounded", "scan_text", "show", "tree_of"]
 
 # The most lines of each list below the tree; --json has all.
 LINES_SHOWN_MAX = 12
@@ -88,7 +88,7 @@ def show(page: Page, report: Described, view: View) -> None:
         _first_lines(page, [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in lines])
     if report["tensors"]:
         page.heading("tensors")
-        (_list if view.listed else _tree)(page, report["tensors"], report["tied"], view)
+        (_list if view.listed else _tree)(page, report, view)
     if report["tied"]:
         page.heading("tied", "names that share a storage")
         identities = {entry["name"]: _identity(entry) for entry in report["tensors"]}
@@ -178,17 +178,21 @@ def _percent(share: float) -> str:
     return f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
 
 
-def _tree(page: Page, tensors: list[DescribedTensor], tied: list[list[str]], view: View) -> None:
-    tied_names = {name for group in tied for name in group}
-    leaves = (
+def tree_of(report: Described) -> tree.Node:
+    """The tree of names; tensors of several names count once towards the sums."""
+    tied = {name for group in report["tied"] for name in group}
+    return tree.build(
         (
             entry["name"],
-            tree.Leaf(entry["dtype"], tuple(entry["shape"]), entry["nbytes"], entry["name"] in tied_names),
+            tree.Leaf(entry["dtype"], tuple(entry["shape"]), entry["nbytes"], entry["name"] in tied),
             0 if entry["repeats"] else entry["nbytes"],
         )
-        for entry in tensors
+        for entry in report["tensors"]
     )
-    root = tree.build(leaves)
+
+
+def _tree(page: Page, report: Described, view: View) -> None:
+    root = tree_of(report)
     if view.sort != "file":
         (tree.sort_by_size if view.sort == "size" else tree.sort_by_name)(root)
     rows = []
@@ -260,8 +264,8 @@ def _inside(page: Page, node: tree.Node) -> str:
     return f"{node.times} {page.times} {count(node.tensors // node.times, 'tensor')}"
 
 
-def _list(page: Page, tensors: list[DescribedTensor], tied: list[list[str]], view: View) -> None:
-    tied_names = {name for group in tied for name in group}
+def _list(page: Page, report: Described, view: View) -> None:
+    tensors, tied = report["tensors"], {name for group in report["tied"] for name in group}
     if view.sort == "size":
         tensors = sorted(tensors, key=lambda entry: -entry["nbytes"])
     elif view.sort == "name":
@@ -270,7 +274,7 @@ def _list(page: Page, tensors: list[DescribedTensor], tied: list[list[str]], vie
     for entry in tensors:
         # The full name, for other programs; cut only where it is longer than a terminal's line.
         name = page.fitted(page.safe(entry["name"]) or '""')
-        remark = "  tied" if entry["name"] in tied_names else ""
+        remark = "  tied" if entry["name"] in tied else ""
         size = format_bytes(entry["nbytes"])
         rows.append(Row(name, columns_of(name), entry["dtype"], str(entry["shape"]), size, remark))
     _table(page, rows, widest=80)

@@ -10,11 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from rustload import _rustload
-from rustload._common import tree
 from rustload._common.columns import columns_of
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import count
-from rustload._describe.text import rounded
+from rustload._describe.text import rounded, tree_of
 from rustload._view.palette import DARK, INK, LIGHT, colour_of
 from rustload._view.treemap import Rect, squarify
 from rustload.errors import _clipped, _printable
@@ -50,7 +49,7 @@ def svg_image(described: Described) -> str:
         described: What `describe` returned.
     """
     title = os.path.basename(described["path"].rstrip("/"))
-    root = _tree(described)
+    root = tree_of(described)
     dtypes = [
         (f"{seen['dtype']} {format_bytes(seen['nbytes'])}", seen["dtype"]) for seen in described["dtypes"]
     ]
@@ -81,19 +80,6 @@ def svg_image(described: Described) -> str:
         f'<text class="t b" x="{MARGIN}" y="22">{_escaped(name)}</text>'
         f'<text class="t" x="{WIDTH - MARGIN}" y="22" text-anchor="end">{_escaped(facts)}</text>\n'
         f"{body}\n{legend}\n</svg>\n"
-    )
-
-
-def _tree(described: Described) -> Node:
-    """The tree of names; tensors of several names count once towards the sums."""
-    tied = {name for group in described["tied"] for name in group}
-    return tree.build(
-        (
-            entry["name"],
-            tree.Leaf(entry["dtype"], tuple(entry["shape"]), entry["nbytes"], entry["name"] in tied),
-            0 if entry["repeats"] else entry["nbytes"],
-        )
-        for entry in described["tensors"]
     )
 
 
