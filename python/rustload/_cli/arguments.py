@@ -18,6 +18,7 @@ __all__ = [
     "number",
     "pair",
     "rename",
+    "size",
 ]
 
 EPILOG = """\
@@ -98,6 +99,16 @@ def dtype(text: str) -> str:
         known, *near = [one for one in error.__notes__ if not one.startswith("while processing")]
         notes = "; ".join([*near, f"{known}; and short names, such as bf16, fp16 and fp32"])
         raise argparse.ArgumentTypeError(f"{error} ({notes})") from None
+
+
+def size(text: str) -> int:
+    """A number of bytes: 5GB."""
+    from rustload._common.sizes import parse_bytes
+
+    try:
+        return parse_bytes(text, "SIZE")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def pair(text: str) -> tuple[str, str]:

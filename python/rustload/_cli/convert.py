@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, add_json, dtype, pair, rename
+from rustload._cli.arguments import REPEATED, add_json, dtype, pair, rename, size
 from rustload._cli.exit_codes import READ_FAILED, USAGE, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--max-shard-size",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="divide the tensors into files of at most SIZE, such as 5GB",
     )
@@ -247,12 +247,3 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
 def _dtype(text: str) -> tuple[str | None, str]:
     pattern, equals, name = text.rpartition("=")
     return (pattern if equals else None), dtype(name)
-
-
-def _size(text: str) -> int:
-    from rustload._common.sizes import parse_bytes
-
-    try:
-        return parse_bytes(text, "SIZE")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

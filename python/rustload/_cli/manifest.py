@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import rustload
 from rustload import _rustload
-from rustload._cli.arguments import file
+from rustload._cli.arguments import file, size
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import report_error
-from rustload._common.sizes import parse_bytes
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
+
+if TYPE_CHECKING:
+    import argparse
 
 __all__ = ["add_arguments", "run"]
 
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="PATH", type=file, help="a file or a folder")
     add(
         "--piece",
-        type=_size,
+        type=size,
         default=8 << 20,
         metavar="SIZE",
         help="the bytes of a piece, such as 1MiB (the default is 8MiB): reading a byte of it reads all of it",
@@ -63,10 +65,3 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(text)
     return 0
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text, "SIZE")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
