@@ -73,7 +73,6 @@ __all__ = [
     "write_file",
     "write_folder",
     "write_object",
-    "write_text",
 ]
 
 __version__: Final[str]
@@ -943,14 +942,6 @@ def write_object(
         ValueError: `verify`, `resume` or `manifest` is set.
         OSError: `write` returned None or a wrong number.
         RustloadError: As for `write_file`; an exception of `write` is the cause.
-    """
-
-def write_text(path: str, text: str, *, overwrite: bool, sync: bool) -> None:
-    """Writes a file of text in UTF-8, which appears when it is complete.
-
-    Raises:
-        ValueError: The path is a symbolic link to nothing.
-        OSError: As for `write_file`.
     """
 
 @final

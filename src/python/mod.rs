@@ -88,7 +88,7 @@ mod _rustload {
     #[pymodule_export]
     use super::tensor::{Tensor, dtype_name};
     #[pymodule_export]
-    use super::write::{PreparedText, Writer, write_file, write_folder, write_object, write_text};
+    use super::write::{PreparedText, Writer, write_file, write_folder, write_object};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

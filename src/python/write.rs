@@ -156,19 +156,6 @@ pub(crate) fn write_folder(
     run_reported(py, &core, options.report, |options| plan.write_with_note(&path, options))
 }
 
-/// Writes a file of text.
-#[pyfunction]
-#[pyo3(signature = (path, text, *, overwrite, sync))]
-pub(crate) fn write_text(
-    py: Python<'_>,
-    path: PathBuf,
-    text: &str,
-    overwrite: bool,
-    sync: bool,
-) -> PyResult<()> {
-    run::detached(py, || write::write_bytes(&path, text.as_bytes(), overwrite, sync))
-}
-
 /// A file of text that is complete and has no name yet. Collected, it leaves nothing.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct PreparedText(Mutex<Option<write::PreparedFile>>);

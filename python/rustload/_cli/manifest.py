@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         made = rustload.Manifest.of(args.path, piece=args.piece)
         text = made.to_json(os.path.basename(os.path.abspath(args.path)))
         if args.output is not None:
-            _rustload.write_text(args.output, text, overwrite=args.overwrite, sync=True)
+            _rustload.PreparedText(args.output, text, overwrite=args.overwrite, sync=True).commit()
     except (RustloadError, OSError, ValueError) as error:
         report_error(error, args.options)
         return READ_FAILED

@@ -287,7 +287,7 @@ def _write_sarif(path: str, report: dict[str, Any], code: int) -> int:
 
     try:
         text = json.dumps(_sarif(report, code), indent=1) + "\n"
-        _rustload.write_text(path, text, overwrite=True, sync=False)
+        _rustload.PreparedText(path, text, overwrite=True, sync=False).commit()
     except (OSError, ValueError) as error:
         report_error(error)
         return READ_FAILED

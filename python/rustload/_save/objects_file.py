@@ -59,10 +59,7 @@ class ObjectsFile:
         if self.in_target:
             return
         try:
-            if self._prepared is not None:
-                self._prepared.commit()
-            else:
-                _rustload.write_text(self._path, self._text, **self._options)
+            (self._prepared or _rustload.PreparedText(self._path, self._text, **self._options)).commit()
         except (OSError, ValueError) as error:
             error.add_note(
                 f"The tensors in {self._target!r} are complete; only the file of objects is missing."

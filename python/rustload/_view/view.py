@@ -186,4 +186,4 @@ def _text(described: Described) -> str:
 def _write(target: Path, content: str, *, replace: bool) -> None:
     """Writes the file; it appears when it is complete, or not at all."""
     text = content.encode("utf-8", "backslashreplace").decode()
-    _rustload.write_text(str(target), text, overwrite=replace, sync=False)
+    _rustload.PreparedText(str(target), text, overwrite=replace, sync=False).commit()
