@@ -1,9 +1,6 @@
 //! A new file that appears under its name only when it is complete.
 
-use std::collections::hash_map::RandomState;
-use std::ffi::OsString;
 use std::fs::{self, File};
-use std::hash::BuildHasher;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -14,12 +11,6 @@ use crate::bytes::{ListedFile, Source};
 use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::sys::{self, FileExt};
-
-/// How many names are tried for a temporary file.
-const NAME_ATTEMPTS: u32 = 16;
-
-/// The longest part of the target's name in the name of its temporary file: names have 255 bytes at most.
-const NAME_PREFIX_MAX_BYTES: usize = 200;
 
 /// A file that is being written. Until [`StagedFile::commit`] nothing has its name, and a file that already had it stays as it is.
 /// Dropping it removes what was written.
@@ -236,12 +227,9 @@ impl StagedFile {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             named => return named,
         }
-        let file = &self.file;
-        let name = |path: &Path| sys::name_file(file, path);
-        let ((), named) = match &self.lock {
-            Some(lock) => lock.temporary(name)?,
-            None => temporary(&self.target, name)?,
-        };
+        // A file without a name has the lock.
+        let lock = self.lock.as_ref().ok_or(io::ErrorKind::AlreadyExists)?;
+        let ((), named) = lock.temporary(|path| sys::name_file(&self.file, path))?;
         fs::rename(self.temporary.insert(named), &self.target)
     }
 }
@@ -250,24 +238,6 @@ impl Drop for StagedFile {
     fn drop(&mut self) {
         if let Some(temporary) = self.temporary.as_ref().filter(|_| !self.stays) {
             let _ = fs::remove_file(temporary);
-        }
-    }
-}
-
-/// Calls `make` with names beside `target` until one is free.
-pub(super) fn temporary<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let prefix: String = name.chars().take(NAME_PREFIX_MAX_BYTES / 4).collect();
-    let mut attempt = 0;
-    loop {
-        let number = RandomState::new().hash_one(attempt);
-        let path = target.with_file_name(OsString::from(format!(".{prefix}.{number:016x}.part")));
-        match make(&path) {
-            Ok(made) => return Ok((made, path)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < NAME_ATTEMPTS => {
-                attempt += 1
-            }
-            Err(error) => return Err(error),
         }
     }
 }
