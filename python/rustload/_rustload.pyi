@@ -901,10 +901,32 @@ class FolderStage:
     """The folder in which to write."""
     token: str
     """The content of the file `token` beside that folder, as long as it is this stage's."""
-    generation: int
-    """The generation of shards; from 2 on it is a part of their names."""
 
     def __new__(cls, path: str, name: str, *, overwrite: bool) -> Self: ...
+    def create_files(
+        self,
+        tensors: Sequence[tuple[str, str, Sequence[int]]],
+        *,
+        metadata: Sequence[tuple[str, str]],
+        max_shard_size: int,
+        sync: bool,
+    ) -> tuple[list[tuple[str, int, int]], list[str]]:
+        """Creates the files of tensors in full size: complete up to the first tensor, with an index of several files.
+
+        Args:
+            tensors: Name, dtype and shape of each tensor, in the order in which they are divided among files.
+            metadata: The texts of each header.
+            max_shard_size: The most bytes of tensors in one file; a larger tensor has a file of its own.
+            sync: Whether to wait until the index is on the disk.
+
+        Returns:
+            Of each tensor its file, the offset of its first byte, and its bytes; and the files, in the order to publish them.
+
+        Raises:
+            OSError: The disk is full, or refuses otherwise.
+            ValueError: A header is too long, or a tensor is named `__metadata__`.
+        """
+
     def publish(self, files: Sequence[str], *, sync: bool) -> str | None:
         """Moves the files to the target, in this order, and removes those of an earlier version.
 

@@ -1,12 +1,13 @@
 //! `FolderStage`: a folder whose files Python writes.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
 use super::run;
-use crate::error::{Code, Error, Result};
+use super::write::{Declared, declarations};
+use crate::error::{Code, Error};
 use crate::write;
 
 /// The files of one checkpoint on their way to a folder. Dropped, they are removed.
@@ -18,9 +19,6 @@ pub(crate) struct FolderStage {
     /// The content of the file `token` beside that folder.
     #[pyo3(get)]
     token: String,
-    /// The generation of shards.
-    #[pyo3(get)]
-    generation: u32,
     /// Taken when the files are published or removed.
     core: Mutex<Option<write::FolderStage>>,
 }
@@ -31,27 +29,44 @@ impl FolderStage {
     #[pyo3(signature = (path, name, *, overwrite))]
     fn new(py: Python<'_>, path: PathBuf, name: &str, overwrite: bool) -> PyResult<FolderStage> {
         let core = run::detached(py, || write::FolderStage::create(&path, name, overwrite))?;
-        let (path, token, generation) = (core.path(), core.token().to_owned(), core.generation());
-        Ok(FolderStage { path, token, generation, core: Mutex::new(Some(core)) })
+        Ok(FolderStage { path: core.path(), token: core.token().to_owned(), core: Mutex::new(Some(core)) })
+    }
+
+    /// Creates the files of tensors in full size. Returns the place of each tensor, and the files in the order to publish them.
+    #[pyo3(signature = (tensors, *, metadata, max_shard_size, sync))]
+    fn create_files(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<Declared>,
+        metadata: Vec<(String, String)>,
+        max_shard_size: u64,
+        sync: bool,
+    ) -> PyResult<(Vec<write::Place>, Vec<String>)> {
+        let tensors = declarations(tensors);
+        run::detached(py, || {
+            let core = self.lock();
+            core.as_ref().ok_or_else(closed)?.create_files(&tensors, &metadata, max_shard_size, sync)
+        })
     }
 
     /// Moves the files to the target, in this order.
     #[pyo3(signature = (files, *, sync))]
     fn publish(&self, py: Python<'_>, files: Vec<String>, sync: bool) -> PyResult<Option<String>> {
-        run::detached(py, || -> Result<Option<String>> {
-            let closed = || Error::new(Code::Closed, "the files were published or removed before");
-            self.take().ok_or_else(closed)?.publish(files, sync)
-        })
+        run::detached(py, || self.lock().take().ok_or_else(closed)?.publish(files, sync))
     }
 
     /// Removes the files.
     fn discard(&self, py: Python<'_>) {
-        py.detach(|| drop(self.take()));
+        py.detach(|| drop(self.lock().take()));
     }
 }
 
 impl FolderStage {
-    fn take(&self) -> Option<write::FolderStage> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn lock(&self) -> MutexGuard<'_, Option<write::FolderStage>> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn closed() -> Error {
+    Error::new(Code::Closed, "the files were published or removed before")
 }

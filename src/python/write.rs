@@ -78,6 +78,15 @@ impl OptionsArg {
     }
 }
 
+/// Name, dtype and shape of a tensor that is written in parts.
+pub(super) type Declared = (String, DTypeArg, Vec<u64>);
+
+pub(super) fn declarations(tensors: Vec<Declared>) -> Vec<Declaration> {
+    let declare =
+        |(name, dtype, shape): Declared| Declaration { name, dtype: dtype.0, shape: shape.as_slice().into() };
+    tensors.into_iter().map(declare).collect()
+}
+
 /// Names, values, and how each is converted.
 type Tensors<'py> = Vec<(String, ValuesArg<'py>, PyRef<'py, Request>)>;
 
@@ -245,19 +254,13 @@ impl Writer {
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        tensors: Vec<(String, DTypeArg, Vec<u64>)>,
+        tensors: Vec<Declared>,
         metadata: Vec<(String, String)>,
         options: OptionsArg,
     ) -> PyResult<Writer> {
-        let declare = |(name, dtype, shape): (String, DTypeArg, Vec<u64>)| Declaration {
-            name,
-            dtype: dtype.0,
-            shape: shape.as_slice().into(),
-        };
-        let declared = tensors.into_iter().map(declare).collect();
         let cancel = Cancel::new();
         let options = options.options(metadata, &cancel);
-        let core = run::detached(py, || write::Writer::create(&path, declared, &options))?;
+        let core = run::detached(py, || write::Writer::create(&path, declarations(tensors), &options))?;
         Ok(Writer { core: Mutex::new(Some(Arc::new(core))), cancel })
     }
 

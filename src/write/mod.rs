@@ -51,7 +51,7 @@ pub(crate) use manifest::statement;
 pub use plan::{FolderPlan, SafetensorsFile, WrittenFile};
 pub use progress::{Progress, Step};
 #[cfg(feature = "python")]
-pub(crate) use stage::FolderStage;
+pub(crate) use stage::{FolderStage, Place};
 pub(crate) use values::limit_growth;
 pub use values::{DeferredArray, HostArray, Values};
 pub use writer::Writer;

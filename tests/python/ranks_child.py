@@ -167,7 +167,7 @@ def load_shared() -> None:
 failures: dict[str, str] = {}
 reader = partial(Reader, path)
 fails("reading", 1, Reader, "_read_tensor", lambda: dcp.load(sharded(), storage_reader=reader()))
-fails("planning files", 0, _dcp_writer, "plan_folder", save_anew)
+fails("planning files", 0, _dcp_writer, "_create_files", save_anew)
 fails("writing", 3, _dcp_writer, "_write_chunk", save_anew)
 fails("publishing", 0, _dcp_writer, "_check_complete", save_anew)
 fails("what is needed", 2, _load_into, "rows_needed", load_shared)

@@ -12,9 +12,10 @@ import errno
 import itertools
 import math
 import os
+import re
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
@@ -22,10 +23,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from rustload import _rustload
+from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.sizes import parse_bytes
 from rustload._save.job import check_name, header_texts
 from rustload.errors import _error
-from rustload.torch._shard_files import Location, TensorSpec, is_of_checkpoint, plan_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +34,24 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    from rustload.torch._shard_files import FolderLayout
-
 __all__ = ["Writer"]
 
 _TOKEN_FILE = "token"
+
+
+class Location(NamedTuple):
+    """Where a tensor is: the file's name, the offset of its first byte, and its size in bytes."""
+
+    file: str
+    start: int
+    nbytes: int
+
+
+class _Layout(NamedTuple):
+    """The files, in the order to publish them, and the location of each tensor."""
+
+    files: list[str]
+    tensors: dict[str, Location]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +107,7 @@ class Writer(StorageWriter):
         self._name = check_name(name)
         self._overwrite = bool(overwrite)
         self._fsync = bool(fsync)
-        self._layout: FolderLayout | None = None
+        self._layout: _Layout | None = None
         self._stage: _rustload.FolderStage | None = None
 
     @property
@@ -125,7 +139,7 @@ class Writer(StorageWriter):
         if is_coordinator and self._path.exists() and not self._path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(self._path))
         if is_coordinator and not self._overwrite:
-            there = [file for file in _files(self._path) if is_of_checkpoint(file, self._name)]
+            there = [file for file in _files(self._path) if _is_of_checkpoint(file, self._name)]
             if there:
                 raise FileExistsError(f"{self._path / there[0]} exists, and overwrite=True is not given")
 
@@ -148,11 +162,11 @@ class Writer(StorageWriter):
             OSError: Another save to the folder is going on (code `TargetBusy`), or the disk is full, or refuses otherwise.
             UnsupportedError: A dtype has no form in a safetensors file.
         """
-        specs: dict[str, TensorSpec] = {}
+        specs: dict[str, tuple[str, tuple[int, ...]]] = {}
         for item in itertools.chain.from_iterable(plan.items for plan in plans):
             data = _data(item)
             dtype = str(data.properties.dtype).removeprefix("torch.")
-            specs[item.index.fqn] = TensorSpec(dtype, tuple(data.size))
+            specs[item.index.fqn] = dtype, tuple(data.size)
         self._release()
         target = self._target
         for other in list(_written):  # whose save has failed on another rank since
@@ -161,16 +175,9 @@ class Writer(StorageWriter):
         target.parent.mkdir(parents=True, exist_ok=True)
         stage = self._stage = _rustload.FolderStage(os.fspath(target), self._name, overwrite=self._overwrite)
         try:
-            # DCP distributes replicated tensors among ranks, so only sorting gives an order that does not depend on their number.
-            layout = self._layout = plan_folder(
-                dict(sorted(specs.items())), self._texts, self._name, self._max_shard_size, stage.generation
+            layout = self._layout = _create_files(
+                stage, specs, self._texts, self._max_shard_size, sync=self._fsync
             )
-            for file, (head, size) in layout.files.items():
-                with Path(stage.path, file).open("xb") as new:
-                    new.write(head)
-                    new.truncate(size)
-                    if size and hasattr(os, "posix_fallocate"):  # macOS and Windows lack it
-                        os.posix_fallocate(new.fileno(), 0, size)
         except BaseException:
             self._release()
             raise
@@ -241,15 +248,7 @@ class Writer(StorageWriter):
             )
         try:
             _check_complete(layout, results)
-            names = list(layout.files)
-            if layout.index_file is not None:
-                names.append(layout.index_file[0])
-                with Path(stage.path, layout.index_file[0]).open("xb") as new:
-                    new.write(layout.index_file[1])
-                    if self._fsync:
-                        new.flush()
-                        os.fsync(new.fileno())
-            stage.publish(names, sync=self._fsync)
+            stage.publish(layout.files, sync=self._fsync)
         finally:
             self._release()
 
@@ -264,7 +263,34 @@ _written: weakref.WeakSet[Writer] = weakref.WeakSet()
 """Those of this process that have written their chunks, and wait for other ranks."""
 
 
-def _check_complete(layout: FolderLayout, results: list[list[WriteResult]]) -> None:
+def _create_files(
+    stage: _rustload.FolderStage,
+    specs: Mapping[str, tuple[str, tuple[int, ...]]],
+    texts: Mapping[str, str],
+    max_shard_size: int,
+    *,
+    sync: bool,
+) -> _Layout:
+    """Creates the files of tensors, given by dtype and shape, in full size."""
+    for name, (dtype, shape) in specs.items():
+        row = DTYPE_ROWS.get(dtype)
+        if row is None or row.code is None or (row.code == "F4" and not shape):
+            raise _error("NotSafetensors", f"{dtype} has no form in a safetensors file: {name!r}")
+    # DCP distributes replicated tensors among ranks, so only sorting gives an order that does not depend on their number.
+    tensors = [(name, *specs[name]) for name in sorted(specs)]
+    places, files = stage.create_files(
+        tensors, metadata=list(texts.items()), max_shard_size=max_shard_size, sync=sync
+    )
+    return _Layout(files, {name: Location(*at) for (name, _, _), at in zip(tensors, places, strict=True)})
+
+
+def _is_of_checkpoint(file: str, stem: str) -> bool:
+    """Whether a file is one of this checkpoint's, in this or another number of shards, or its index."""
+    number = r"((\.generation\d+)?-\d{5}-of-\d{5})?"
+    return re.fullmatch(re.escape(stem) + number + r"\.safetensors(\.index\.json)?", file) is not None
+
+
+def _check_complete(layout: _Layout, results: list[list[WriteResult]]) -> None:
     written: dict[str, int] = {}
     for result in itertools.chain.from_iterable(results):
         written[result.index.fqn] = written.get(result.index.fqn, 0) + result.size_in_bytes
