@@ -667,13 +667,6 @@ class Joined:
     def result_shape(self, request: Request) -> tuple[int, ...]:
         """The shape of the result of `materialize`."""
 
-    def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
-        """None: quantized tensors cannot be joined."""
-
-    @property
-    def scheme(self) -> None:
-        """None: it is of the parts."""
-
     @property
     def is_kept_as_stored(self) -> bool:
         """As `Tensor.is_kept_as_stored`, of any part."""
@@ -681,9 +674,6 @@ class Joined:
     @property
     def is_quantized(self) -> bool:
         """As `Tensor.is_quantized`, of any part."""
-
-    def block_scale(self) -> None:
-        """None: scales by block belong to the parts."""
 
     def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
         """None: it shares no storage.

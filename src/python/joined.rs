@@ -116,11 +116,6 @@ impl Joined {
         PyTuple::new(py, &self.0.result_shape(request.order())?)
     }
 
-    /// None: quantized tensors cannot be joined.
-    fn quantization(&self, _wrap: &Bound<'_, PyAny>) -> Option<Py<PyAny>> {
-        None
-    }
-
     #[getter]
     fn is_kept_as_stored(&self) -> bool {
         self.0.parts().iter().any(|part| part.is_kept_as_stored())
@@ -129,16 +124,6 @@ impl Joined {
     #[getter]
     fn is_quantized(&self) -> bool {
         self.0.parts().iter().any(|part| part.is_quantized())
-    }
-
-    /// None: scales by block belong to the parts.
-    #[getter]
-    fn scheme(&self) -> Option<Py<PyAny>> {
-        None
-    }
-
-    fn block_scale(&self) -> Option<Py<PyAny>> {
-        None
     }
 
     /// None: it has no storage of its own. Fails with `copy=False` for several tensors.

@@ -110,6 +110,10 @@ class JoinedTensor(LazyTensor):
         """None: quantized tensors cannot be joined."""
 
     @property
+    def scheme(self) -> None:
+        """None: it is of the parts."""
+
+    @property
     def block_scale(self) -> None:
         """None: scales by block belong to the parts."""
 
