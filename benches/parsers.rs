@@ -73,11 +73,11 @@ fn bench_parsers(criterion: &mut Criterion, data: &[u8]) {
     let mut group = criterion.benchmark_group("pickle");
     group.throughput(Throughput::Bytes(data.len() as u64));
     group.bench_function("run", |bench| {
-        let load = |data| run(data, 0, &limits).expect("a valid pickle");
+        let load = |data| run(data, &limits).expect("a valid pickle");
         bench.iter_batched(|| data.to_vec(), load, BatchSize::LargeInput);
     });
     group.bench_function("entries", |bench| {
-        let pickle = run(data.to_vec(), 0, &limits).expect("a valid pickle");
+        let pickle = run(data.to_vec(), &limits).expect("a valid pickle");
         bench.iter(|| pickle.values.entries(black_box(pickle.root)).expect("a dict"));
     });
     group.bench_function("disassemble", |bench| {

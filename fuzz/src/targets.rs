@@ -66,7 +66,7 @@ fn memory(data: &[u8]) -> Source {
 /// The pickle machine: the disassembler accepts whatever it accepts, and every handle is valid.
 fn pickle_machine(data: &[u8]) {
     let limits = limits();
-    let Ok(found) = pickle::run(data.to_vec(), 0, &limits) else { return };
+    let Ok(found) = pickle::run(data.to_vec(), &limits) else { return };
     let mut disasm = Disasm::strict(data, 0, &limits);
     assert!(disasm.by_ref().all(|op| op.is_ok()), "the machine runs what the disassembler refuses");
     assert_eq!(disasm.position(), found.end, "machine and disassembler end at different offsets");

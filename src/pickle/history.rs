@@ -209,7 +209,7 @@ mod tests {
 
     /// The lengths of memo 0's container at each offset, and its length at the end.
     fn lengths(data: &[u8], offsets: &[u64]) -> Vec<usize> {
-        let found = pickle::run(data.to_vec(), 0, &Limits::default()).unwrap();
+        let found = pickle::run(data.to_vec(), &Limits::default()).unwrap();
         let is_container =
             |value: &Value<'_>| matches!(value, Value::List(_) | Value::Dict(_) | Value::Set(_));
         let at = found.values.iter().position(|value| is_container(&value)).unwrap();
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn what_nobody_fetched_is_not_logged_and_growth_between_two_calls_is_logged_once() {
         let logged = |data: &[u8]| {
-            let found = pickle::run(data.to_vec(), 0, &Limits::default()).unwrap();
+            let found = pickle::run(data.to_vec(), &Limits::default()).unwrap();
             found.values.arena.history.growth.len()
         };
         assert_eq!(logged(b"]q\0NaNacm\nC\n)Ra."), 0);
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn builds_are_ordered_among_items_and_appended_values() {
         let data = b"cm\nC\n)\x81NNsNaNaNbNNsNb.";
-        let found = pickle::run(data.to_vec(), 0, &Limits::default()).unwrap();
+        let found = pickle::run(data.to_vec(), &Limits::default()).unwrap();
         let counts: Vec<_> =
             found.values.builds().iter().map(|build| (build.items, build.appended)).collect();
         assert_eq!(counts, [(1, 2), (2, 2)]);

@@ -30,15 +30,9 @@ use crate::parallel::Cancel;
 /// Opcodes between two checks for cancellation.
 const CANCEL_CHECK_INTERVAL_OPS: u32 = 1 << 14;
 
-pub(super) fn run(
-    data: Chunk,
-    start: usize,
-    accepts_persid: bool,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<Pickle> {
+pub(super) fn run(data: Chunk, accepts_persid: bool, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
     check_len(&data, limits)?;
-    let mut disasm = Disasm::strict(&data, start, limits);
+    let mut disasm = Disasm::strict(&data, 0, limits);
     let mut machine = Machine { accepts_persid, ..Machine::new(&data, limits, None)? };
     let root = execute(&mut disasm, &mut machine, cancel)?;
     let (end, protocol, newest_protocol) = (disasm.position(), machine.protocol, machine.newest_protocol());

@@ -53,42 +53,27 @@ pub struct Pickle {
     pub newest_protocol: u8,
 }
 
-/// Runs the pickle that begins at `start` of `data`, up to STOP. Bytes after STOP are not read.
-pub fn run(data: impl Into<Chunk>, start: usize, limits: &Limits) -> Result<Pickle> {
-    run_cancellable(data, start, limits, &Cancel::new())
+/// Runs the pickle at the start of `data`, up to STOP. Bytes after STOP are not read.
+pub fn run(data: impl Into<Chunk>, limits: &Limits) -> Result<Pickle> {
+    run_cancellable(data, limits, &Cancel::new())
 }
 
 /// As [`run`]; fails with `Cancelled` once `cancel` is cancelled.
-pub fn run_cancellable(
-    data: impl Into<Chunk>,
-    start: usize,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<Pickle> {
-    machine::run(data.into(), start, false, limits, cancel)
+pub fn run_cancellable(data: impl Into<Chunk>, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
+    machine::run(data.into(), false, limits, cancel)
 }
 
 /// As [`run_cancellable`], for a pickle that may have PERSID, a persistent id as text: torch 0.1 wrote it in protocol 0.
-pub fn run_accepting_persid(
-    data: impl Into<Chunk>,
-    start: usize,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<Pickle> {
-    machine::run(data.into(), start, true, limits, cancel)
+pub fn run_accepting_persid(data: impl Into<Chunk>, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
+    machine::run(data.into(), true, limits, cancel)
 }
 
-/// Runs the pickle that begins at `start` of `data` in error-recovering mode: where the strict machine errors, records a defect
+/// Runs the pickle at the start of `data` in error-recovering mode: where the strict machine errors, records a defect
 /// and continues as the most permissive unpickler would.
 ///
 /// For scanning hostile files: the values must not be loaded. Fails where `data` is larger than `pickle_bytes`, where memory
 /// runs out, and with `Cancelled` once `cancel` is cancelled.
 #[cfg(feature = "scan")]
-pub fn run_recovering(
-    data: impl Into<Chunk>,
-    start: usize,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<RecoveredPickle> {
-    machine::recover::run(data.into(), start, limits, cancel)
+pub fn run_recovering(data: impl Into<Chunk>, limits: &Limits, cancel: &Cancel) -> Result<RecoveredPickle> {
+    machine::recover::run(data.into(), limits, cancel)
 }

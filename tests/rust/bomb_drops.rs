@@ -56,9 +56,9 @@ fn every_bomb_is_dropped_on_a_small_stack() {
     for (name, bytes) in bombs() {
         let ((), time) = on_small_stack(move || {
             // The values of the machine: formatted, and compared with those of a second run.
-            match run(bytes.clone(), 0, &Limits::default()) {
+            match run(bytes.clone(), &Limits::default()) {
                 Ok(one) => {
-                    let two = run(bytes.clone(), 0, &Limits::default()).expect("the second run succeeds too");
+                    let two = run(bytes.clone(), &Limits::default()).expect("the second run succeeds too");
                     let shown = format!("{one:?} {:?}", one.values);
                     assert!(shown.len() < 10_000, "{name}");
                     assert_eq!(one.values.get(one.root), two.values.get(two.root), "{name}");

@@ -84,7 +84,7 @@ fn parsers() -> Vec<Job> {
     vec![
         tensor("pickle: run", || {
             let data = pickle();
-            Box::new(move || drop(run(black_box(data.clone()), 0, &Limits::default()).expect("a pickle")))
+            Box::new(move || drop(run(black_box(data.clone()), &Limits::default()).expect("a pickle")))
         }),
         tensor("pickle: disassemble", || {
             let data = pickle();

@@ -57,7 +57,7 @@ fn bomb(data: Vec<u8>, limits: Limits) -> Result<()> {
     let thread = small.spawn(move || {
         // The data was allocated by another thread; it counts too.
         let base = NOW.get() - data.len().cast_signed();
-        let outcome = run(data, 0, &limits).map(|pickle| visit(&pickle));
+        let outcome = run(data, &limits).map(|pickle| visit(&pickle));
         (outcome, (PEAK.get() - base).unsigned_abs())
     });
     let (outcome, peak) = thread.expect("a thread").join().expect("no panic and no stack overflow");
@@ -209,13 +209,13 @@ fn names_and_keys_are_hashed_once_each() {
 #[test]
 fn r17_a_million_equal_keys_are_one_entry_in_linear_time() {
     let data = repeat(b"}(", b"U\x01aN", MILLION, b"u.");
-    let pickle = run(data, 0, &Limits::default()).expect("a dict");
+    let pickle = run(data, &Limits::default()).expect("a dict");
     assert_eq!(pickle.values.entries(pickle.root).expect("a dict").len(), 1);
 }
 
 #[test]
 fn r11_values_may_contain_themselves() {
-    let read = |data: &[u8]| run(data.to_vec(), 0, &Limits::default()).expect("a cyclic value");
+    let read = |data: &[u8]| run(data.to_vec(), &Limits::default()).expect("a cyclic value");
     let list = read(b"]q\0h\0a.");
     assert_eq!(list.values.get(list.root), Value::List(&[list.root]));
     let dict = read(b"}q\0K\x01h\0s.");

@@ -70,7 +70,7 @@ fn read_member(archive: &Archive, member: &Member, options: &Options) -> Result<
 fn distributed(archive: &Archive, member: &Member, source: &Source, options: &Options) -> Result<Contents> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;
-    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;
+    let pickle = pickle::run_cancellable(data, &options.limits, &options.cancel)?;
     if !dcp::is_metadata(&pickle) {
         return Err(Error::new(Code::DcpMetadata, "the metadata is not of torch.distributed.checkpoint"));
     }

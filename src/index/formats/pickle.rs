@@ -16,7 +16,7 @@ use crate::pickle::{self, Pickle};
 pub(super) fn read(source: &Source, options: &Options) -> Result<Contents> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;
-    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)
+    let pickle = pickle::run_cancellable(data, &options.limits, &options.cancel)
         .or_else(|error| Err(joblib(source)?.unwrap_or(error)))?;
     read_pickle(source, pickle, options)
 }

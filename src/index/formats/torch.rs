@@ -50,7 +50,7 @@ pub(crate) fn read(archive: Archive, options: &Options) -> Result<Contents> {
     };
     let data = archive.read(position, limit_name, max_bytes, &options.cancel)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
-    let pickle = pickle::run_cancellable(data, 0, limits, &options.cancel).in_member(&member)?;
+    let pickle = pickle::run_cancellable(data, limits, &options.cancel).in_member(&member)?;
     let scripts = match is_script {
         true => read_scripts(&archive, &root, &pickle.values, options)?,
         false => ScriptClasses::new(),

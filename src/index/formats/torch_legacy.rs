@@ -34,7 +34,7 @@ pub(super) fn check_not_legacy(data: &[u8], limits: &Limits) -> Result<()> {
     if !data.get(end..).is_some_and(|rest| rest.starts_with(PROTOCOL_PICKLE)) {
         return Ok(());
     }
-    let Pickle { values, root, .. } = pickle::run(start.get(..end).unwrap_or_default().to_vec(), 0, limits)?;
+    let Pickle { values, root, .. } = pickle::run(start.get(..end).unwrap_or_default().to_vec(), limits)?;
     let Value::Call(id) = values.get(root) else {
         let text = "the file starts as a legacy stream of torch, but has a wrong magic number";
         return Err(Error::new(Code::UnknownFormat, text).at(0));

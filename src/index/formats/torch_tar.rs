@@ -64,7 +64,7 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Contents> {
     notes.extend(objects.tensors(Sections::new(source, tensors, TENSORS, options)?).in_member(TENSORS)?);
     Limits::check("pickle_bytes", options.limits.pickle_bytes, object.len()).in_member(OBJECT)?;
     let data = source.chunk(object.start(), object.len())?;
-    let run = |data| pickle::run_accepting_persid(data, 0, &options.limits, &options.cancel);
+    let run = |data| pickle::run_accepting_persid(data, &options.limits, &options.cancel);
     let ids = PersistentIds::keyed(objects.found);
     let mut read = run(data)
         .and_then(|pickle| pickled::read_executed(pickle, ids, HashMap::new(), options))
@@ -343,7 +343,7 @@ impl<'a> Sections<'a> {
             match pickle_end(&mut disasm, &mut pause) {
                 Ok(end) => {
                     let data = data.get(..end).unwrap_or_default().to_vec();
-                    let run = pickle::run_cancellable(data, 0, &self.options.limits, &self.options.cancel);
+                    let run = pickle::run_cancellable(data, &self.options.limits, &self.options.cancel);
                     let pickle = run.map_err(|error| error.shifted(self.at))?;
                     let note = check_side_pickle(&pickle, self.content, is_class, self.options);
                     self.note = self.note.take().or(note.map_err(|error| error.shifted(self.at))?);

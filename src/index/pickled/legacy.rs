@@ -124,7 +124,7 @@ impl Head {
     }
 
     pub(super) fn run(&self, number: usize, limits: &Limits) -> Result<Pickle> {
-        pickle::run(self.pickle(number).to_vec(), 0, limits)
+        pickle::run(self.pickle(number).to_vec(), limits)
     }
 
     pub(crate) fn end(&self) -> u64 {

@@ -26,7 +26,7 @@ pub(crate) struct Pickled {
 
 /// Executes the pickle `data` and interprets its calls.
 pub(crate) fn read(data: Vec<u8>, ids: PersistentIds<'_>, options: &Options) -> Result<Pickled> {
-    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;
+    let pickle = pickle::run_cancellable(data, &options.limits, &options.cancel)?;
     read_executed(pickle, ids, ScriptClasses::new(), options)
 }
 

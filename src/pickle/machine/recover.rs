@@ -59,43 +59,32 @@ impl RecoveredPickle {
     }
 }
 
-pub(in crate::pickle) fn run(
-    data: Chunk,
-    start: usize,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<RecoveredPickle> {
+pub(in crate::pickle) fn run(data: Chunk, limits: &Limits, cancel: &Cancel) -> Result<RecoveredPickle> {
     check_len(&data, limits)?;
     // Most pickles have no defects; for them the strict machine suffices, without a snapshot of the stack before each opcode.
-    let mut disasm = Disasm::strict(&data, start, limits);
+    let mut disasm = Disasm::strict(&data, 0, limits);
     let mut machine = recovering_machine(&data, limits)?;
-    match execute(&mut disasm, &mut machine, cancel) {
+    let ended = execute(&mut disasm, &mut machine, cancel);
+    let mut record = RunRecord { aliased: machine.arena.history.has_fetches(), ..RunRecord::default() };
+    match ended {
         Ok(root) => {
-            let aliased = machine.arena.history.has_fetches();
-            let mut record = RunRecord { root: Some(root), aliased, ..RunRecord::default() };
+            record.root = Some(root);
             if machine.newest_protocol() > machine.protocol.max(1) {
-                let ops = Disasm::strict(&data, start, limits);
+                let ops = Disasm::strict(&data, 0, limits);
                 ops.filter_map(Result::ok).for_each(|op| record.check_newer(&op, machine.protocol));
             }
-            let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
-            let arena = machine.arena;
-            Ok(record.finish(Values::new(data, arena), end, stated))
         }
-        Err(error) if error.code() == Code::Cancelled => Err(error),
+        Err(error) if error.code() == Code::Cancelled => return Err(error),
         // A second run would end at this limit too: it holds in both modes, and no error came before it.
-        Err(error) if error.code() == Code::Limit && is_call(&data, &error) => {
-            let aliased = machine.arena.history.has_fetches();
-            let mut record = RunRecord { aliased, ..RunRecord::default() };
-            record.add_defect(error);
-            let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
-            let arena = machine.arena;
-            Ok(record.finish(Values::new(data, arena), end, stated))
-        }
+        Err(error) if error.code() == Code::Limit && is_call(&data, &error) => record.add_defect(error),
         Err(_) => {
             drop(machine);
-            run_with_snapshots(data, start, limits, cancel)
+            return run_with_snapshots(data, limits, cancel);
         }
     }
+    let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
+    let arena = machine.arena;
+    Ok(record.finish(Values::new(data, arena), end, stated))
 }
 
 /// Whether the opcode at the error's offset makes a call.
@@ -112,15 +101,10 @@ fn recovering_machine<'d>(data: &'d [u8], limits: &'d Limits) -> Result<Machine<
 }
 
 /// Runs the pickle from the start again, with a snapshot of the stack before each opcode, and recovers from every error.
-fn run_with_snapshots(
-    data: Chunk,
-    start: usize,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<RecoveredPickle> {
+fn run_with_snapshots(data: Chunk, limits: &Limits, cancel: &Cancel) -> Result<RecoveredPickle> {
     // A value that is restored after an error may be on the stack twice, which is aliasing too.
     let (mut record, mut ops) = (RunRecord { aliased: true, ..RunRecord::default() }, 0_usize);
-    let mut disasm = Disasm::lenient(&data, start, limits);
+    let mut disasm = Disasm::lenient(&data, 0, limits);
     let mut machine = recovering_machine(&data, limits)?;
     machine.arena.history.fetch_all();
     while let Some(op) = disasm.next() {
@@ -402,7 +386,7 @@ mod tests {
     use super::*;
 
     fn recovered(data: &[u8]) -> RecoveredPickle {
-        run(data.to_vec().into(), 0, &Limits::default(), &Cancel::new()).unwrap()
+        run(data.to_vec().into(), &Limits::default(), &Cancel::new()).unwrap()
     }
 
     fn calls(pickle: &RecoveredPickle) -> Vec<String> {

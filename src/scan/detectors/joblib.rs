@@ -99,7 +99,7 @@ impl Scanner<'_> {
             }
             let mut data = parts.bytes.clone();
             data.extend(source.read_vec(at, read_len)?);
-            let recovered = pickle::run_recovering(data, 0, limits, &self.options.cancel)?;
+            let recovered = pickle::run_recovering(data, limits, &self.options.cancel)?;
             let in_file = |offset: u64| at.saturating_add(offset.saturating_sub(known));
             let Some((build, array)) = next_array(&recovered, known) else {
                 let is_inside = recovered.root.is_none() && read_len < left;

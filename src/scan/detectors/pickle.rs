@@ -184,7 +184,7 @@ impl Scanner<'_> {
                 len = ceiling;
             }
             let data = place.source.chunk(place.offset, len)?;
-            let recovered = pickle::run_recovering(data, 0, limits, &self.options.cancel)?;
+            let recovered = pickle::run_recovering(data, limits, &self.options.cancel)?;
             self.budget.must_execute(to_u64(recovered.end))?;
             let reads_on = !readers_stop(&recovered);
             if !(reads_on && is_cut(&recovered) && len < available) {

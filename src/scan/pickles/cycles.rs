@@ -128,7 +128,7 @@ mod tests {
             (b"N.", false),
         ] {
             let recovered =
-                pickle::run_recovering(data.to_vec(), 0, &Limits::default(), &Cancel::new()).unwrap();
+                pickle::run_recovering(data.to_vec(), &Limits::default(), &Cancel::new()).unwrap();
             assert_eq!(has_cycle(&recovered.values, recovered.root), expected, "{data:?}");
             assert!(recovered.aliased || !expected, "{data:?}");
         }
@@ -149,7 +149,7 @@ mod tests {
                 }
                 program.push(b'.');
                 let recovered =
-                    pickle::run_recovering(program.clone(), 0, &Limits::default(), &Cancel::new()).unwrap();
+                    pickle::run_recovering(program.clone(), &Limits::default(), &Cancel::new()).unwrap();
                 if has_cycle(&recovered.values, recovered.root) {
                     assert!(recovered.aliased, "{program:?}");
                     cycles += u32::from(recovered.defects.is_empty());
