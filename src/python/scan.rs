@@ -34,9 +34,10 @@ impl ScanOptions {
         manifest_file: Option<PathBuf>,
     ) -> PyResult<ScanOptions> {
         let policy = allow.iter().try_fold(Policy::new(), |policy, pattern| policy.allow(pattern))?;
-        let manifest = manifest.map(|manifest| manifest.0.clone());
         let options = Options::new().limits(limits.0).policy(policy).exclude(exclude);
-        Ok(ScanOptions(options.manifest(manifest).manifest_file(manifest_file)))
+        let mut options = options.manifest_file(manifest_file);
+        options.manifest = manifest.map(|manifest| manifest.0.clone());
+        Ok(ScanOptions(options))
     }
 
     /// Whether a file or folder at `path`, in the folder `root` that is scanned, is left out.

@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use self::distributed::Folders;
 use self::exclude::Exclude;
+use crate::builder::setters;
 use crate::bytes::{Bytes, Folder, Io, Manifest, ReadFolder, ReadRanges, Source, VerifiedFolder};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -64,22 +65,10 @@ impl Options {
         Options::default()
     }
 
-    /// Sets `limits`.
-    #[must_use]
-    pub fn limits(self, limits: Limits) -> Options {
-        Options { limits, ..self }
-    }
-
-    /// Sets `cancel`.
-    #[must_use]
-    pub fn cancel(self, cancel: Cancel) -> Options {
-        Options { cancel, ..self }
-    }
-
-    /// Sets `policy`.
-    #[must_use]
-    pub fn policy(self, policy: Policy) -> Options {
-        Options { policy: Arc::new(policy), ..self }
+    setters! {
+        limits: Limits,
+        cancel: Cancel,
+        policy: impl Into<Arc<Policy>>,
     }
 
     /// Leaves out files and directories in directories: by their names, in which `*` stands for any characters, or, with a `/`, by
@@ -104,12 +93,6 @@ impl Options {
     #[cfg(feature = "python")]
     pub(crate) fn manifest_file(self, path: Option<PathBuf>) -> Options {
         Options { manifest_file: path.and_then(|path| path.canonicalize().ok()), ..self }
-    }
-
-    /// Sets `manifest`.
-    #[cfg(feature = "python")]
-    pub(crate) fn manifest(self, manifest: Option<Arc<Manifest>>) -> Options {
-        Options { manifest, ..self }
     }
 }
 
