@@ -135,23 +135,21 @@ impl FolderPlan {
             manifest.as_mut().map_or(Ok(()), |manifest| manifest.add_bytes(&path, &bytes))?;
             written.push((path, to_u64(bytes.len())));
         }
-        for (path, source) in self.copies {
-            options.cancel.check()?;
-            let place = staged.place_for(&path)?;
-            let (nbytes, listed) = copy(&source, &place, sync, manifest.is_some(), &options.cancel)?;
+        let (is_hashed, cancel) = (manifest.is_some(), &options.cancel);
+        let mut add = |path: String, (nbytes, listed)| {
             if let Some(manifest) = &mut manifest {
                 manifest.add(path.clone(), listed);
             }
             written.push((path, nbytes));
+        };
+        for (path, source) in self.copies {
+            cancel.check()?;
+            let copied = copy(&source, &staged.place_for(&path)?, sync, is_hashed, cancel)?;
+            add(path, copied);
         }
         for (path, object) in self.objects {
-            let place = staged.place_for(&path)?;
-            let (nbytes, listed) =
-                fetch(&Source::new(object), &place, sync, manifest.is_some(), &options.cancel)?;
-            if let Some(manifest) = &mut manifest {
-                manifest.add(path.clone(), listed);
-            }
-            written.push((path, nbytes));
+            let copied = fetch(&Source::new(object), &staged.place_for(&path)?, sync, is_hashed, cancel)?;
+            add(path, copied);
         }
         let manifest = prepare(manifest, options)?;
         options.settle()?;
