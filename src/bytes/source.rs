@@ -343,10 +343,7 @@ impl Source {
 
     /// Adds the file's path, or the name of what is behind it, to an error.
     pub fn locate_error(&self, error: Error) -> Error {
-        match self.path_or_name() {
-            Some(path) => error.in_file(path),
-            None => error,
-        }
+        error.in_known_file(self.path_or_name())
     }
 
     fn path_or_name(&self) -> Option<&Path> {

@@ -245,10 +245,7 @@ impl Checkpoint {
         opened.map_err(|error| {
             let what = format!("the value {:?}", value.name);
             let error = if error.kind() == Kind::Io { error } else { error.inside(&what, region.start()) };
-            match path {
-                Some(path) => error.in_file(path),
-                None => error,
-            }
+            error.in_known_file(path)
         })
     }
 

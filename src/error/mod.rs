@@ -204,6 +204,15 @@ impl Error {
         self
     }
 
+    /// As [`Error::in_file`], where the file has a path.
+    #[must_use]
+    pub fn in_known_file(self, path: Option<&Path>) -> Error {
+        match path {
+            Some(path) => self.in_file(path),
+            None => self,
+        }
+    }
+
     /// Sets what to try next, in words for any caller, in place of the code's remedies.
     #[must_use]
     pub fn note(self, note: impl Into<String>) -> Error {

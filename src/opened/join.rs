@@ -65,10 +65,7 @@ pub(super) fn join(shards: &[Shard], options: &Options) -> Result<Option<(Index,
                 _ => error,
             };
             let error = error.in_member(name);
-            match file {
-                Some(file) => error.in_file(file),
-                None => error,
-            }
+            error.in_known_file(file)
         };
         let tensor = |(shard, tensor): Id| &shards[shard as usize].index.tensors[tensor as usize];
         let is_part = |&(shard, tensor): &Id| shards[shard as usize].index.part(tensor).is_some();

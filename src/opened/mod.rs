@@ -287,10 +287,7 @@ impl Opened {
                     let places = if shard.is_inner { "checkpoints of the file" } else { "shards" };
                     let text = format!("the name {name:?} is in two {places}");
                     let error = Error::new(Code::ShardDuplicate, text);
-                    return Err(match &shard.path {
-                        Some(path) => error.in_file(path),
-                        None => error,
-                    });
+                    return Err(error.in_known_file(shard.path.as_deref()));
                 }
                 let (shard, tensor) = whole.unwrap_or(own);
                 self.entries.push(NamedTensor { name, path, shard, tensor });

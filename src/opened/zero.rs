@@ -13,10 +13,7 @@ impl Opened {
             let Some(tree) = shard.objects.tree.as_deref().filter(|_| !shard.is_inner) else {
                 let error =
                     Error::new(Code::ZeroState, "the file is not one of torch.save, as DeepSpeed writes");
-                return Err(match &shard.path {
-                    Some(path) => error.in_file(path),
-                    None => error,
-                });
+                return Err(error.in_known_file(shard.path.as_deref()));
             };
             inputs.push(ZeroInput { file, index: &shard.index, tree, path: shard.path.as_deref() });
         }

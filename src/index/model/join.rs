@@ -67,10 +67,7 @@ impl ChunkPlace for StoredTensor {
         let read = self.location.bytes(&self.source, self.nbytes).and_then(StorageBytes::into_stored);
         let source = read.map_err(|error| {
             let error = self.source.check_unchanged().err().unwrap_or(error);
-            match self.source.path() {
-                Some(path) => error.in_file(path),
-                None => error,
-            }
+            error.in_known_file(self.source.path())
         })?;
         let StoredTensor { big_endian, layout, flags, .. } = self;
         Ok(ChunkBytes { source, big_endian: *big_endian, layout: layout.clone(), flags: *flags })

@@ -206,10 +206,7 @@ impl Opened {
                 }
                 Err(error) => {
                     let error = self.file_changed_or(named.shard, error).in_member(&named.name);
-                    return Err(match &self.shards[named.shard as usize].path {
-                        Some(path) => error.in_file(path),
-                        None => error,
-                    });
+                    return Err(error.in_known_file(self.shards[named.shard as usize].path.as_deref()));
                 }
             }
         }

@@ -116,10 +116,7 @@ impl Part {
             }
             _ => source.read_at(offset, out),
         });
-        read.map_err(|error| match self.source.path() {
-            Some(path) => error.in_file(path),
-            None => error,
-        })
+        read.map_err(|error| error.in_known_file(self.source.path()))
     }
 
     /// `count` bytes from `start` on.

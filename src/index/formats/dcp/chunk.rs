@@ -30,10 +30,7 @@ impl ChunkPlace for ArchiveChunk {
                 (Code::FileChanged, _) | (_, Some(_)) => error,
                 _ => error.at(self.place.1.start()),
             };
-            match self.files.path(self.place.0) {
-                Some(path) => error.in_file(path),
-                None => error,
-            }
+            error.in_known_file(self.files.path(self.place.0))
         })
     }
 
