@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::checkpoint::Checkpoint;
 use crate::dtype::DType;
@@ -42,13 +42,18 @@ pub(super) struct Torch<'a, 'py> {
     tensor: Bound<'py, PyAny>,
     quantized: Bound<'py, PyAny>,
     sparse: Bound<'py, PyAny>,
-    parameter: Bound<'py, PyAny>,
+    /// The tensor as a parameter, for files that name the class `Parameter` and do not call the rebuild function.
+    pub(super) parameter: Bound<'py, PyAny>,
     storage: Bound<'py, PyAny>,
-    size: Bound<'py, PyAny>,
+    /// A `torch.Size`.
+    pub(super) size: Bound<'py, PyAny>,
     global: Bound<'py, PyAny>,
-    record: Bound<'py, PyAny>,
-    opaque: Bound<'py, PyAny>,
-    attributes: Bound<'py, PyAny>,
+    /// A value of a class of torch, made of its arguments.
+    pub(super) record: Bound<'py, PyAny>,
+    /// Fails where the builder does not allow inert data of a class.
+    pub(super) opaque: Bound<'py, PyAny>,
+    /// Sets the attributes of a mapping or tensor.
+    pub(super) attributes: Bound<'py, PyAny>,
     /// What decodes binary strings of Python 2, and their offsets in the pickle; `None` where they are read as usual.
     byte_strings: Option<(Bound<'py, PyAny>, HashSet<usize>)>,
     /// Whether the storages hold the file's data.
@@ -139,11 +144,6 @@ impl<'a, 'py> Torch<'a, 'py> {
             PyTuple::new(py, &layout.strides)?,
             flags(tensor) | u32::from(has_hooks) << 5,
         ))
-    }
-
-    /// A `torch.Size`.
-    pub(super) fn size(&self, items: Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
-        self.size.call1((items,))
     }
 
     /// A quantized tensor; `scale` is `(scale, zero_point, axis)`. `None` where there is no such tensor.
@@ -255,20 +255,6 @@ impl<'a, 'py> Torch<'a, 'py> {
         }
     }
 
-    /// A value of a class of torch, made of its arguments.
-    pub(super) fn record(
-        &self,
-        class: &Bound<'py, PyString>,
-        args: Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        self.record.call1((class, args))
-    }
-
-    /// Fails where the builder does not allow inert data of this class.
-    pub(super) fn opaque(&self, class: &Bound<'py, PyString>) -> PyResult<()> {
-        self.opaque.call1((class,)).map(|_| ())
-    }
-
     /// The value of a global that the builder knows; `None` for one that stays a label.
     pub(super) fn global(
         &self,
@@ -277,11 +263,6 @@ impl<'a, 'py> Torch<'a, 'py> {
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let value = self.global.call1((module, name))?;
         Ok(if value.is_none() { None } else { Some(value) })
-    }
-
-    /// The tensor as a parameter, for files that name the class `Parameter` and do not call the rebuild function.
-    pub(super) fn parameter(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.parameter.call1((tensor,))
     }
 
     /// A binary string of Python 2, decoded as the builder does; `None` for other values, and where they are read as usual.
@@ -297,15 +278,6 @@ impl<'a, 'py> Torch<'a, 'py> {
             true => decode.call1((PyBytes::new(py, bytes),)).map(Some),
             false => Ok(None),
         }
-    }
-
-    /// Sets the attributes of a mapping or tensor.
-    pub(super) fn attributes(
-        &self,
-        object: &Bound<'py, PyAny>,
-        attributes: &Bound<'py, PyDict>,
-    ) -> PyResult<()> {
-        self.attributes.call1((object, attributes)).map(|_| ())
     }
 }
 

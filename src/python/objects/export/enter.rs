@@ -64,7 +64,7 @@ impl<'a, 'py> Export<'a, 'py> {
                     let class = self.class_name(extra.class)?;
                     // torch makes it as a part of the mesh of running processes.
                     if let Target::Torch(torch) = &self.target {
-                        torch.opaque(&class)?;
+                        torch.opaque.call1((&class,))?;
                     }
                 }
                 children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
@@ -77,7 +77,7 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Opaque { class, call, function } => {
                 let class = self.class_name(*class)?;
                 if let Target::Torch(torch) = &self.target {
-                    torch.opaque(&class)?;
+                    torch.opaque.call1((&class,))?;
                 }
                 if let Some(&state) = call.states.last().filter(|&&state| tree.has_grown(state)) {
                     let copy = tree.weight(state.value).saturating_mul(64);

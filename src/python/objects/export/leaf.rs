@@ -119,8 +119,11 @@ impl<'a, 'py> Export<'a, 'py> {
         };
         let py_object = py_object.ok_or_else(missing)?;
         let class = extra.class.map(|class| tree.name_of(Some(class)));
-        let py_object =
-            if class.as_deref() == Some(PARAMETER) { torch.parameter(&py_object)? } else { py_object };
+        let py_object = if class.as_deref() == Some(PARAMETER) {
+            torch.parameter.call1((&py_object,))?
+        } else {
+            py_object
+        };
         self.states.extend(extra.states.iter().map(|&state| (py_object.clone(), state)));
         self.tensors.insert(tensor, py_object.clone());
         Ok(py_object)

@@ -92,7 +92,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
                 let tuple = PyTuple::new(py, items)?;
                 let py_object = match &self.target {
-                    Target::Torch(torch) if self.tree.is_size(frame.handle) => torch.size(tuple)?,
+                    Target::Torch(torch) if self.tree.is_size(frame.handle) => torch.size.call1((tuple,))?,
                     _ => tuple.into_any(),
                 };
                 self.done.insert(frame.handle, Some(py_object));
@@ -113,7 +113,7 @@ impl<'a, 'py> Export<'a, 'py> {
             (Object::Opaque { class, call, .. }, None) => {
                 let (class, args) = (self.class_name(*class)?, self.get(call.args)?);
                 if let Target::Torch(torch) = &self.target {
-                    let py_object = torch.record(&class, args)?;
+                    let py_object = torch.record.call1((&class, args))?;
                     self.done.insert(frame.handle, Some(py_object));
                 }
             }
@@ -127,7 +127,7 @@ impl<'a, 'py> Export<'a, 'py> {
     pub(super) fn set_metadata(&mut self, py_object: &Bound<'py, PyAny>, state: Snapshot) -> PyResult<()> {
         let Some(attributes) = self.attributes(state)? else { return Ok(()) };
         if let Target::Torch(torch) = &self.target {
-            return torch.attributes(py_object, &attributes);
+            return torch.attributes.call1((py_object, attributes)).map(|_| ());
         }
         if let Some(metadata) = attributes.get_item("_metadata")? {
             py_object.setattr("_metadata", metadata)?;
