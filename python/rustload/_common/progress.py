@@ -91,18 +91,18 @@ def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator
         now = time.monotonic()
         if now - shown >= _REFRESH_SECONDS or done >= total:
             shown = now
-            display.show(done, name)
+            display.tell(lambda on: on.show(done, name))
 
     from rustload._common.waiting import saying
 
     finished = False
     try:
-        display.show(0, "")
-        with saying(lambda text: display.wait(done, text)):
+        display.tell(lambda on: on.show(0, ""))
+        with saying(lambda text: display.tell(lambda on: on.wait(done, text))):
             yield draw
         finished = True
     finally:
-        display.end(done, finished=finished)
+        display.tell(lambda on: on.end(done, finished=finished))
 
 
 class _Forgiving:
@@ -110,33 +110,20 @@ class _Forgiving:
 
     def __init__(self, total: int, what: str) -> None:
         self._display: _Display | None = None
-        with self._ends_on_error():
+        with contextlib.suppress(Exception):  # a stream may raise anything
             self._display = _display_for(total, what)
 
-    def show(self, done: int, name: str) -> None:
-        with self._ends_on_error():
-            if self._display is not None:
-                self._display.show(done, name)
-
-    def wait(self, done: int, text: str) -> None:
-        with self._ends_on_error():
-            if self._display is not None:
-                self._display.wait(done, text)
-
-    def end(self, done: int, *, finished: bool) -> None:
-        with self._ends_on_error():
-            if self._display is not None:
-                self._display.end(done, finished=finished)
-
-    @contextlib.contextmanager
-    def _ends_on_error(self) -> Iterator[None]:
+    def tell(self, act: Callable[[_Display], None]) -> None:
+        """Calls `act` with the display, unless that has ended."""
+        display = self._display
+        if display is None:
+            return
         try:
-            yield
-        except Exception:  # noqa: BLE001  # a stream may raise anything
-            display, self._display = self._display, None
-            if display is not None:
-                with contextlib.suppress(Exception):
-                    display.end(0, finished=False)  # releases the terminal, as far as it can
+            act(display)
+        except Exception:  # noqa: BLE001  # as above
+            self._display = None
+            with contextlib.suppress(Exception):
+                display.end(0, finished=False)  # releases the terminal, as far as it can
 
 
 def _display_for(total: int, what: str) -> _Display | None:
