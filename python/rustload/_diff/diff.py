@@ -355,24 +355,16 @@ def _common(one: str, two: str, *, cast: bool) -> str | None:
     """The dtype to compare two dtypes in; None if there is none. Of two floats of one size, it is with `cast` the second's."""
     if one == two:
         return one
-    kinds = {_kind(one), _kind(two)}
-    if "packed" in kinds:
+    kinds = {DTYPE_ROWS[one].kind, DTYPE_ROWS[two].kind}
+    if "Packed" in kinds:
         return None
-    if "complex" in kinds:
+    if "Complex" in kinds:
         return "complex128"
-    if kinds == {"float"}:
+    if kinds == {"Float"}:
         sizes = DTYPE_ROWS[one].itemsize, DTYPE_ROWS[two].itemsize
         if sizes[0] == sizes[1]:
             return two if cast else "float32"
         return one if sizes[0] < sizes[1] else two
-    if "float" in kinds:
+    if "Float" in kinds:
         return "float64"
     return "float64" if "uint64" in (one, two) else "int64"
-
-
-def _kind(dtype: str) -> str:
-    if dtype.startswith(("bits", "float4")):
-        return "packed"
-    if dtype.startswith("complex"):
-        return "complex"
-    return "float" if "float" in dtype else "int"

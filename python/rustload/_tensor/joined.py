@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
@@ -70,10 +71,7 @@ class JoinedTensor(LazyTensor):
 
     def numel(self) -> int:
         """The number of elements, as in torch."""
-        size = 1
-        for count in self.shape:
-            size *= count
-        return size
+        return math.prod(self.shape)
 
     @property
     def is_contiguous(self) -> bool:
