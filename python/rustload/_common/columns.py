@@ -28,11 +28,11 @@ def pad(text: str, columns: int) -> str:
     return text + " " * (columns - columns_of(text))
 
 
-def clip(text: str, columns: int, end: str = "...") -> str:
-    """The text, cut to at most so many columns; a cut text ends with `end`. Base and combining characters stay together."""
+def clip(text: str, columns: int) -> str:
+    """The text, cut to at most so many columns; a cut text ends with `...`. Base and combining characters stay together."""
     if columns_of(text) <= columns and len(text) <= columns * _CHARS_PER_COLUMN_MAX:
         return text
-    return _head(text, max(columns - columns_of(end), 0)) + end
+    return _head(text, max(columns - 3, 0)) + "..."
 
 
 def wrap(text: str, columns: int) -> list[str]:

@@ -26,7 +26,6 @@ def report_html(
     fallback: str,
     lists: Mapping[str, Sequence[Sequence[str]]],
     *,
-    fields: str,
     counts: Mapping[str, int] | None = None,
 ) -> str:
     """The HTML of a report on work that was done.
@@ -35,8 +34,7 @@ def report_html(
         title: The name of its class.
         summary: The report in a line.
         fallback: The text where styles are removed.
-        lists: The rows of each list, by its name; empty lists are left out.
-        fields: What to say if a list is cut: where all of it is.
+        lists: The rows of each list, by the report's field that has all of it; empty lists are left out.
         counts: The number of things in each list; None if it is that of its rows.
     """
     budget = Budget()
@@ -48,7 +46,7 @@ def report_html(
             ]
             inside, complete = table(cells, budget)
             if not complete or len(items) > ITEMS_MAX:
-                inside += f'<p class="m">not all is shown: see {text(fields.format(name))}</p>'
+                inside += f'<p class="m">not all is shown: see report.{text(name)}</p>'
             number = len(items) if counts is None else counts[name]
             is_short = len(items) <= OPEN_MAX
             body.append(details(f"<b>{text(name)}</b> ({number:,})", inside, is_open=is_short))

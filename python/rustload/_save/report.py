@@ -83,7 +83,7 @@ class SaveReport(NamedTuple):
             "skipped_at": [(name,) for name in self.skipped_at],
             "not_copied": [(name,) for name in self.not_copied],
         }
-        return report_html("SaveReport", str(self), str(self), lists, fields="report.{}")
+        return report_html("SaveReport", str(self), str(self), lists)
 
 
 def _first(names: Iterable[str]) -> str:
