@@ -24,18 +24,26 @@ START = """
     tensors = list(rustload.open(sys.argv[1]).values())
     expected = [fakecuda.expected(tensor, Request()) for tensor in tensors]
 
+    FUTEX = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
+    devices = set()
+
     def threads():
         \"\"\"The threads of uploads.\"\"\"
         return {task.name for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "rustload-upload\\n"}
 
+    def waits():
+        \"\"\"Where the threads wait: the addresses of futexes, and None for each that does something else.\"\"\"
+        found = [Path(f"/proc/self/task/{task}/syscall").read_text().split() for task in threads()]
+        return [words[1] if words[0] == FUTEX else None for words in found]
+
     def settle():
-        \"\"\"Waits until all threads wait for work: a thread that still ends its last upload is not there for the next one.\"\"\"
-        for _ in range(3):
-            while any(f") S " not in Path(f"/proc/self/task/{task}/stat").read_text() for task in threads()):
-                time.sleep(0.001)
-            time.sleep(0.002)
+        \"\"\"Waits until all threads wait for work, those of a device at one address: one that still ends its last upload is not
+        there for the next one.\"\"\"
+        while None in (at := waits()) or len(set(at)) > len(devices):
+            time.sleep(0.001)
 
     def load(wanted=Request(), device=0, threads=3):
+        devices.add(device)
         upload = _rustload.upload(device, window=1 << 28, threads=threads)
         ticket, into = fakecuda.submit(upload, tensors, wanted)
         upload.wait(ticket, stream=None, sync=True)
