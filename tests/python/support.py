@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib.util
 import io
 import json
 import math
 import os
 import pickle
+import select
+import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import zipfile
 from pathlib import Path
@@ -141,6 +146,78 @@ def child(
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=whole, cwd=cwd, check=False
     )
+    if check:
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return done
+
+
+TEMPLATE = """
+import json, os, sys, threading, traceback, types
+import numpy, torch
+
+asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+def run(code, args, folder, out, err):
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_TRUNC), number)
+    for file in (asked, answers):
+        os.close(file.fileno())
+    os.chdir(folder)
+    sys.argv, main = ["-c", *args], types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    status = 0
+    try:
+        exec(compile(code, "<string>", "exec"), vars(main))
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+for line in asked:
+    process = os.fork()
+    if not process:
+        run(*json.loads(line))
+    print(process, file=answers, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=answers, flush=True)
+"""
+
+
+@functools.cache
+def template() -> subprocess.Popen[bytes]:
+    """A process that has imported torch and NumPy, and runs code in forks of itself."""
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", TEMPLATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env
+    )
+    atexit.register(process.communicate)
+    return process
+
+
+def torch_child(
+    code: str, *args: object, timeout: float = 100, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """As `child`, in a fork of a process that has imported torch and NumPy, which takes longer than most code.
+
+    For code whose first use of torch is not what is tested. It ends as os._exit does, without what Python runs at its end.
+    """
+    asked, answers = template().stdin, template().stdout
+    assert asked is not None
+    assert answers is not None
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        words = [textwrap.dedent(code), [*map(str, args)], str(Path.cwd()), out.name, err.name]
+        asked.write(json.dumps(words).encode() + b"\n")
+        process = int(answers.readline())
+        if not select.select([answers], [], [], timeout)[0]:
+            os.kill(process, signal.SIGKILL)
+        done = subprocess.CompletedProcess(
+            ["-c", *map(str, args)], int(answers.readline()), out.read(), err.read()
+        )
     if check:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
-from support import child
+from support import child, torch_child
 
 import rustload
 
@@ -108,7 +108,7 @@ def test_converting_a_legacy_stream_takes_the_memory_of_the_result_and_a_window(
         assert all(t.dtype == torch.bfloat16 and t[0, 0] == 1 for t in tensors.values())
         print(peak() - before, sum(t.nbytes for t in tensors.values()))
     """
-    grown, result = map(int, child(code, path).stdout.split())
+    grown, result = map(int, torch_child(code, path).stdout.split())
     assert result == sum(t.nbytes for t in state.values()) // 2
     assert grown <= result + (256 << 20), f"{grown >> 20} MiB for a result of {result >> 20} MiB"
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from support import assert_same_bits, child
+from support import assert_same_bits, torch_child
 
 import rustload
 from rustload.torch import load_into
@@ -747,7 +747,9 @@ def large(request, tmp_path_factory):
     ("meta", "dtype='bfloat16'", 144), ("meta", "copy=True", 288), ("cpu", "", 0), ("meta", "dtype='float8_e4m3fn'", 72),
 ])  # fmt: skip
 def test_the_peak_memory_is_close_to_the_final_size(large, start, options, final):
-    peak, reported, nbytes = map(int, child(PEAK.replace("OPTIONS", options), large, start).stdout.split())
+    peak, reported, nbytes = map(
+        int, torch_child(PEAK.replace("OPTIONS", options), large, start).stdout.split()
+    )
     assert peak <= final + 40
     assert abs(peak - reported) <= 24
     assert nbytes == (final or 288)
@@ -783,8 +785,8 @@ def test_a_load_fits_a_memory_limit_that_kills_torch_load(large, tmp_path):
     try:
         if not (group / "memory.limit_in_bytes").exists():
             pytest.skip("the system has no cgroup v1 memory controller")
-        assert child(LIMITED, large, group, "rustload").stdout == "finished\n"
-        killed = child(LIMITED, large, group, "torch", check=False)
+        assert torch_child(LIMITED, large, group, "rustload").stdout == "finished\n"
+        killed = torch_child(LIMITED, large, group, "torch", check=False)
         assert (killed.returncode, killed.stdout) == (-9, "")
     finally:
         group.rmdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import child
+from support import child, torch_child
 
 MIB = 1 << 20
 TENSORS, TENSOR_BYTES = 12, 24 * MIB  # 288 MiB
@@ -39,7 +39,8 @@ print((max(peak, end) - base) >> 20, (end - base) >> 20)
 
 def peak_and_end(path, framework: str, work: str) -> tuple[int, int]:
     """Anonymous memory in MiB at the peak and at the end of `work`, in addition to that of the open checkpoint."""
-    peak, end = child(WATCH.format(work=work), path, framework).stdout.split()
+    run = child if framework == "dlpack" else torch_child
+    peak, end = run(WATCH.format(work=work), path, framework).stdout.split()
     return int(peak), int(end)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import child, cli
+from support import child, cli, torch_child
 
 import rustload
 import rustload.torch
@@ -226,7 +226,7 @@ print(foreseen >> 20, max(peak, now()) - before >> 20)
 ])  # fmt: skip
 def test_the_sum_is_the_peak_within_a_tenth(tmp_path, way, dtype):
     path = sparse(tmp_path / "m.safetensors", [48] * 6)
-    foreseen, peak = map(int, child(FORESEEN, path, way, dtype).stdout.split())
+    foreseen, peak = map(int, torch_child(FORESEEN, path, way, dtype).stdout.split())
     assert foreseen == 288 * {"bfloat16": 2, "float32": 4, "float64": 8}[dtype] // 4
     assert abs(peak - foreseen) <= foreseen / 10
 

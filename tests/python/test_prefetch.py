@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from support import assert_same_bits, child
+from support import assert_same_bits, torch_child
 
 import rustload
 from rustload._safe_open import prefetch
@@ -142,7 +142,7 @@ print(in_child({use}))
 leave.set()
 thread.join()
 """
-    assert child(FORKED + run, path).stdout == f"{code}\n"
+    assert torch_child(FORKED + run, path).stdout == f"{code}\n"
 
 
 def test_a_loader_that_was_not_used_works_in_a_forked_child(path):
@@ -150,7 +150,7 @@ def test_a_loader_that_was_not_used_works_in_a_forked_child(path):
 inside.set(), leave.set()
 print(in_child(lambda: loader.take("w1")), len(dict(loader)))
 """
-    assert child(FORKED + run, path).stdout == "0 6\n"
+    assert torch_child(FORKED + run, path).stdout == "0 6\n"
 
 
 def test_a_signals_handler_may_close_the_loader_that_waits(path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import child
+from support import child, torch_child
 
 import rustload
 
@@ -165,7 +165,7 @@ for call in (lambda: opened()["w0"].materialize(copy=False), lambda: opened().ma
         print(error)
 """
     )
-    lines = child(code, folder).stdout.splitlines()
+    lines = torch_child(code, folder).stdout.splitlines()
     assert lines[0] == "{}"
     assert len(lines) == 3
     assert all("does not map the file" in line and "No such device" in line for line in lines[1:])
@@ -221,7 +221,7 @@ def test_more_shards_than_descriptors(shards: Path, tmp_path: Path, limit: int, 
     left = len(os.listdir("/proc/self/fd"))
     print(most <= limit // 2 + 12, left)
     """
-    done = child(code, shards, tmp_path, limit, io)
+    done = torch_child(code, shards, tmp_path, limit, io)
     most_is_bounded, left = done.stdout.split()
     assert most_is_bounded == "True"
     assert int(left) < 16
@@ -247,7 +247,7 @@ def test_a_file_that_is_opened_again_is_the_same_one(shards: Path, tmp_path: Pat
         except (rustload.FormatError, FileNotFoundError) as error:
             print(type(error).__name__, error.code)
     """
-    done = child(code, shards, tmp_path / "copy")
+    done = torch_child(code, shards, tmp_path / "copy")
     assert done.stdout.splitlines() == ["FormatError FileChanged", "FileNotFoundError Io", "2.0", "99.0"]
 
 

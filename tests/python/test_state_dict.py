@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from support import DTYPES, assert_same_bits, child, patterns
+from support import DTYPES, assert_same_bits, patterns, torch_child
 
 from rustload._common.progress import reporting
 from rustload.torch import StateDict, TorchHandle, state_dict
@@ -228,7 +228,7 @@ def test_the_error_for_assign_advises_load_into(save):
 def test_loading_a_module_in_place_takes_little_additional_memory(tmp_path):
     path = tmp_path / "model.bin"
     torch.save({f"{n}.weight": torch.full((3072, 2048), float(n)) for n in range(8)}, path)  # 192 MiB
-    peak = child(
+    peak = torch_child(
         """
         import sys, threading, time, torch, rustload.torch
         def now():
@@ -309,13 +309,7 @@ def test_torch_is_not_monkeypatched():
     after = {name: id(value) for name, value in vars(torch.nn.Module).items()}, id(torch.load), id(torch.Tensor.copy_)
     print(before == after)
     """
-    assert child(code).stdout == "True\n"
-
-
-def test_rustload_torch_is_not_imported_by_rustload():
-    assert child(
-        "import sys, rustload; print('torch' in sys.modules, hasattr(rustload, 'torch'))"
-    ).stdout == ("False False\n")
+    assert torch_child(code).stdout == "True\n"
 
 
 # Reads that are reported.
@@ -357,7 +351,7 @@ def test_a_child_forked_in_the_progress_callback_may_read(simple):
         watched = with_read_progress(state_dict(sys.argv[1]), report)
         watched["w"].tensor()
     """
-    assert child(code, simple).stdout == "w 0\n"
+    assert torch_child(code, simple).stdout == "w 0\n"
 
 
 def test_threads_report_every_read_once_and_one_at_a_time(save):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
-from support import bits, child, patterns, pickled, rss_anon, saved, torch_zip
+from support import bits, patterns, pickled, rss_anon, saved, torch_child, torch_zip
 from torch_graph import assert_same_graph
 
 import rustload.torch
@@ -721,7 +721,7 @@ def test_meta_reads_no_tensor_data(tmp_path: Path) -> None:
     assert found["w"].device.type == "meta"
     print(read() - before)
     """
-    assert int(child(code, path).stdout) < 100_000
+    assert int(torch_child(code, path).stdout) < 100_000
 
 
 def test_a_default_device_does_not_move_what_is_loaded() -> None:
@@ -761,7 +761,7 @@ def test_storages_for_another_device_are_read_a_few_at_a_time(tmp_path: Path) ->
     rustload.torch.load(sys.argv[1], lambda storage, _: torch.UntypedStorage(storage.nbytes(), device="meta"))
     print(peak() - before)
     """
-    assert int(child(code, path).stdout) < 100 << 20
+    assert int(torch_child(code, path).stdout) < 100 << 20
 
 
 def test_loading_peaks_at_the_size_of_the_tensors(tmp_path: Path) -> None:
@@ -777,7 +777,7 @@ def test_loading_peaks_at_the_size_of_the_tensors(tmp_path: Path) -> None:
     found = rustload.torch.load(sys.argv[1])
     print(peak() - before)
     """
-    assert int(child(code, path).stdout) < (256 + 24) << 20
+    assert int(torch_child(code, path).stdout) < (256 + 24) << 20
 
 
 # Refused objects.
@@ -843,7 +843,7 @@ def test_a_part_of_a_dtensor_is_named_as_in_torch(name: str) -> None:
     data = torch_zip(f"\x80\x02c{module}\n{attribute}\n.".encode("latin1"))
     text = "``torch.distributed.tensor`` must be imported to load DTensors"
     code = f"import io, torch\ntry: torch.load(io.BytesIO({data!r}))\nexcept Exception as error: print(error)"
-    assert text in child(code).stdout
+    assert text in torch_child(code).stdout
     with pytest.raises(pickle.UnpicklingError, match=re.escape(f"Weights only load failed. {text}")):
         rustload.torch.load(data, unknown="error")
 
