@@ -134,4 +134,7 @@ def work(rank: int, folder: Path, count: int) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(work, (Path(sys.argv[1]), int(sys.argv[2])), nprocs=int(sys.argv[2]))
+    # Forks have the modules that are imported here.
+    mp.start_processes(
+        work, (Path(sys.argv[1]), int(sys.argv[2])), nprocs=int(sys.argv[2]), start_method="fork"
+    )
