@@ -323,9 +323,16 @@ def test_a_parameter_named_scale_beside_a_weight_that_has_its_scale_is_a_paramet
     assert same(found["a.weight"], tensors["a.weight"])
 
 
-@pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (192, 300), (7, 5), (1, 1)])
-@pytest.mark.parametrize("name", ["weight_scale", "scale", "qscale_weight"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, E8M0])
+FP8_SHAPES = ((ROWS, COLUMNS), (192, 300), (7, 5), (1, 1))
+FP8_NAMES = ("weight_scale", "scale", "qscale_weight")
+FP8_SCALES = (torch.float32, torch.bfloat16, torch.float16, E8M0)
+
+
+# Every pair of the three.
+@pytest.mark.parametrize(("shape", "name", "dtype"), [
+    (shape, FP8_NAMES[(row + column) % 3], dtype)
+    for row, shape in enumerate(FP8_SHAPES) for column, dtype in enumerate(FP8_SCALES)
+])  # fmt: skip
 def test_fp8_with_a_scale_for_all_for_each_row_or_block(
     shape: tuple[int, int], name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def test_after_a_failed_fsync_a_resumed_call_writes_everything(
     source: Path, whole: bytes, tmp_path: Path
 ) -> None:
     with fuse_folder.mounted(tmp_path / "fuse") as disk:
-        for number in range(20):
+        for number in range(8):
             path = disk.path / f"{number}.safetensors"
             disk.fail("fsync")
             disk.fail("late", 100 * (number == 7))
@@ -77,7 +77,7 @@ def test_after_a_failed_fsync_a_resumed_call_writes_everything(
             report = rustload.save(rustload.open(source), path, **options)
             assert path.read_bytes() == whole
             assert report.reused == 0
-        assert names(disk.path) == sorted(f"{number}.safetensors" for number in range(20))
+        assert names(disk.path) == sorted(f"{number}.safetensors" for number in range(8))
 
 
 def test_after_a_failed_verification_the_same_call_starts_anew(
