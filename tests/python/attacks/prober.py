@@ -30,7 +30,7 @@ class Prober:
         env = {
             **os.environ,
             "RUSTLOAD_CANARY": str(self.canary),
-            "PYTHONPATH": str(traps),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(traps), os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
