@@ -10,7 +10,7 @@ import pytest
 from attacks import CASES, Case
 from attacks.registry import Named, Shown
 from quiet import crowding, within
-from schemas import check_sarif, errors, validator_of
+from schemas import check_sarif, new_errors, validator_of
 
 import rustload
 
@@ -43,7 +43,7 @@ def test_scans(case: Case, folder: Path):
         schema=VALIDATES,
         rules_too=False,
     )
-    assert not VALIDATES or errors(validator_of("scan"), json.loads(report.to_json())) == []
+    assert not VALIDATES or new_errors(validator_of("scan"), json.loads(report.to_json())) == []
     codes = {finding.code for finding in report.findings}
     assert set(case.finds) <= codes, f"found {sorted(codes)}"
     calls = iter([f"{entry.module}.{entry.name}" for entry in report.trace])
