@@ -427,6 +427,15 @@ class Mounted:
         return json.loads(self.tell("changes"))  # type: ignore[no-any-return]
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted. Of a removed file that was open, the server learns a little later that it was closed."""
+    names = sorted(path.name for path in folder.iterdir())
+    if any(name.startswith(".fuse_hidden") for name in names):
+        time.sleep(0.05)
+        return names_in(folder)
+    return names
+
+
 @contextlib.contextmanager
 def mounted(path: Path, kind: str = "faulty", *arguments: object) -> Iterator[Mounted]:
     """Mounts a file system at a new path; skips the test where that is not possible."""

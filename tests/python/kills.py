@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fuse_folder import names_in
 
 import rustload
 
@@ -240,14 +241,6 @@ class Kills:
             self._inside.write_text("of others")
             self._has_inside = True
 
-    def _names(self) -> set[str]:
-        names = {path.name for path in self._out.iterdir()}
-        # libfuse learns a little later that a removed file was closed.
-        if any(name.startswith(".fuse_hidden") for name in names):
-            time.sleep(0.05)
-            return self._names()
-        return names
-
     def _look(self, name: str) -> str:
         """Checks what is in the folder after a kill. Returns whether the target is the version of the killed call."""
         self._check_others()
@@ -260,7 +253,7 @@ class Kills:
 
     def _left(self, target: Path) -> set[str]:
         """What killed calls have left of a target."""
-        hidden = self._names() - self._others.keys() - LEFT.keys()
+        hidden = set(names_in(self._out)) - self._others.keys() - LEFT.keys()
         assert all(any(pattern.fullmatch(one) for pattern in LEFT.values()) for one in hidden), hidden
         return {one for one in hidden if LEFT[target.name].fullmatch(one)}
 

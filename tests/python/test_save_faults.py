@@ -19,6 +19,7 @@ import fuse_folder
 import numpy as np
 import pytest
 import torch
+from fuse_folder import names_in
 
 import rustload
 from rustload._cli.command import main
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems")
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +74,7 @@ def test_after_a_failed_fsync_a_resumed_call_writes_everything(
             report = rustload.save(rustload.open(source), path, **options)
             assert path.read_bytes() == whole
             assert report.reused == 0
-        assert names(disk.path) == sorted(f"{number}.safetensors" for number in range(8))
+        assert names_in(disk.path) == sorted(f"{number}.safetensors" for number in range(8))
 
 
 def test_after_a_failed_verification_the_same_call_starts_anew(
@@ -93,7 +90,7 @@ def test_after_a_failed_verification_the_same_call_starts_anew(
         disk.fail("lie", 0)
         report = rustload.save(rustload.open(source), path, resume=True, verify=True)
         assert (report.reused, path.read_bytes() == whole) == (0, True)
-        assert names(disk.path) == ["m.safetensors"]
+        assert names_in(disk.path) == ["m.safetensors"]
 
 
 @as_root
@@ -115,7 +112,7 @@ def test_a_thin_volume_that_is_full_for_a_while(source: Path, whole: bytes, tmp_
                 with contextlib.suppress(OSError):
                     rustload.save(rustload.open(source), path, resume=True)
                     break
-            assert names(path.parent) == ["lost+found", "m.safetensors"]
+            assert names_in(path.parent) == ["lost+found", "m.safetensors"]
         # Mounted anew, so that every byte comes from the volume.
         with mounted(tmp_path / "thin", *mount):
             assert path.read_bytes() == whole
@@ -133,8 +130,8 @@ def test_errors_of_fsync_and_close_come_before_the_name(resume: bool, source: Pa
             assert caught.value.errno == errno.EDQUOT
             disk.fail(operation, 0)
             assert path.read_bytes() == b"old"
-            assert set(names(disk.path)) <= {"m.safetensors", ".m.safetensors.resume"}
-            assert resume or names(disk.path) == ["m.safetensors"]
+            assert set(names_in(disk.path)) <= {"m.safetensors", ".m.safetensors.resume"}
+            assert resume or names_in(disk.path) == ["m.safetensors"]
 
 
 def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(
@@ -152,7 +149,7 @@ def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(
             rustload.save({"x": np.zeros(3)}, path)
         assert not any("in its place" in note for note in getattr(caught.value, "__notes__", []))
         assert path.read_bytes() == whole
-        assert names(disk.path) == ["m.safetensors"]
+        assert names_in(disk.path) == ["m.safetensors"]
 
 
 @pytest.mark.filterwarnings("ignore:.*one by one")
@@ -200,7 +197,7 @@ def test_where_there_are_no_hard_links_a_new_file_is_written(
             assert path.read_bytes() == whole
             with pytest.raises(FileExistsError):
                 rustload.convert(source, path, resume=resume)
-            assert names(disk.path) == ["m.safetensors"]
+            assert names_in(disk.path) == ["m.safetensors"]
             path.unlink()
 
 
@@ -222,11 +219,11 @@ def test_the_next_call_removes_what_a_killed_one_left(name: str, source: Path, t
             (disk.path / other).write_text(other)
         done = subprocess.run([sys.executable, "-c", KILLED, str(path), name], check=False)
         assert done.returncode == -getattr(signal, name)
-        left = set(names(disk.path)) - set(others)
+        left = set(names_in(disk.path)) - set(others)
         assert len(left) == 2
         assert {one.rpartition(".")[2] for one in left} == {"lock", "part"}
         rustload.save(rustload.open(source), path)
-        assert names(disk.path) == sorted([*others, "m.safetensors"])
+        assert names_in(disk.path) == sorted([*others, "m.safetensors"])
         assert all((disk.path / other).read_text() == other for other in others)
 
 
@@ -250,7 +247,7 @@ def test_a_callback_that_raises_at_the_last_byte_leaves_the_target(source: Path,
         with pytest.raises(RuntimeError, match="mine"):
             call()
         assert list(rustload.open(path)) == list(rustload.open(folder)) == ["x"]
-        assert names(tmp_path) == ["folder", "m.safetensors"]
+        assert names_in(tmp_path) == ["folder", "m.safetensors"]
 
 
 def test_a_signal_at_the_last_byte_leaves_the_target(tmp_path: Path) -> None:
@@ -262,7 +259,7 @@ def test_a_signal_at_the_last_byte_leaves_the_target(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         rustload.save({"y": np.ones(3)}, path, progress=interrupt)
-    assert names(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 @as_root
@@ -274,7 +271,7 @@ def test_a_full_disk_for_objects_leaves_the_target(source: Path, tmp_path: Path)
         objects = small / "m.json"
         with pytest.raises(OSError, match="No space left"):
             rustload.convert(pickle, target, objects=objects)
-        assert names(small) == []
+        assert names_in(small) == []
         assert not target.exists()
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m", "none") as small:
         objects = small / "m.json"
@@ -283,18 +280,18 @@ def test_a_full_disk_for_objects_leaves_the_target(source: Path, tmp_path: Path)
         before = objects.read_text()
         with pytest.raises(OSError, match="No space left"):
             rustload.convert(source, small / "n.safetensors", objects=objects, overwrite=True)
-        assert (names(small), objects.read_text()) == (["m.json"], before)
+        assert (names_in(small), objects.read_text()) == (["m.json"], before)
 
 
 def test_objects_in_a_folder_appear_with_it(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     report = rustload.convert(source, folder, objects=folder / "objects.json")
-    assert names(folder) == sorted([*report.files, "objects.json"])
+    assert names_in(folder) == sorted([*report.files, "objects.json"])
     link = tmp_path / "link.json"
     link.symlink_to("missing.json")
     with pytest.raises(ValueError, match="symbolic link"):
         rustload.convert(source, tmp_path / "n.safetensors", objects=link, overwrite=True)
-    assert names(tmp_path) == ["link.json", "model"]
+    assert names_in(tmp_path) == ["link.json", "model"]
 
 
 class Short(io.RawIOBase):
@@ -368,7 +365,7 @@ for resume in (False, True):
         pytest.skip(f"/proc cannot be hidden here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     assert path.read_bytes() == whole
-    assert names(tmp_path) == ["m.safetensors"]
+    assert names_in(tmp_path) == ["m.safetensors"]
 
 
 class Slow(torch.Tensor):
@@ -419,7 +416,7 @@ def test_close_and_discard_while_another_thread_writes(tmp_path: Path) -> None:
     goes.set()
     thread.join()
     assert [error.code for error in caught] == ["Closed"]
-    assert names(tmp_path) == ["m.safetensors"]
+    assert names_in(tmp_path) == ["m.safetensors"]
     assert list(rustload.open(path)) == ["slow"]
 
 
@@ -433,9 +430,9 @@ def test_leaving_the_block_while_another_thread_writes_discards(tmp_path: Path) 
     thread.join()
     assert [error.code for error in caught] == ["Closed"]
     deadline = time.monotonic() + 20
-    while names(tmp_path) and time.monotonic() < deadline:
+    while names_in(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert names(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 def test_doctor_finds_what_is_left_and_removes_what_nobody_holds(
@@ -474,7 +471,7 @@ def test_doctor_finds_what_is_left_and_removes_what_nobody_holds(
     assert "continues; --clean removes it" in shown
     assert left("--clean") == {name: (*state, not state[1]) for name, state in expected.items()}
     kept = [f".n.safetensors.{tag}.part", ".n.safetensors.lock"]
-    assert names(tmp_path) == sorted([*others, *kept, "good.safetensors"])
+    assert names_in(tmp_path) == sorted([*others, *kept, "good.safetensors"])
     writer.discard()
     assert set(left("--clean")) == {kept[0]}
-    assert names(tmp_path) == sorted([*others, "good.safetensors"])
+    assert names_in(tmp_path) == sorted([*others, "good.safetensors"])
