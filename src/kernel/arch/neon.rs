@@ -261,3 +261,4 @@ impl Vector<1, 4> for Vector128 {
 panel_transposes! { "neon", Vector128, transpose_panel_1, transpose_1 }
 panel_transposes! { "neon", Vector128, transpose_panel_2, transpose_2 }
 panel_transposes! { "neon", Vector128, transpose_panel_4, transpose_4 }
+panel_transposes! { "neon", Vector128, stream_rows }

@@ -34,7 +34,9 @@ macro_rules! panel_transposes {
         panel_transposes! { $features, $vector, transpose_panel_2, transpose_2 }
         panel_transposes! { $features, $vector, transpose_panel_4, transpose_4 }
         panel_transposes! { $features, $vector, transpose_panel_8, transpose_8 }
-
+        panel_transposes! { $features, $vector, stream_rows }
+    };
+    ($features:tt, $vector:ty, stream_rows) => {
         #[target_feature(enable = $features)]
         fn stream_rows(bytes: &[u8], pitch: usize, dst: &mut Grid<'_>) {
             // SAFETY: this function's features are the instructions of the vector.
