@@ -83,7 +83,7 @@ impl Cast {
         Cast { non_temporal: true, ..self }
     }
 
-    /// Whether large transposes use non-temporal stores.
+    /// Whether large transposes, and copies of rows to large destinations, use non-temporal stores.
     pub fn uses_non_temporal_stores(self) -> bool {
         self.non_temporal
     }

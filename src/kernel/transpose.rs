@@ -85,7 +85,7 @@ pub fn transpose(
 
 /// As [`transpose`], for a matrix whose elements are `run` successive ones: two dimensions change places, and those inside them do not.
 pub fn exchange(cast: Cast, src: &[u8], pitch: usize, run: usize, mut dst: Grid<'_>) -> Result<()> {
-    let (src_run, dst_run) = (run * cast.src_size(), run * cast.dst_size());
+    let (src_run, dst_run) = (run.saturating_mul(cast.src_size()), run.saturating_mul(cast.dst_size()));
     let (rows, columns) = (dst.width().checked_div(dst_run).unwrap_or(0), dst.rows());
     let pitch = pitch.saturating_mul(cast.src_size());
     let span = rows.saturating_sub(1).checked_mul(pitch).zip(columns.checked_mul(src_run));
