@@ -1,15 +1,15 @@
 //! Turns the packed codes of quantized weights into numbers: unpacks rows of codes to f32, and applies zero points and scales to them.
 
 use super::Overflow;
-use super::arch::{Job, Level, RowKernel};
-use super::integers::{Across, EVEN_FIRST, EvenFirst, Integers, Pairs as IntegerPairs, word};
+pub use super::arch::Table;
+use super::arch::{Level, Lookup, RowKernel};
+use super::integers::{Across, EVEN_FIRST, EvenFirst, Integers, word};
 use crate::dtype::DType;
 
 /// The number of entries of the table of a [`Number`].
 pub const TABLE_LEN: usize = 256;
-
-/// Of bytes that have two codes each, both numbers of each byte.
-type Pairs = [[f32; 2]; TABLE_LEN];
+/// The number of codes of 4 bits.
+pub const CODES_OF_4_BITS: usize = 16;
 
 /// The numbers of E2M1 codes.
 const E2M1: [f32; 16] =
@@ -62,7 +62,6 @@ pub struct Codes {
 pub struct Unpacker<'c> {
     codes: &'c Codes,
     table: [f32; TABLE_LEN],
-    pairs: Option<Box<Pairs>>,
 }
 
 impl Codes {
@@ -76,17 +75,7 @@ impl Codes {
 
     /// What unpacks them.
     pub fn unpacker(&self) -> Unpacker<'_> {
-        let table = self.number.table(self.bits);
-        // Vectors make whole numbers.
-        let halves = self.halves().filter(|_| self.integers().is_none());
-        let pairs = halves.map(|(first, second)| {
-            let mut pairs = Box::new([[0.0; 2]; TABLE_LEN]);
-            for (byte, pair) in pairs.iter_mut().enumerate() {
-                *pair = [first, second].map(|shift| table[byte >> shift & 15]);
-            }
-            pairs
-        });
-        Unpacker { codes: self, table, pairs }
+        Unpacker { codes: self, table: self.number.table(self.bits) }
     }
 
     /// The same codes, with a number added to each whole 32-bit word before codes are taken from it: carries reach the next code.
@@ -95,11 +84,11 @@ impl Codes {
         Codes { word_add, ..self }
     }
 
-    /// Where the first and the second code of each byte begin, if it has two.
-    fn halves(&self) -> Option<(u32, u32)> {
+    /// Whether the first code of each byte is that of its upper half, if each has two.
+    pub fn is_high_first(&self) -> Option<bool> {
         match self.order {
-            Order::Dense | Order::Words if self.bits == 4 && self.word_add == 0 => Some((0, 4)),
-            Order::HighFirst if self.word_add == 0 => Some((4, 0)),
+            Order::Dense | Order::Words if self.bits == 4 && self.word_add == 0 => Some(false),
+            Order::HighFirst if self.word_add == 0 => Some(true),
             _ => None,
         }
     }
@@ -134,6 +123,12 @@ impl Codes {
             }
         };
         (bytes, (0..count as usize).map(|code| self.bit(code) as u64).collect())
+    }
+
+    /// The number of each code of 4 bits.
+    pub fn sixteen(&self) -> [f32; CODES_OF_4_BITS] {
+        let table = self.number.table(self.bits);
+        std::array::from_fn(|code| table[code])
     }
 
     /// The number of each code.
@@ -186,7 +181,7 @@ impl Unpacker<'_> {
         let mut rest = out;
         let mut at = start;
         if self.codes.word_add == 0 {
-            if let Some((shift, _)) = self.codes.halves() {
+            if let Some(is_high_first) = self.codes.is_high_first() {
                 if at % 2 == 1 && !rest.is_empty() {
                     rest[0] = self.one(bytes, self.codes.bit(at) - skipped);
                     rest = &mut rest[1..];
@@ -194,14 +189,9 @@ impl Unpacker<'_> {
                 }
                 let from = bytes.get((at / 2).saturating_sub(first as usize)..).unwrap_or_default();
                 let whole = rest.len() / 2;
-                let whole_pairs = &mut rest.as_chunks_mut().0[..whole.min(from.len())];
-                if let Some(numbers) = self.codes.integers() {
-                    let is_high_first = shift != 0;
-                    Level::used().run(IntegerPairs { numbers, is_high_first, bytes: from, out: whole_pairs });
-                } else if let Some(pairs) = &self.pairs {
-                    for (out, &byte) in whole_pairs.iter_mut().zip(from) {
-                        *out = pairs[usize::from(byte)];
-                    }
+                for (out, &byte) in rest.as_chunks_mut().0.iter_mut().zip(from) {
+                    let [low, high] = [byte & 15, byte >> 4].map(|code| self.table[usize::from(code)]);
+                    *out = if is_high_first { [high, low] } else { [low, high] };
                 }
                 rest = &mut rest[whole * 2..];
                 at += whole * 2;
@@ -273,6 +263,20 @@ impl Unpacker<'_> {
     }
 }
 
+/// Looks pairs of 4-bit codes up, each in the table of its group of `width` codes, of which the first is without `skip` codes. Both are
+/// even.
+pub fn look_up(
+    bytes: &[u8],
+    is_high_first: bool,
+    tables: &[Table],
+    (skip, width): (usize, usize),
+    out: &mut [u8],
+) {
+    let lens = ((width - skip) / 2, width / 2);
+    let out = out.as_chunks_mut().0;
+    Level::used().look_up(Lookup { bytes, is_high_first, tables, lens, out });
+}
+
 /// The row kernel that widens a float dtype of one byte.
 fn to_f32(dtype: DType) -> Option<RowKernel> {
     Level::used().row_kernel(dtype, DType::F32, Overflow::Nan)
@@ -303,59 +307,6 @@ impl Number {
             Number::Table(all) => table = **all,
         }
         table
-    }
-}
-
-/// Multiplies numbers by their scales, after their zero points were subtracted. A scale is that of `width` numbers, the first of
-/// `width - skip`.
-pub fn rescale(numbers: &mut [f32], zeros: Option<&[f32]>, scales: &[f32], width: usize, skip: usize) {
-    Level::used().run(Rescale { numbers, zeros, scales, width, skip });
-}
-
-/// The arguments of [`rescale`].
-struct Rescale<'a> {
-    numbers: &'a mut [f32],
-    zeros: Option<&'a [f32]>,
-    scales: &'a [f32],
-    width: usize,
-    skip: usize,
-}
-
-impl Job for Rescale<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let Rescale { numbers, zeros, scales, width, skip } = self;
-        if width == 1 {
-            match zeros {
-                None => numbers.iter_mut().zip(scales).for_each(|(number, scale)| *number *= scale),
-                Some(zeros) => {
-                    for ((number, scale), zero) in numbers.iter_mut().zip(scales).zip(zeros) {
-                        *number = (*number - zero) * scale;
-                    }
-                }
-            }
-            return;
-        }
-        let (mut rest, mut len) = (numbers, width - skip);
-        for (at, &scale) in scales.iter().enumerate() {
-            let zero = zeros.and_then(|zeros| zeros.get(at)).copied();
-            let (group, others) = rest.split_at_mut(len.min(rest.len()));
-            match zero {
-                None => group.iter_mut().for_each(|number| *number *= scale),
-                Some(zero) => group.iter_mut().for_each(|number| *number = (*number - zero) * scale),
-            }
-            (rest, len) = (others, width);
-        }
-    }
-}
-
-/// Adds to numbers what their groups, as those of [`rescale`], have.
-pub fn shift(numbers: &mut [f32], offsets: &[f32], width: usize, skip: usize) {
-    let (mut rest, mut len) = (numbers, width - skip);
-    for offset in offsets {
-        let (group, others) = rest.split_at_mut(len.min(rest.len()));
-        group.iter_mut().for_each(|number| *number += offset);
-        (rest, len) = (others, width);
     }
 }
 
@@ -450,14 +401,5 @@ mod tests {
         assert_eq!(out, [-7.0]);
         signed.unpacker().unpack_across::<1>(&[0x9f], &[], 0, &mut out);
         assert_eq!(out, [-1.0]);
-    }
-
-    #[test]
-    fn a_scale_is_that_of_a_group_of_numbers() {
-        let mut numbers = [1.0, 2.0, 3.0, 4.0, 5.0];
-        rescale(&mut numbers, Some(&[1.0, 2.0, 0.0]), &[10.0, 100.0, 0.5], 2, 1);
-        assert_eq!(numbers, [0.0, 0.0, 100.0, 2.0, 2.5]);
-        rescale(&mut numbers, None, &[1.0, 1.0, 2.0, 3.0, 4.0], 1, 0);
-        assert_eq!(numbers, [0.0, 0.0, 200.0, 6.0, 10.0]);
     }
 }

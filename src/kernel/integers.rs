@@ -2,9 +2,6 @@
 
 use super::arch::Job;
 
-/// The bytes of two codes each that are unpacked at once.
-const PAIRS_AT_ONCE: usize = 64;
-
 /// The place in a word of the code of each column, in [`Order::EvenFirst`](super::codes::Order::EvenFirst).
 pub(super) const EVEN_FIRST: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
@@ -16,14 +13,6 @@ pub(super) struct Integers {
     pub(super) add: u32,
     pub(super) flip: u32,
     pub(super) offset: i32,
-}
-
-/// Both numbers of each byte, of which the lower half comes first, or the upper.
-pub(super) struct Pairs<'a> {
-    pub(super) numbers: Integers,
-    pub(super) is_high_first: bool,
-    pub(super) bytes: &'a [u8],
-    pub(super) out: &'a mut [[f32; 2]],
 }
 
 /// The eight numbers of each word, those of even columns first.
@@ -47,26 +36,6 @@ impl Integers {
     #[inline(always)]
     pub(super) fn of(self, code: u32) -> f32 {
         ((code.wrapping_add(self.add) & self.mask ^ self.flip) as i32).wrapping_sub(self.offset) as f32
-    }
-}
-
-impl Job for Pairs<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let Pairs { numbers, is_high_first, bytes, out } = self;
-        let (add, flip) = (numbers.add as u8, numbers.flip as u8);
-        for (out, bytes) in out.chunks_mut(PAIRS_AT_ONCE).zip(bytes.chunks(PAIRS_AT_ONCE)) {
-            let mut codes = [[0_u8; 2]; PAIRS_AT_ONCE];
-            for (codes, &byte) in codes.iter_mut().zip(bytes) {
-                *codes = if is_high_first { [byte >> 4, byte & 15] } else { [byte & 15, byte >> 4] };
-            }
-            for code in codes.as_flattened_mut() {
-                *code = code.wrapping_add(add) & 15 ^ flip;
-            }
-            for (out, &code) in out.as_flattened_mut().iter_mut().zip(codes.as_flattened()) {
-                *out = i32::from(code).wrapping_sub(numbers.offset) as f32;
-            }
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
 use crate::dtype::DType;
-use crate::kernel::arch::CACHE_LINE_BYTES;
+use crate::kernel::arch::{CACHE_LINE_BYTES, Lookup};
 use crate::kernel::cast::size;
 
 const GENERIC: usize = 0;
@@ -121,6 +121,33 @@ fn every_level_converts_every_length_at_every_alignment() {
                     convert(cast, src, &mut got[skew..][..len * size(to)]).unwrap();
                     assert!(got == expected, "{level} {cast:?}, {len} elements at {skew}");
                 }
+            }
+        }
+    }
+}
+
+/// Groups of any length, of which the first is not whole, in bytes that end within one.
+#[test]
+fn every_level_looks_codes_up_as_the_generic_one() {
+    let (bytes, tables) = (noise(130), noise(32 * 40));
+    let tables = tables.as_chunks().0;
+    for (level, is_high_first) in
+        Level::available().into_iter().flat_map(|level| [(level, false), (level, true)])
+    {
+        for (width, skip) in (8..=40).flat_map(|width| [(width, 0), (width, 1), (width, width - 1)]) {
+            for count in [0, 1, 7, 8, 9, 63, 64, 130] {
+                let bytes = &bytes[..count];
+                let mut out = vec![[0xaa; 4]; count + 1];
+                let lens = (width - skip, width);
+                level.look_up(Lookup { bytes, is_high_first, tables, lens, out: &mut out });
+                for (at, (byte, out)) in bytes.iter().zip(&out).enumerate() {
+                    let table = &tables[(at + skip) / width];
+                    let [low, high] =
+                        [byte & 15, byte >> 4].map(|code| table.as_chunks::<2>().0[usize::from(code)]);
+                    let expected = if is_high_first { [high, low] } else { [low, high] };
+                    assert_eq!(out.as_chunks::<2>().0, expected, "{level} {width} {skip} {at}");
+                }
+                assert_eq!(out[count], [0xaa; 4]);
             }
         }
     }

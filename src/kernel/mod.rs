@@ -2,7 +2,8 @@
 //!
 //! A [`Cast`] is constructed once per tensor and holds the conversion between two dtypes. [`convert`] applies it to contiguous
 //! elements, [`gather`] to elements with any strides, [`transpose`] and [`exchange`] to a matrix, of elements or of runs of them, whose
-//! result is a [`Grid`]. None of them knows files or threads: the caller splits the work. Public functions check lengths and bounds once; slices need no alignment.
+//! result is a [`Grid`]. None of them knows files or threads: the caller splits the work. Public functions check lengths and bounds
+//! once; slices need no alignment.
 //! [`Cast::new`] documents the conversion rules.
 //!
 //! `arch` selects the row kernel of a pair of dtypes and the transpose of panels, at the [`Level`] of the CPU. The generic level
@@ -20,6 +21,7 @@ mod integers;
 #[cfg(test)]
 mod levels;
 mod overflow;
+pub mod scaling;
 mod signs;
 pub mod statistics;
 mod strided;

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::lookup::{Lookup, Sixteen, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
@@ -58,6 +59,11 @@ impl Instructions for Avx2 {
             8 => detected!(transpose_panel_8),
             _ => portable_transpose::panel_transpose(element_size),
         }
+    }
+
+    fn look_up(codes: Lookup<'_>) {
+        // SAFETY: Level has detected the features that the function is compiled for.
+        unsafe { look_up(codes) }
     }
 
     fn copy_rows() -> CopyRows {
@@ -160,6 +166,27 @@ fn round_to_bf16(bits: __m256i) -> __m256i {
 #[target_feature(enable = "avx,f16c")]
 fn f16_from_f32(bits: __m256i) -> __m128i {
     _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_castsi256_ps(bits))
+}
+
+/// Looks up 16 codes at a time in the lower bytes of the results and in the upper ones.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn look_up(codes: Lookup<'_>) {
+    codes.run(|table: &Table, is_high_first, bytes: &[u8; 8], out: &mut Sixteen| {
+        let ([first, last], [first_out, last_out]) =
+            (table.as_chunks().0, out.as_flattened_mut().as_chunks_mut().0)
+        else {
+            return;
+        };
+        let even = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        let (first, last) = (_mm_shuffle_epi8(load_128(first), even), _mm_shuffle_epi8(load_128(last), even));
+        let (lower, upper) = (_mm_unpacklo_epi64(first, last), _mm_unpackhi_epi64(first, last));
+        let (bytes, mask) = (_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)), _mm_set1_epi8(15));
+        let (low, high) = (_mm_and_si128(bytes, mask), _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask));
+        let codes = if is_high_first { _mm_unpacklo_epi8(high, low) } else { _mm_unpacklo_epi8(low, high) };
+        let (lower, upper) = (_mm_shuffle_epi8(lower, codes), _mm_shuffle_epi8(upper, codes));
+        store_128(first_out, _mm_unpacklo_epi8(lower, upper));
+        store_128(last_out, _mm_unpackhi_epi8(lower, upper));
+    });
 }
 
 /// The vector of AVX2: two 128-bit lanes, half a cache line.

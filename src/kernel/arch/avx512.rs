@@ -6,7 +6,7 @@ use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelT
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
 };
-use super::{CopyRows, Grid, Instructions, Job, RowKernel, avx2, map_vectors};
+use super::{CopyRows, Grid, Instructions, Job, Lookup, RowKernel, avx2, map_vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -62,6 +62,11 @@ impl Instructions for Avx512 {
             8 => detected!(transpose_panel_8),
             _ => portable_transpose::panel_transpose(element_size),
         }
+    }
+
+    fn look_up(codes: Lookup<'_>) {
+        // SAFETY: Level has detected the features that the function is compiled for.
+        unsafe { avx2::look_up(codes) }
     }
 
     fn copy_rows() -> CopyRows {

@@ -6,7 +6,7 @@ use once_cell::race::OnceBox;
 
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
-use super::{CopyRows, Job, Overflow, RowKernel};
+use super::{CopyRows, Job, Lookup, Overflow, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 use super::{complex, generic::Generic, map_in_place, portable_transpose::PanelTranspose, row_kernel};
@@ -144,6 +144,11 @@ impl Level {
     /// The copy of rows with non-temporal stores, where the level has them.
     pub(in crate::kernel) fn copy_rows(self) -> CopyRows {
         dispatch!(self, I => <I as super::Instructions>::copy_rows())
+    }
+
+    /// Looks up codes of 4 bits.
+    pub(in crate::kernel) fn look_up(self, codes: Lookup<'_>) {
+        dispatch!(self, I => <I as super::Instructions>::look_up(codes));
     }
 
     /// Runs `job`, compiled for the level's instructions.

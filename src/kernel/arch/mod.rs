@@ -29,6 +29,7 @@ mod generic;
 mod grid;
 mod half_precision;
 mod level;
+mod lookup;
 #[cfg(target_arch = "aarch64")]
 #[expect(unsafe_code, reason = "vector loads and stores, and instructions without stable intrinsics")]
 mod neon;
@@ -41,6 +42,8 @@ mod vector_transpose;
 
 pub use grid::Grid;
 pub use level::Level;
+pub(super) use lookup::Lookup;
+pub use lookup::Table;
 pub(super) use portable_transpose::{CACHE_LINE_BYTES, LINES_PER_PASS, Panel, PanelTranspose};
 
 use super::Overflow;
@@ -83,6 +86,11 @@ trait Instructions: 'static {
     /// The transpose of panels whose elements have `element_size` bytes.
     fn panel_transpose(element_size: usize) -> PanelTranspose {
         portable_transpose::panel_transpose(element_size)
+    }
+
+    /// Looks up codes of 4 bits.
+    fn look_up(codes: Lookup<'_>) {
+        codes.run(|table, is_high_first, bytes, out| lookup::portable(table, is_high_first, bytes, out));
     }
 
     /// The copy of rows with non-temporal stores, where the level has them.

@@ -4,6 +4,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use super::lookup::{Lookup, Sixteen, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_panel, unpack,
@@ -56,6 +57,11 @@ impl Instructions for Neon {
             // Two elements a vector: the portable loop has fewer instructions.
             _ => portable_transpose::panel_transpose(element_size),
         }
+    }
+
+    fn look_up(codes: Lookup<'_>) {
+        // SAFETY: every 64-bit Arm CPU has NEON.
+        unsafe { look_up(codes) }
     }
 
     fn copy_rows() -> CopyRows {
@@ -193,6 +199,26 @@ fn f16_from_f32(low: uint32x4_t, high: uint32x4_t) -> uint8x16_t {
         );
     }
     halves
+}
+
+/// Looks up 16 codes at a time in the lower bytes of the results and in the upper ones.
+#[target_feature(enable = "neon")]
+fn look_up(codes: Lookup<'_>) {
+    codes.run(|table: &Table, is_high_first, bytes: &[u8; 8], out: &mut Sixteen| {
+        let ([first, last], [first_out, last_out]) =
+            (table.as_chunks().0, out.as_flattened_mut().as_chunks_mut().0)
+        else {
+            return;
+        };
+        let (first, last) = (load(first), load(last));
+        let (lower, upper) = (vuzp1q_u8(first, last), vuzp2q_u8(first, last));
+        let bytes = vreinterpretq_u8_u64(vdupq_n_u64(u64::from_le_bytes(*bytes)));
+        let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
+        let codes = if is_high_first { vzip1q_u8(high, low) } else { vzip1q_u8(low, high) };
+        let (lower, upper) = (vqtbl1q_u8(lower, codes), vqtbl1q_u8(upper, codes));
+        store(first_out, vzip1q_u8(lower, upper));
+        store(last_out, vzip2q_u8(lower, upper));
+    });
 }
 
 /// Defines the interleaves of the lower and of the upper halves of two vectors, by the intrinsics for wider elements.

@@ -7,14 +7,17 @@ use super::part::Part;
 use crate::bytes::{Access, ReadRanges};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::kernel::codes::{Codes, Unpacker, rescale, shift};
+use crate::kernel::codes::{Codes, Unpacker, look_up};
+use crate::kernel::scaling::{rescale, rescale_all, shift};
 use crate::kernel::{Cast, Overflow, convert};
 use crate::num::to_usize;
 
 /// Elements that are decoded at a time: their codes and scales fit a core's cache.
-const BLOCK_ELEMENTS: u64 = 1 << 18;
+const BLOCK_ELEMENTS: u64 = 1 << 17;
 /// As many in a file whose requests are expensive.
-const REMOTE_BLOCK_ELEMENTS: u64 = 16 * BLOCK_ELEMENTS;
+const REMOTE_BLOCK_ELEMENTS: u64 = 32 * BLOCK_ELEMENTS;
+/// Columns of the groups whose codes are looked up, instead of each being rescaled.
+const MIN_LOOKED_UP: usize = 16;
 /// Elements of a row that are in f32 at a time.
 const TILE_ELEMENTS: u64 = 1 << 11;
 
@@ -107,6 +110,13 @@ struct Loaded {
     pitch: u64,
 }
 
+/// Codes of two to a byte.
+struct Pairs<'l> {
+    bytes: &'l [u8],
+    is_high_first: bool,
+    groups: usize,
+}
+
 /// Scales and zero points of some rows.
 struct Factors {
     scales: Vec<f32>,
@@ -152,15 +162,19 @@ impl Packed {
         }
     }
 
+    /// The bytes of the codes of some columns of a row, where rows are in bytes of their own.
+    fn bytes<'l>(&self, loaded: &'l Loaded, pitch: u64, row: u64, columns: &Range<u64>) -> &'l [u8] {
+        let (start, end) = self.codes.bytes(columns.start, columns.end);
+        let at = (row * pitch + start).saturating_sub(loaded.start);
+        let bytes = loaded.bytes.get(to_usize(at)..).unwrap_or_default();
+        &bytes[..to_usize(end - start).min(bytes.len())]
+    }
+
     /// The numbers of some columns of a row.
     fn unpack(&self, with: &Unpacker<'_>, loaded: &Loaded, row: u64, columns: Range<u64>, out: &mut [f32]) {
         match self.packing {
             Packing::InRows(pitch) => {
-                let (start, end) = self.codes.bytes(columns.start, columns.end);
-                let at = (row * pitch + start).saturating_sub(loaded.start);
-                let bytes = loaded.bytes.get(to_usize(at)..).unwrap_or_default();
-                let len = to_usize(end - start).min(bytes.len());
-                with.unpack(&bytes[..len], columns.start, out);
+                with.unpack(self.bytes(loaded, pitch, row, &columns), columns.start, out);
             }
             Packing::AcrossRows(unit) => {
                 let (word, bit) = self.codes.across(row, unit);
@@ -268,6 +282,7 @@ impl Decoding {
         };
         let unpack_codes = self.codes.codes.unpacker();
         let unpack_zeros = self.zeros.as_ref().map(|packed| (packed, packed.codes.unpacker()));
+        let sixteen = self.codes.codes.sixteen();
         let mut factors: Option<Factors> = None;
         let item = self.dtype.itemsize();
         let cast = Cast::new(DType::F32, self.dtype, Overflow::default())?;
@@ -295,12 +310,21 @@ impl Decoding {
             let mut at = from;
             while at < to {
                 let until = (at / TILE_ELEMENTS + 1).saturating_mul(TILE_ELEMENTS).min(to);
-                numbers.resize(to_usize(until - at), 0.0);
-                self.codes.unpack(&unpack_codes, &codes, row, at..until, &mut numbers);
+                let (first_group, skip, width) = self.group(to_usize(until - at), at, grid_columns.start);
+                let pairs = column_groups.is_none().then(|| self.pairs(&codes, row, at..until, skip, width));
+                let pairs = pairs.flatten();
                 let zeros = self.zeros.as_ref().map(|_| &zeros[..]);
-                match &column_groups {
-                    None => self.rescale(&mut numbers, zeros, scales, at, grid_columns.start),
-                    Some(indices) => {
+                let from = |all| from_group(all, first_group);
+                let (mut within, mut count) = (skip, width);
+                if let Some(pairs) = &pairs {
+                    // All numbers of each group, among which codes are looked up.
+                    (within, count) = (0, sixteen.len());
+                    numbers.resize(pairs.groups * count, 0.0);
+                    rescale_all(&sixteen, zeros.map(from), from(scales), numbers.as_chunks_mut().0);
+                } else {
+                    numbers.resize(to_usize(until - at), 0.0);
+                    self.codes.unpack(&unpack_codes, &codes, row, at..until, &mut numbers);
+                    if let Some(indices) = &column_groups {
                         let indices = &indices[to_usize(at - columns.start)..to_usize(until - columns.start)];
                         let pick = |all: &[f32]| -> Vec<f32> {
                             let one = |&at: &u64| all.get(to_usize(at)).copied().unwrap_or(f32::NAN);
@@ -308,6 +332,8 @@ impl Decoding {
                         };
                         let zeros = zeros.map(pick);
                         rescale(&mut numbers, zeros.as_deref(), &pick(scales), 1, 0);
+                    } else {
+                        rescale(&mut numbers, zeros.map(from), from(scales), width, skip);
                     }
                 }
                 match &self.last {
@@ -319,15 +345,20 @@ impl Decoding {
                             convert(cast, bytemuck::cast_slice(&numbers), &mut rounded)?;
                             convert(widen, &rounded, bytemuck::cast_slice_mut(&mut numbers))?;
                         }
-                        let (from, skip, width) = self.group(numbers.len(), at, grid_columns.start);
-                        let offsets = factors.of(&factors.offsets, group);
-                        shift(&mut numbers, offsets.get(from..).unwrap_or_default(), width, skip);
+                        shift(&mut numbers, from(factors.of(&factors.offsets, group)), count, within);
                     }
                 }
                 let len = to_usize((until - at) * item);
                 let (own, others) =
                     std::mem::take(&mut rest).split_at_mut_checked(len).ok_or_else(internal)?;
-                convert(cast, bytemuck::cast_slice(&numbers), own)?;
+                match pairs {
+                    Some(pairs) => {
+                        rounded.resize(numbers.len() * to_usize(item), 0);
+                        convert(cast, bytemuck::cast_slice(&numbers), &mut rounded)?;
+                        look_up(pairs.bytes, pairs.is_high_first, rounded.as_chunks().0, (skip, width), own);
+                    }
+                    None => convert(cast, bytemuck::cast_slice(&numbers), own)?,
+                }
                 rest = others;
                 at = until;
             }
@@ -335,12 +366,24 @@ impl Decoding {
         if rest.is_empty() { Ok(()) } else { Err(internal()) }
     }
 
-    /// Applies the scales, and zero points, from column `at` on.
-    fn rescale(&self, numbers: &mut [f32], zeros: Option<&[f32]>, scales: &[f32], at: u64, first_group: u64) {
-        let (group, skip, width) = self.group(numbers.len(), at, first_group);
-        let scales = scales.get(group..).unwrap_or_default();
-        let zeros = zeros.map(|zeros| zeros.get(group..).unwrap_or_default());
-        rescale(numbers, zeros, scales, width, skip);
+    /// Codes of a row that can be looked up: pairs of 4 bits in groups that are even, and no shorter than a table.
+    fn pairs<'l>(
+        &self,
+        loaded: &'l Loaded,
+        row: u64,
+        columns: Range<u64>,
+        skip: usize,
+        width: usize,
+    ) -> Option<Pairs<'l>> {
+        let Packing::InRows(pitch) = self.codes.packing else { return None };
+        let is_high_first = self.codes.codes.is_high_first()?;
+        let len = to_usize(columns.end - columns.start);
+        let is_even = [to_usize(columns.start % 2), len, skip, width].iter().all(|at| at.is_multiple_of(2));
+        let bytes = self.codes.bytes(loaded, pitch, row, &columns);
+        if !is_even || width < MIN_LOOKED_UP || self.dtype.itemsize() != 2 || bytes.len() * 2 < len {
+            return None;
+        }
+        Some(Pairs { bytes, is_high_first, groups: (skip + len).div_ceil(width) })
     }
 
     /// The group of column `at`, the columns of it that are before, and the width of groups, for `len` numbers. A group that is wider
@@ -376,6 +419,11 @@ impl Factors {
         let start = to_usize((row - self.rows.start) * width);
         all.get(start..start + to_usize(width)).unwrap_or_default()
     }
+}
+
+/// The values from one of a group on.
+fn from_group(values: &[f32], group: usize) -> &[f32] {
+    values.get(group..).unwrap_or_default()
 }
 
 /// Indices of groups. Fails with `TensorBounds` for one that is not below `count`.
