@@ -18,6 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent / "tests" / "python"))  # the tests
 
 import quiet
 
+# Tests run in several processes: threads of torch that wait for each other spin, and take the cores from the other processes.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 PROJECT = {"test_bench.py", "test_gpu_bench.py", "test_pages.py", "test_peers.py", "test_site.py"}
 """Files that test the project's documents and benchmarks, in `make check` alone: what `make test` tests is the product."""
 

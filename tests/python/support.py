@@ -142,7 +142,7 @@ def child(
     `env` adds to the environment.
     """
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
-    whole = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2", **(env or {})}
+    whole = {**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=whole, cwd=cwd, check=False
     )
@@ -191,7 +191,7 @@ for line in asked:
 @functools.cache
 def template() -> subprocess.Popen[bytes]:
     """A process that has imported torch and NumPy, and runs code in forks of itself."""
-    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2"}
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", TEMPLATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env
     )

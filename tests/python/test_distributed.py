@@ -509,7 +509,7 @@ def launch(script: str, world: int, *args: object, timeout: float = 110) -> list
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     common["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}

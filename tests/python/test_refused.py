@@ -101,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_threads_the_caller_does_the_work(folder: Path) -> None:
     """The system has no memory for the stack of another thread: of Rust, or of Python."""
     code = CALLS + "import threading; threading.stack_size(1 << 46)\nprint(failures())"
-    done = child(code, folder, env={"RUST_MIN_STACK": str(1 << 46), "OMP_NUM_THREADS": "1"})
+    done = child(code, folder, env={"RUST_MIN_STACK": str(1 << 46)})
     assert done.stdout == "{}\n"
 
 
@@ -121,9 +121,7 @@ def test_an_error_in_a_stream_without_threads_comes_after_what_is_before_it(
     except rustload.FormatError as error:
         print(len(names), error.code, list(stream))
     """
-    done = child(
-        code, tmp_path / "m.safetensors", env={"RUST_MIN_STACK": str(1 << 46), "OMP_NUM_THREADS": "1"}
-    )
+    done = child(code, tmp_path / "m.safetensors", env={"RUST_MIN_STACK": str(1 << 46)})
     count, code, rest = done.stdout.split()
     assert (code, rest) == ("FileChanged", "[]")
     assert 1 <= int(count) <= 7

@@ -54,7 +54,6 @@ def run_ranks(server: Server, tmp_path: Path, fault: str = "none") -> list[tuple
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(RANKS),
-        "OMP_NUM_THREADS": "1",
         "TMPDIR": str(tmp_path),
     }
     ranks = [

@@ -31,7 +31,6 @@ class Prober:
             **os.environ,
             "RUSTLOAD_CANARY": str(self.canary),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(traps), os.environ.get("PYTHONPATH")])),
-            "OMP_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
             [sys.executable, str(PROBE)],

@@ -26,7 +26,7 @@ def test_cases_pass_on_the_fake_driver(libcuda: Path, cases: str) -> None:
         "hostgpu",
         str(HERE / cases),
     ]
-    env = {**os.environ, "RUSTLOAD_LIBCUDA": str(libcuda), "RUSTLOAD_RING": "65536x6", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "RUSTLOAD_LIBCUDA": str(libcuda), "RUSTLOAD_RING": "65536x6"}
     env["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")])
     )
