@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import rustload.torch
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2,))
-config = transformers.LlamaConfig(
+config = LlamaConfig(
     hidden_size=64,
     intermediate_size=128,
     num_hidden_layers=2,
@@ -26,7 +26,7 @@ config = transformers.LlamaConfig(
     vocab_size=32,
 )
 torch.manual_seed(0)
-whole = transformers.LlamaForCausalLM(config).eval()
+whole = LlamaForCausalLM(config).eval()
 tokens = torch.arange(6)[None]
 expected = whole(tokens).logits
 folder = Path(sys.argv[1])
@@ -54,7 +54,7 @@ found = {}
 for kind in ("bin", "safetensors"):
     for shard in (fsdp, tp):
         with torch.device("meta"):
-            model = transformers.LlamaForCausalLM(config).eval()
+            model = LlamaForCausalLM(config).eval()
         shard(model)
         report = rustload.torch.load_into(model, folder / f"model.{kind}")
         local = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import functools
@@ -13,6 +14,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -153,17 +155,18 @@ def child(
 
 TEMPLATE = """
 import json, os, sys, threading, traceback, types
-import numpy, torch
 
 asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+exec(sys.argv[1])
 
-def run(code, args, folder, out, err):
+def run(code, args, env, folder, out, err):
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_TRUNC), number)
     for file in (asked, answers):
         os.close(file.fileno())
     os.chdir(folder)
+    os.environ.update(env)
     sys.argv, main = ["-c", *args], types.ModuleType("__main__")
     sys.modules["__main__"] = main
     status = 0
@@ -180,23 +183,58 @@ def run(code, args, folder, out, err):
     os._exit(status)
 
 for line in asked:
-    process = os.fork()
-    if not process:
-        run(*json.loads(line))
-    print(process, file=answers, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=answers, flush=True)
+    processes = []
+    for one in json.loads(line):
+        processes.append(os.fork())
+        if not processes[-1]:
+            run(*one)
+    print(json.dumps(processes), file=answers, flush=True)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+    print(json.dumps(ended), file=answers, flush=True)
 """
 
 
 @functools.cache
-def template() -> subprocess.Popen[bytes]:
-    """A process that has imported torch and NumPy, and runs code in forks of itself."""
-    env = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", TEMPLATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env
-    )
+def template(imports: str) -> subprocess.Popen[bytes]:
+    """A process that has run these imports, and runs code in forks of itself."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    env = {
+        **os.environ,
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    command = [sys.executable, "-c", TEMPLATE, imports]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env)
     atexit.register(process.communicate)
     return process
+
+
+def forks(
+    imports: str, code: str, *args: object, envs: list[dict[str, str]], timeout: float
+) -> list[subprocess.CompletedProcess[str]]:
+    """Runs code at once in several forks of a process that has run the imports; each has one of `envs` beside its environment.
+
+    They end as os._exit does, without what Python runs at its end.
+    """
+    asked, answers = template(imports).stdin, template(imports).stdout
+    assert asked is not None
+    assert answers is not None
+    words = list(map(str, args))
+    with contextlib.ExitStack() as files:
+        written = [[files.enter_context(tempfile.NamedTemporaryFile("r")) for _ in range(2)] for _ in envs]
+        given = [
+            [code, words, env, str(Path.cwd()), *(file.name for file in pair)]
+            for env, pair in zip(envs, written, strict=True)
+        ]
+        asked.write(json.dumps(given).encode() + b"\n")
+        processes = json.loads(answers.readline())
+        if not select.select([answers], [], [], timeout)[0]:
+            for process in processes:
+                os.kill(process, signal.SIGKILL)
+        return [
+            subprocess.CompletedProcess(["-c", *words], status, *(file.read() for file in pair))
+            for status, pair in zip(json.loads(answers.readline()), written, strict=True)
+        ]
 
 
 def torch_child(
@@ -204,23 +242,29 @@ def torch_child(
 ) -> subprocess.CompletedProcess[str]:
     """As `child`, in a fork of a process that has imported torch and NumPy, which takes longer than most code.
 
-    For code whose first use of torch is not what is tested. It ends as os._exit does, without what Python runs at its end.
+    For code whose first use of torch is not what is tested.
     """
-    asked, answers = template().stdin, template().stdout
-    assert asked is not None
-    assert answers is not None
-    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-        words = [textwrap.dedent(code), [*map(str, args)], str(Path.cwd()), out.name, err.name]
-        asked.write(json.dumps(words).encode() + b"\n")
-        process = int(answers.readline())
-        if not select.select([answers], [], [], timeout)[0]:
-            os.kill(process, signal.SIGKILL)
-        done = subprocess.CompletedProcess(
-            ["-c", *map(str, args)], int(answers.readline()), out.read(), err.read()
-        )
+    (done,) = forks("import numpy, torch", textwrap.dedent(code), *args, envs=[{}], timeout=timeout)
     if check:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done
+
+
+def gloo_ranks(
+    script: str, world: int, *args: object, timeout: float = 110, **env: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Runs a script of this folder in the processes of one gloo group, whatever their exit codes; `env` adds to the environment.
+
+    They are forks of a process that has run the script's imports.
+    """
+    code = Path(__file__).with_name(script).read_text(encoding="utf-8")
+    imports = [node for node in ast.parse(code).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    env |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    envs = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    return forks("\n".join(map(ast.unparse, imports)), code, *args, envs=envs, timeout=timeout)
 
 
 def cli(*args: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -9,15 +9,15 @@ from pathlib import Path
 import safetensors.torch
 import torch
 import torch.distributed as dist
-import transformers
 from test_dtensor import Counted
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.distributed import DistributedConfig
 
 import rustload.torch
 import rustload.transformers
 
 dist.init_process_group("gloo")
-config = transformers.LlamaConfig(
+config = LlamaConfig(
     hidden_size=512,
     intermediate_size=2048,
     num_hidden_layers=2,
@@ -27,7 +27,7 @@ config = transformers.LlamaConfig(
     tie_word_embeddings=False,
 )
 torch.manual_seed(0)
-whole = transformers.LlamaForCausalLM(config)
+whole = LlamaForCausalLM(config)
 tokens = torch.arange(6)[None]
 expected = whole(tokens).logits
 folder = Path(sys.argv[1]) / f"rank{dist.get_rank()}"
@@ -65,12 +65,12 @@ for form in ("legacy", "zip", "safetensors"):
         source = Counted(data)
         lazy = rustload.torch.state_dict(source)
         of_metadata = source.count
-        model = transformers.LlamaForCausalLM.from_pretrained(
+        model = LlamaForCausalLM.from_pretrained(
             None, config=config, state_dict=lazy, distributed_config=DistributedConfig(tp_plan=plan)
         )
         found[f"{form} {name}"] = described(model, source.count - of_metadata, source.size)
 model = rustload.transformers.from_pretrained(
-    transformers.AutoModelForCausalLM, folder, distributed_config=DistributedConfig(tp_plan="auto")
+    AutoModelForCausalLM, folder, distributed_config=DistributedConfig(tp_plan="auto")
 )
 found["folder"] = described(model)
 dist.destroy_process_group()

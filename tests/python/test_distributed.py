@@ -8,16 +8,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support import assert_same_bits
+from support import assert_same_bits, gloo_ranks
 from test_dtensor import Counted, as_rank, module_of, select, tensor_parallel, values
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -504,34 +501,12 @@ def test_the_shares_of_a_machine_cover_what_its_ranks_need_once(ranks):
         assert abs(nbytes - total / ranks) <= 2 * max(row_bytes.values())
 
 
-def launch(script: str, world: int, *args: object, timeout: float = 110) -> list[str]:
-    """Runs a script in `world` processes of one gloo group; returns what each printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    common["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), *map(str, args)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        done = [process.communicate(timeout=timeout) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, done, strict=True):
-        assert process.returncode == 0, errors
-    return [output for output, _ in done]
+def launch(script: str, world: int, folder: Path) -> list[dict]:
+    """What each rank of a script prints, from JSON."""
+    done = gloo_ranks(script, world, folder)
+    for rank in done:
+        assert rank.returncode == 0, rank.stderr
+    return [json.loads(rank.stdout) for rank in done]
 
 
 def test_four_processes_load_save_and_fail_together(save, tmp_path):
@@ -546,7 +521,7 @@ def test_four_processes_load_save_and_fail_together(save, tmp_path):
     )
     llama = transformers.LlamaForCausalLM(config).bfloat16()
     save(llama.state_dict(), "llama.bin")
-    outputs = [json.loads(output) for output in launch("ranks_child.py", 4, tmp_path)]
+    outputs = launch("ranks_child.py", 4, tmp_path)
     config.save_pretrained(tmp_path / "llama")
     for rank, found in enumerate(outputs):
         assert found["equal"], rank
@@ -573,8 +548,7 @@ def test_four_processes_load_save_and_fail_together(save, tmp_path):
 
 def test_transformers_tensor_parallelism_reads_each_ranks_part(tmp_path):
     pytest.importorskip("transformers")
-    for output in launch("tensor_parallel_child.py", 2, tmp_path):
-        found = json.loads(output)
+    for found in launch("tensor_parallel_child.py", 2, tmp_path):
         assert len(found) == 7, found
         for name, one in found.items():
             assert one["rows"] == 256, name

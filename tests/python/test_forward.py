@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from test_distributed import launch
@@ -178,8 +176,7 @@ def test_a_buffer_that_the_model_does_not_make_is_named_with_the_recipe(rotary, 
 
 
 def test_models_of_two_ranks_compute_what_the_whole_computes(tmp_path):
-    for output in launch("forward_child.py", 2, tmp_path):
-        found = json.loads(output)
+    for found in launch("forward_child.py", 2, tmp_path):
         assert set(found) == {f"{how} {kind}" for how in ("fsdp", "tp") for kind in ("bin", "safetensors")}
         for name, one in found.items():
             assert one["equal"], name

@@ -5,10 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from support import gloo_ranks
 from web_server import Server
 
 import rustload
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytest.importorskip("urllib3")
-CHILD = Path(__file__).with_name("store_ranks_child.py")
 RANKS = 3
 
 
@@ -46,33 +43,14 @@ def server(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Iterator[Server]
 
 def run_ranks(server: Server, tmp_path: Path, fault: str = "none") -> list[tuple[int, dict[str, Any]]]:
     """The exit code of each rank, and what it has found; its folder is made in `tmp_path`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(RANKS),
-        "TMPDIR": str(tmp_path),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(CHILD), f"{server.host}/model.safetensors", fault],
-            env={**common, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
+    done = gloo_ranks(
+        "store_ranks_child.py", RANKS, f"{server.host}/model.safetensors", fault, TMPDIR=str(tmp_path)
+    )
+    for rank in done:
+        assert rank.stdout or rank.returncode, rank.stderr
+    return [
+        (rank.returncode, json.loads(rank.stdout.splitlines()[-1]) if rank.stdout else {}) for rank in done
     ]
-    done = []
-    for rank in ranks:
-        out, err = rank.communicate(timeout=180)
-        lines = out.splitlines()
-        assert lines or rank.returncode, err
-        done.append((rank.returncode, json.loads(lines[-1]) if lines else {}))
-    return done
 
 
 def folders() -> set[Path]:
