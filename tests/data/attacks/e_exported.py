@@ -174,23 +174,19 @@ def many() -> bytes:
     return b'{"config": {' + ", ".join(f'"w{at}": {one}' for at in range(20_000)).encode() + b"}}"
 
 
-add("E09", "very many names of one storage", {"": export(many())},
+add("E09", "very many names of one storage", {"": lambda: export(many()).bytes()},
     Opens("opens", lambda ckpt: None if len(ckpt) == 20_000 else 1 / 0), tensors=20_000)  # fmt: skip
 
 
-def packed(data: bytes) -> Callable[[], bytes]:
+def packed(data: bytes) -> bytes:
     """A program whose configuration is deflated."""
-
-    def build() -> bytes:
-        return export().spoil("data/weights/model_weights_config.json", data=data, method=8).bytes()
-
-    return build
+    return export().spoil("data/weights/model_weights_config.json", data=data, method=8).bytes()
 
 
 add("E10", "a configuration that inflates to far more than its size", {
-    "spaces": packed(b'{"config": {}}' + b" " * (64 << 20)),
+    "spaces": lambda: packed(b'{"config": {}}' + b" " * (64 << 20)),
 }, Refused("InflateRatio", "inflate_ratio"), metadata=64 << 20)  # fmt: skip
-add("E10", "", {"deflated": packed(config({"w": payload()}))}, opens)
+add("E10", "", {"deflated": lambda: packed(config({"w": payload()}))}, opens)
 add("E11", "another version or format of the archive", {
     "version": export().spoil("archive_version", data=b"1"), "text": export().spoil("archive_version", data=b"0\n"),
     "empty": export().spoil("archive_version", data=b""), "long": export().spoil("archive_version", data=b"0" * 1000),

@@ -8,6 +8,8 @@ on stdout. A child that does not answer in time is killed.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import json
 import os
 import resource
@@ -123,6 +125,7 @@ def _list_tensors(ckpt: Any, label: str | None) -> None:
             check(ckpt)
 
 
+@functools.cache
 def _cases() -> dict[str, Any]:
     from attacks import CASES
 
@@ -135,6 +138,7 @@ def serve() -> None:
     import rustload._tensor.inert  # noqa: F401 - imported here, because they would be imported with the first file
 
     _cases()
+    gc.freeze()  # a child that collects garbage would copy the pages of all cases
     for line in sys.stdin:
         asked = json.loads(line)
         read, write = os.pipe()

@@ -248,8 +248,11 @@ def all_globals(ckpt):
 
 
 def long_globals(count: int) -> Callable[[], bytes]:
-    names = b"".join(get(0) + text(f"N{number}") + b"\x93" for number in range(count))
-    return lambda: around(text("m" * 4000) + put(0) + b"0](" + names + b"e", protocol=4)
+    def build() -> bytes:
+        names = b"".join(get(0) + text(f"N{number}") + b"\x93" for number in range(count))
+        return around(text("m" * 4000) + put(0) + b"0](" + names + b"e", protocol=4)
+
+    return build
 
 
 family("R22", "200,000 names in a module with a name of 4,000 bytes", {
