@@ -25,8 +25,19 @@ PROJECT = {"test_bench.py", "test_gpu_bench.py", "test_pages.py", "test_peers.py
 """Files that test the project's documents and benchmarks, in `make check` alone: what `make test` tests is the product."""
 
 
+PACKAGE = Path(__file__).parent / "python"
+
 IN_A_TEST = "PYTEST_CURRENT_TEST" in os.environ
 """Whether a test runs this pytest. That test holds the lock already, and would wait for one that waits for it."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Modules of the package without examples are not imported: their libraries take seconds, or are not installed."""
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(PACKAGE):
+        return None
+    # The examples of what the extension defines are found in the package itself.
+    examples = collection_path.name == "__init__.py" or ">>>" in collection_path.read_text(encoding="utf-8")
+    return None if examples else True
 
 
 @pytest.hookimpl(tryfirst=True)
