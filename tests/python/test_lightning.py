@@ -13,7 +13,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from support import assert_same_bits, child, held_anon
+from support import assert_same_bits, held_anon, torch_child
 
 import rustload
 import rustload.torch
@@ -167,7 +167,7 @@ def test_pytorch_lightning_gets_a_subclass_of_its_own_class(tmp_path):
     trainer = pytorch_lightning.Trainer(plugins=[RustloadCheckpointIO()], logger=False, accelerator="cpu")
     print(trainer.strategy.load_checkpoint(sys.argv[1]), "lightning" in sys.modules)
     """
-    printed = child(code, tmp_path / "run.ckpt", check=False).stdout
+    printed = torch_child(code, tmp_path / "run.ckpt", check=False).stdout
     assert printed.splitlines()[-1] == "{'args': Namespace(x=1), 'state_dict': {}} False"
 
 

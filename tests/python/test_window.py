@@ -76,7 +76,7 @@ def test_materialize_peaks_at_the_result_and_the_window(model, how):
 
 
 STREAM = """
-import sys, threading, rustload
+import sys, threading, time, rustload
 path, how, window = sys.argv[1], eval(sys.argv[2]), {window} << 20
 def anon():
     with open("/proc/self/status") as lines:
@@ -86,6 +86,7 @@ def watch():
     global peak
     while not done:
         peak = max(peak, anon())
+        time.sleep(0.0005)
 ckpt = rustload.open(path, framework="dlpack")
 {before}
 watcher = threading.Thread(target=watch)
@@ -129,7 +130,7 @@ next(ckpt.stream(memory=window, **how))"""
 
 
 KEPT = """
-import sys, threading, numpy, rustload
+import sys, threading, time, numpy, rustload
 path, how = sys.argv[1], eval(sys.argv[2])
 def anon():
     with open("/proc/self/status") as lines:
@@ -139,6 +140,7 @@ def watch():
     global peak
     while not done:
         peak = max(peak, anon())
+        time.sleep(0.0005)
 def addresses(arrays):
     return {array.__array_interface__["data"][0] for array in arrays}
 ckpt = rustload.open(path, framework="numpy")
