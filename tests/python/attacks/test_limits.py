@@ -26,6 +26,7 @@ from attacks.pickles import (
 )
 from attacks.streams import info, safetensors
 from attacks.zips import Zip, around
+from ranges import Ranges
 
 import rustload
 from rustload import _rustload
@@ -112,18 +113,6 @@ SCANS: dict[str, tuple[int, bytes]] = {
 }
 
 
-class Remote:
-    """An object that is read by ranges."""
-
-    name = "remote"
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.size = content, len(content)
-
-    def read_ranges(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        return [self.content[start : start + length] for start, length in ranges]
-
-
 # What opening a remote file fetches: its pickle is larger than the first block.
 REMOTE = {"remote_requests": 1, "remote_bytes": 1000}
 FETCHED = around(text("x" * 300_000), storages={})
@@ -139,16 +128,16 @@ def test_every_limit_has_a_case():
 def test_what_is_fetched_of_a_remote_file_is_limited(limit):
     limits = rustload.Limits(**{limit: REMOTE[limit]})
     with pytest.raises(rustload.LimitError) as caught:
-        rustload.open(Remote(FETCHED), limits=limits)
+        rustload.open(Ranges(FETCHED), limits=limits)
     error = caught.value
     assert (error.code, error.name, error.limit) == ("Limit", limit, REMOTE[limit])
     assert error.found > error.limit
     assert f"limits=rustload.Limits({limit}=...)" in error.__notes__[0]
-    assert rustload.open(Remote(FETCHED)).objects == "x" * 300_000
-    report = rustload.scan(Remote(FETCHED), limits=limits)
+    assert rustload.open(Ranges(FETCHED)).objects == "x" * 300_000
+    report = rustload.scan(Ranges(FETCHED), limits=limits)
     assert report.verdict == "unknown"
     assert not report.complete
-    assert rustload.scan(Remote(FETCHED)).verdict == "inert"
+    assert rustload.scan(Ranges(FETCHED)).verdict == "inert"
     # Bytes in memory are not fetched.
     assert rustload.open(bytearray(FETCHED), limits=limits).objects == "x" * 300_000
 

@@ -12,29 +12,16 @@ from attacks import CASES, Case
 from attacks.registry import Shown
 from attacks.z_zip import local
 from attacks.zips import Zip
+from ranges import Ranges
 
 import rustload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 ARCHIVES = [
     case for case in CASES if case.id[0] == "Z" and not case.placed and not isinstance(case.load, Shown)
 ]
-NAME = "store://model"
-
-
-class Ranges:
-    """An object in a store, in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.size, self.name = data, len(data), NAME
-        self.asked: list[tuple[int, int]] = []
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        self.asked += ranges
-        return [memoryview(self.data)[start : start + length] for start, length in ranges]
 
 
 def outcome(source: Any, case_options: dict[str, Any], name: str) -> list[str]:
@@ -67,7 +54,7 @@ def outcome(source: Any, case_options: dict[str, Any], name: str) -> list[str]:
 @pytest.mark.parametrize("case", ARCHIVES, ids=lambda case: case.label)
 def test_an_archive_read_by_ranges_has_the_outcome_of_a_file(case: Case, tmp_path: Path) -> None:
     path = case.input(tmp_path)
-    found = outcome(Ranges(path.read_bytes()), case.options, NAME)
+    found = outcome(Ranges(path.read_bytes()), case.options, Ranges.name)
     assert found == outcome(path, case.options, str(path))
 
 
@@ -92,19 +79,3 @@ def test_a_scan_by_ranges_has_the_findings_of_a_scan_of_the_bytes() -> None:
         ranges, whole = rustload.scan(Ranges(data)), rustload.scan(data)
         codes = [[(found.code, found.message) for found in report.findings] for report in (ranges, whole)]
         assert (ranges.verdict, codes[0]) == (whole.verdict, codes[1])
-
-
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if case.id[0] in "XZ" and not case.placed and not isinstance(case.load, Shown)],
-    ids=lambda case: case.label,
-)
-def test_a_scan_by_ranges_has_the_verdict_and_trace_of_a_scan_of_the_bytes(
-    case: Case, tmp_path: Path
-) -> None:
-    data = case.input(tmp_path).read_bytes()
-    ranges, whole = rustload.scan(Ranges(data)), rustload.scan(data)
-    assert ranges.verdict == whole.verdict
-    assert [(step.module, step.name) for step in ranges.trace] == [
-        (step.module, step.name) for step in whole.trace
-    ]
