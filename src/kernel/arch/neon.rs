@@ -147,19 +147,32 @@ fn bf16_to_f16(src: &[u8], dst: &mut [u8]) {
 #[inline]
 #[target_feature(enable = "neon")]
 fn bf16_from_f32(low: uint32x4_t, high: uint32x4_t) -> uint8x16_t {
-    let (low, high) = (vreinterpretq_u16_u32(round_to_bf16(low)), vreinterpretq_u16_u32(round_to_bf16(high)));
-    vreinterpretq_u8_u16(vuzp2q_u16(low, high))
+    // This instruction rounds ties up; one less is no tie.
+    let rounded = vrsubhn_high_u32(vrsubhn_u32(low, is_even(low)), high, is_even(high));
+    let quiet = vorrq_u16(upper_halves(low, high), vdupq_n_u16(0x40));
+    let number = upper_halves(is_number(low), is_number(high));
+    vreinterpretq_u8_u16(vbslq_u16(number, rounded, quiet))
 }
 
-/// The bf16 is the upper half of each result.
+/// 1 where the upper half is even, else 0.
 #[inline]
 #[target_feature(enable = "neon")]
-fn round_to_bf16(bits: uint32x4_t) -> uint32x4_t {
-    let odd = vshlq_n_u32::<15>(bits);
-    let rounded = vsraq_n_u32::<31>(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+fn is_even(bits: uint32x4_t) -> uint32x4_t {
+    vbicq_u32(vdupq_n_u32(1), vshrq_n_u32::<16>(bits))
+}
+
+/// All ones where the f32 is no NaN, else 0.
+#[inline]
+#[target_feature(enable = "neon")]
+fn is_number(bits: uint32x4_t) -> uint32x4_t {
     let value = vreinterpretq_f32_u32(bits);
-    let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
-    vbslq_u32(vceqq_f32(value, value), rounded, quiet)
+    vceqq_f32(value, value)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn upper_halves(low: uint32x4_t, high: uint32x4_t) -> uint16x8_t {
+    vuzp2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high))
 }
 
 /// Widens eight f16 to the bits of the same f32. The intrinsics of these instructions are not stable in all versions of Rust that build
