@@ -6,8 +6,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::decode::{Decoding, Last, Packed, Packing, Values};
 use super::evidence::{Evidence, Weight, bytes, in_rows, matrix};
+use super::packed::{Decoding, Last, Packed, Packing, Values};
 use super::part::Part;
 use super::refusal::{refused, unfit};
 use crate::dtype::DType;

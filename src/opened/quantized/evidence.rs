@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::config::Config;
-use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
+use super::packed::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
 use super::part::Part;
 use super::refusal::{refused, unfit};
 use crate::dtype::DType;

@@ -1,7 +1,8 @@
 //! A decoding as plain data, for a decoder that has the bytes of the stored tensors elsewhere: on a GPU. It has no formula of a scheme:
 //! where codes lie, the number of each code, and which scale, zero point and offset belong to it.
 
-use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Values, indices};
+use super::decode::indices;
+use super::packed::{Decoding, Last, Packed, Packing, RowGroups, Values};
 use super::part::Part;
 use crate::dtype::DType;
 use crate::error::Result;

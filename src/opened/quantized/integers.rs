@@ -1,7 +1,7 @@
 //! Integers in bytes: of 8 bits, or of 4 bits in pairs; and the subclasses of torchao.
 
-use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
 use super::evidence::{Evidence, Weight, block_scales, bytes, float, in_rows, leading, matrix};
+use super::packed::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
 use super::part::Part;
 use super::refusal::{exact, refused, unfit};
 use crate::dtype::DType;

@@ -4,10 +4,10 @@
 //! of one matrix. What does not fit is refused with the reason; no configuration is needed, except where the tensors leave it open.
 
 use super::bitsandbytes;
-use super::decode::{Decoding, Last, Values};
 use super::evidence::{
     Evidence, MX_WIDTH, NV_WIDTH, Weight, block_scales, bytes, e2m1, in_rows, is_float, leading, with_last,
 };
+use super::packed::{Decoding, Last, Values};
 use super::part::Part;
 use super::refusal::{refused, unfit};
 use crate::dtype::DType;

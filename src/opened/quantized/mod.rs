@@ -9,18 +9,20 @@ mod evidence;
 mod handed;
 mod integers;
 mod known;
+mod packed;
 mod part;
 mod refusal;
+mod tiles;
 mod words;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::config::Config;
-use self::decode::Decoding;
 use self::evidence::{Evidence, Weight};
 #[cfg(feature = "python")]
 pub(crate) use self::handed::{Handed, HandedCodes, HandedScales};
+use self::packed::Decoding;
 use super::schemes::Roles;
 use super::{NamedTensor, Opened, Role, Shard};
 use crate::bytes::{Folder, Io, Source};

@@ -1,9 +1,9 @@
 //! Integers in 32-bit words: those of compressed-tensors, GPTQ, AWQ and MLX.
 
-use super::decode::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
 use super::evidence::{
     Evidence, MX_WIDTH, NV_WIDTH, Weight, e2m1, float, in_rows, leading, matrix, with_last,
 };
+use super::packed::{Decoding, Last, Packed, Packing, RowGroups, Scales, Values};
 use super::part::Part;
 use super::refusal::{exact, refused, unfit};
 use crate::dtype::DType;
