@@ -1,4 +1,4 @@
-//! Turns the packed codes of quantized weights into numbers: unpacks rows of codes to f32, and applies zero points and scales to them.
+//! Turns the packed codes of quantized weights into numbers: unpacks rows of codes to f32, or looks them up among results.
 
 use super::Overflow;
 pub use super::arch::Table;

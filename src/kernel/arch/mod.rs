@@ -1,4 +1,5 @@
-//! Runtime dispatch to the SIMD level: selects the row kernel of a pair of dtypes, the transpose of a panel, and the copy of rows.
+//! Runtime dispatch to the SIMD level: selects the row kernel of a pair of dtypes, the transpose of a panel, the copy of rows, and
+//! the lookup of codes.
 //!
 //! Only this module knows levels. Each kernel is written once, as a safe loop over arrays of bytes without bounds checks. A
 //! level compiles it for its instructions ([`Instructions::run`]) and may replace it by intrinsics; the portable loop is the
