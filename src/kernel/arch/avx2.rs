@@ -170,7 +170,7 @@ fn f16_from_f32(bits: __m256i) -> __m128i {
 
 /// Looks up 16 codes at a time in the lower bytes of the results and in the upper ones.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn look_up(codes: Lookup<'_>) {
+fn look_up(codes: Lookup<'_>) {
     codes.run(|table: &Table, is_high_first, bytes: &[u8; 8], out: &mut Sixteen| {
         let ([first, last], [first_out, last_out]) =
             (table.as_chunks().0, out.as_flattened_mut().as_chunks_mut().0)

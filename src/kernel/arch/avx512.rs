@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::lookup::{Sixteen, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
@@ -66,7 +67,7 @@ impl Instructions for Avx512 {
 
     fn look_up(codes: Lookup<'_>) {
         // SAFETY: Level has detected the features that the function is compiled for.
-        unsafe { avx2::look_up(codes) }
+        unsafe { look_up(codes) }
     }
 
     fn copy_rows() -> CopyRows {
@@ -122,6 +123,23 @@ fn f16_to_bf16(src: &[u8], dst: &mut [u8]) {
 fn bf16_to_f16(src: &[u8], dst: &mut [u8]) {
     map_vectors(src, dst, |src: &[u8; 32], dst: &mut [u8; 32]| {
         avx2::store(dst, f16_from_f32(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(avx2::load(src)))));
+    });
+}
+
+/// Looks up 16 codes at a time.
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn look_up(codes: Lookup<'_>) {
+    codes.run(|table: &Table, is_high_first, bytes: &[u8; 8], out: &mut Sixteen| {
+        let Ok(out) = out.as_flattened_mut().try_into() else { return };
+        // The index of a lane is in its lower bits; those above do not count.
+        let bytes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
+        let (lower, upper) = match is_high_first {
+            false => (bytes, _mm256_slli_epi32::<12>(bytes)),
+            true => (_mm256_srli_epi32::<4>(bytes), _mm256_slli_epi32::<16>(bytes)),
+        };
+        let codes = _mm256_or_si256(lower, upper);
+        let found = _mm256_permutexvar_epi16(codes, avx2::load(table));
+        avx2::store(out, found);
     });
 }
 
