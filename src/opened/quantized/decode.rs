@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::packed::{Decoding, Last, Loaded, Packed, RowGroups, internal};
 use super::part::Part;
-use super::tiles::Tiles;
+use super::tiles::{Factors, Tiles};
 use crate::bytes::{Access, ReadRanges};
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
@@ -15,8 +15,8 @@ const BLOCK_ELEMENTS: u64 = 1 << 17;
 /// As many in a file whose requests are expensive.
 const REMOTE_BLOCK_ELEMENTS: u64 = 32 * BLOCK_ELEMENTS;
 
-/// Scales and zero points of some rows.
-struct Factors {
+/// Scales, zero points and offsets as they were read.
+struct LoadedFactors {
     scales: Vec<f32>,
     offsets: Vec<f32>,
     zeros: Option<Loaded>,
@@ -76,7 +76,7 @@ impl Decoding {
         };
         let unpack_zeros = self.zeros.as_ref().map(|packed| (packed, packed.codes.unpacker()));
         let mut tiles = Tiles::new(self, codes, column_groups, columns.start, grid_columns.start)?;
-        let mut factors: Option<Factors> = None;
+        let mut factors: Option<LoadedFactors> = None;
         let (mut rest, mut zeros, mut zeros_of) = (out, Vec::new(), None);
         for row in first..=last {
             let group = grid_row(row);
@@ -98,14 +98,15 @@ impl Decoding {
             let to = if row == last { (end - 1) % self.columns + 1 } else { self.columns };
             let len = to_usize((to - from) * self.dtype.itemsize());
             let (own, others) = std::mem::take(&mut rest).split_at_mut_checked(len).ok_or_else(internal)?;
-            let zeros = self.zeros.as_ref().map(|_| &zeros[..]);
-            tiles.decode(row, from..to, scales, zeros, factors.of(&factors.offsets, group), own)?;
+            let offsets = factors.of(&factors.offsets, group);
+            let factors = Factors { scales, zeros: self.zeros.as_ref().map(|_| &zeros[..]), offsets };
+            tiles.decode(row, from..to, factors, own)?;
             rest = others;
         }
         if rest.is_empty() { Ok(()) } else { Err(internal()) }
     }
 
-    fn factors(&self, rows: Range<u64>, columns: Range<u64>) -> Result<Factors> {
+    fn factors(&self, rows: Range<u64>, columns: Range<u64>) -> Result<LoadedFactors> {
         let all = self.scales.columns;
         // Of several rows, those between are whole; the rows of a part begin and end with its columns.
         let (columns, start, count) = match rows.end - rows.start {
@@ -118,11 +119,11 @@ impl Decoding {
             Last::Offsets(part, _) => part.floats(start, count)?,
             _ => Vec::new(),
         };
-        Ok(Factors { scales: self.scales.values.read(start, count)?, offsets, zeros, rows, columns })
+        Ok(LoadedFactors { scales: self.scales.values.read(start, count)?, offsets, zeros, rows, columns })
     }
 }
 
-impl Factors {
+impl LoadedFactors {
     /// Those of a row of scales.
     fn of<'f>(&self, all: &'f [f32], row: u64) -> &'f [f32] {
         let width = self.columns.end - self.columns.start;

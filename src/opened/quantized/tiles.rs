@@ -33,6 +33,14 @@ pub(super) struct Tiles<'d> {
     rounded: Vec<u8>,
 }
 
+/// What the groups of a row have, from that of the first column on.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'f> {
+    pub(super) scales: &'f [f32],
+    pub(super) zeros: Option<&'f [f32]>,
+    pub(super) offsets: &'f [f32],
+}
+
 /// A tile of codes that can be looked up: two to a byte.
 struct Pairs<'l> {
     bytes: &'l [u8],
@@ -64,14 +72,12 @@ impl<'d> Tiles<'d> {
         })
     }
 
-    /// Decodes columns of a row, whose groups have these scales, zero points and offsets.
+    /// Decodes columns of a row.
     pub(super) fn decode(
         &mut self,
         row: u64,
         columns: Range<u64>,
-        scales: &[f32],
-        zeros: Option<&[f32]>,
-        offsets: &[f32],
+        factors: Factors<'_>,
         out: &mut [u8],
     ) -> Result<()> {
         let (mut at, mut rest) = (columns.start, out);
@@ -79,21 +85,14 @@ impl<'d> Tiles<'d> {
             let until = (at / TILE_ELEMENTS + 1).saturating_mul(TILE_ELEMENTS).min(columns.end);
             let len = to_usize((until - at) * self.decoding.dtype.itemsize());
             let (own, others) = std::mem::take(&mut rest).split_at_mut_checked(len).ok_or_else(internal)?;
-            self.tile(row, at..until, scales, zeros, offsets, own)?;
+            self.tile(row, at..until, factors, own)?;
             (rest, at) = (others, until);
         }
         Ok(())
     }
 
-    fn tile(
-        &mut self,
-        row: u64,
-        columns: Range<u64>,
-        scales: &[f32],
-        zeros: Option<&[f32]>,
-        offsets: &[f32],
-        out: &mut [u8],
-    ) -> Result<()> {
+    fn tile(&mut self, row: u64, columns: Range<u64>, factors: Factors<'_>, out: &mut [u8]) -> Result<()> {
+        let Factors { scales, zeros, offsets } = factors;
         let (group, skip, width) = self.group(&columns);
         let pairs = match self.column_groups {
             None => pairs(self.decoding, &self.codes, row, &columns, (skip, width)),
