@@ -20,21 +20,26 @@ HEAD = """\
 The outcome of malicious and damaged files: {ids} ids, each one kind of bad input, and {inputs} files that
 [the generators](../../tests/data/attacks/README.md) write. `tests/python/attacks` opens every one of them and checks that
 
-- the outcome is as in the table: the class of the error, its code, and the limit if it is one;
-- nothing runs: a payload would create a file in a canary folder, which stays empty, and no module that a file names is in
-  `sys.modules` afterwards, although modules with these names can be imported;
-- memory stays below 64 MiB + 40 bytes per byte of metadata + 512 bytes per tensor above the process's size before;
-- opening takes less than two seconds of CPU time; reading `ckpt.objects` less than two seconds plus 5 µs per tensor;
-- there is no panic, crash or hang. Results of resource bombs are dropped on a stack of 256 KiB.
+- the outcome is as in the table: the class of the error, its code, and the limit if it is one
+- nothing runs: a payload would create a file in a canary folder, which stays empty, and no module that a file names is
+  imported, although modules with these names are there to be imported
+- memory stays below 64 MiB + 40 bytes per byte of metadata + 512 bytes per tensor above the process's size before
+- opening takes less than two seconds of CPU time; reading `ckpt.objects` less than two seconds plus 5 µs per tensor
+- there is no panic, crash or hang, also when results of resource bombs are dropped on a stack of 256 KiB
 
-The same checks run on 200 benign checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
-A scan calls 192 of these 201 files inert; the other nine have classes of their own script, or TorchScript code.
-[Fuzzing](../explain/fuzzing.md) covers inputs beyond the table; [SECURITY.md](../../SECURITY.md) lists the promises.
+The same checks run on 200 benign checkpoints (`tests/data/attacks/benign.py`), which all open. A scan calls 192 of these 201
+files inert; the other nine have classes of their own script, or TorchScript code.
 
-*Outcome* is what `rustload.open` does; a slash separates those of several files of an id. A code is an [error](errors.md).
-*opens; reading: `code`* is an error when the tensor is read; *not inert* is the verdict of a scan. *kept as data* is an
-`Opaque` or a `Global`; *strict* is the error under `unknown="error"`. *scan* gives the codes that `rustload scan` reports where
-they are not those of the outcome.
+| outcome | what `rustload.open` does |
+|---|---|
+| `Code` | raises [this error](errors.md); `Code` (limit) names the limit that is exceeded |
+| kept (`Code`) | opens with an inert `Opaque` or `Global`; `unknown="error"` raises the code |
+| opens; reading: `Code` | raises it when the tensor is read |
+| opens, as called | opens with what each call read when it ran, whatever changes later, as CPython does |
+| opens, not inert | a scan does not call it inert |
+| ...; scan: `Code` | the codes that `rustload scan` reports, where they are not those of the outcome |
+
+A slash separates the outcomes of several files of an id.
 
 `docs/make_attacks.py` generates this page.
 """
@@ -60,6 +65,9 @@ LETTERS = {
 
 
 OPENS = re.compile(r"opens (as [\w-]+|without (it|them))$")
+CALLED = re.compile(r"opens: (what|the) .*\b(read|call|calls|BUILD)$")
+KEPT = re.compile(r"kept as (?:data|a name); strict: (`\w+`)")
+ARTICLE = re.compile(r"^(?:a|an|the) (?=[\w`])")
 
 
 def unique(words: list[str]) -> list[str]:
@@ -68,8 +76,10 @@ def unique(words: list[str]) -> list[str]:
 
 
 def plain(load: str) -> str:
-    """The outcome without the format, which the input says."""
+    """The outcome without the format, which the input says, in the words of the page's head."""
     text = OPENS.sub("opens", load)
+    text = CALLED.sub("opens, as called", text)
+    text = KEPT.sub(r"kept (\1)", text)
     return text.replace("opens; a scan does not call it inert", "opens, not inert")
 
 
@@ -90,7 +100,7 @@ def table(idents: list[str], by_id: dict[str, list[Case]]) -> str:
     """A row for each outcome, with the inputs that have it."""
     rows: dict[str, list[str]] = {}
     for ident in sorted(idents, key=number):
-        rows.setdefault(outcome(by_id[ident]), []).append(f"{ident} {IDS[ident]}")
+        rows.setdefault(outcome(by_id[ident]), []).append(f"{ident} {ARTICLE.sub('', IDS[ident])}")
     return "".join(f"| {ends} | {'<br>'.join(inputs)} |\n" for ends, inputs in rows.items())
 
 
