@@ -12,7 +12,7 @@ HEAD = """\
 # Limits
 
 Limits bound the memory and work that a file can cause. A file that exceeds one is a `rustload.LimitError` that names it.
-Files from real writers stay within the defaults. Raise a limit for a file that you trust, lower limits for files from strangers:
+Files from real writers stay within the defaults. Raise a limit for a file that you trust, lower limits for other files:
 
 ```python
 import rustload
