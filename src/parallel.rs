@@ -5,12 +5,17 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
+use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
+use crate::sys::Instant;
 
 /// Bytes of work per thread: with less, starting the thread costs more than it saves.
 const BYTES_PER_THREAD_MIN: u64 = 2 << 20;
+
+/// How long the number of cores is remembered: it comes from files of the cgroup, which take 27 to 75 µs to read.
+const CORES_FOR: Duration = Duration::from_millis(100);
 
 /// How often a lock that another thread holds is tried: for half a millisecond, or as long as other threads need the core.
 const LOCK_ATTEMPTS: u32 = 10_000;
@@ -114,9 +119,15 @@ pub fn threads(bytes: u64, requested: Option<usize>) -> usize {
     requested.unwrap_or_else(cores).clamp(1, max.max(1))
 }
 
-/// The number of cores that this process may use.
+/// The number of cores that this process may use, asked at most every [`CORES_FOR`].
 pub fn cores() -> usize {
-    thread::available_parallelism().map_or(1, NonZero::get)
+    static KNOWN: Mutex<Option<(Instant, usize)>> = Mutex::new(None);
+    let ask = || thread::available_parallelism().map_or(1, NonZero::get);
+    let Some(mut known) = lock_unless_stuck(&KNOWN) else { return ask() };
+    match *known {
+        Some((since, cores)) if since.elapsed() < CORES_FOR => cores,
+        _ => known.insert((Instant::now(), ask())).1,
+    }
 }
 
 /// Runs `job` on every item, on up to `threads` threads including the caller's, each with its own `state`.

@@ -6,7 +6,7 @@
 //! beforehand, so it probes: of every [`PROBE_INTERVAL_PAGES`] huge pages, or more in a large range, one is touched when it is
 //! mapped, and timed. The kernel hands out recently used memory first, which is fast; then, mostly, all the rest is slow. So after
 //! two slow probes in a row the next pages are small, and each further slow probe doubles their number. Where the kernel reports free
-//! pages to the host, one slow probe is enough, for a gigabyte: there it takes as long as a huge page saves on 32 MiB.
+//! pages to the host, one slow page is enough, for a gigabyte: there it takes as long as a huge page saves on 32 MiB.
 #![forbid(unsafe_code)]
 
 use std::sync::Mutex;
@@ -65,6 +65,14 @@ pub(super) fn record_probe(touch_time: Duration, count: usize) {
     let policy = if os::free_pages_are_reported() { FREE_PAGES_ARE_REPORTED } else { USUAL };
     let interval = PROBE_INTERVAL_PAGES.max(count / PROBES_PER_RANGE);
     with_state(|state| state.record_probe(touch_time, interval, policy));
+}
+
+/// Records the processor time that populating at most a huge page took. The first part of one takes as long as all of it, so where
+/// one slow probe is enough, this is one too: pages that a fast probe stood for may be slow.
+pub(super) fn record_populated(touch_time: Duration) {
+    if touch_time > SLOW_TOUCH_TIME && os::free_pages_are_reported() {
+        record_probe(touch_time, 1);
+    }
 }
 
 fn with_state<T>(work: impl FnOnce(&mut ProbeState) -> T) -> Option<T> {
@@ -171,6 +179,14 @@ mod tests {
         assert_eq!(run_with(FREE_PAGES_ARE_REPORTED, 1 + 512 + 1 + 512, |_| 4000), (2, 2));
         let (huge, probes) = run_with(FREE_PAGES_ARE_REPORTED, 300, |at| if at < 100 { 150 } else { 4000 });
         assert!(huge <= 100 + PROBE_INTERVAL_PAGES && probes <= 16, "{huge} {probes}");
+    }
+
+    #[test]
+    fn a_slow_page_among_those_that_a_probe_stands_for_ends_huge_pages() {
+        let mut state = ProbeState { huge: 7, fast_in_a_row: 3, ..ProbeState::NEW };
+        assert_eq!(state.decide(2), Decision::Huge(2));
+        state.record_probe(Duration::from_millis(4), 1, FREE_PAGES_ARE_REPORTED);
+        assert_eq!(state.decide(1000), Decision::Small(512));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub use elements::Element;
 pub use gpu::GpuMemory;
 pub use host::{HostBuffer, Unfilled, check_memory, pool_usage, trim};
-pub use os::populate;
+pub use pages::populate;
 pub use pool::{CarriedOver, enforce_limits, footprint, limit_while_alive};
 
 use crate::bytes::{Mapping, Region};

@@ -14,6 +14,16 @@ use crate::sys::process_id;
 /// The size of a huge page on x86-64 and most of arm64.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Faults in the whole pages of `memory`, as a write would, in less time than that of as many page faults. Changes no byte. Where the
+/// system refuses it, they are faulted in by the first write.
+pub fn populate(memory: &mut [u8]) {
+    let before = os::thread_cpu_time();
+    os::populate(memory);
+    if memory.len() <= HUGE_PAGE_BYTES {
+        huge_page_probe::record_populated(os::thread_cpu_time().saturating_sub(before));
+    }
+}
+
 /// A range of anonymous memory that starts on a huge page.
 #[derive(Debug)]
 pub(super) struct Pages {

@@ -62,9 +62,8 @@ pub(super) unsafe fn advise(start: *mut u8, len: usize, advice: Advice) {
 #[cfg(any(not(target_os = "linux"), rustload_portable))]
 pub(super) unsafe fn advise(_start: *mut u8, _len: usize, _advice: Advice) {}
 
-/// Faults in the whole pages of `memory`, as a write would, in less time than that of as many page faults. Changes no byte. Where the
-/// system refuses it, they are faulted in by the first write.
-pub fn populate(memory: &mut [u8]) {
+/// Faults in the whole pages of `memory`, as [`super::populate`] says.
+pub(super) fn populate(memory: &mut [u8]) {
     let range = memory.as_mut_ptr_range();
     let start = range.start.addr().next_multiple_of(PAGE_BYTES);
     let end = range.end.addr() & !(PAGE_BYTES - 1);
