@@ -22,7 +22,7 @@ class SmallCase(SmallTensors, DataCase):
     """Load all tensors of a checkpoint of many small ones, as owned torch tensors."""
 
     allocates = True
-    limit = "copying the same bytes between touched buffers"
+    limit = "what torch takes to make as many tensors: `torch.empty`"
 
     def __init__(self, count: int, each: int, suffix: str) -> None:
         self.count, self.each, self.suffix = count, each, suffix
@@ -54,7 +54,10 @@ class SmallCase(SmallTensors, DataCase):
         return ways
 
     def limit_probe(self) -> Callable[[], object]:
-        return movement(self.nbytes // 4, torch.float32)
+        def made() -> object:
+            return {name: torch.empty(self.each) for name in range(self.count)}
+
+        return made
 
 
 class NarrowCase(DataCase):
