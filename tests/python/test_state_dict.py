@@ -111,6 +111,29 @@ def test_operations_on_a_handle_equal_those_on_a_tensor(handle, use):
     assert_same_bits(use(handle), use(W))
 
 
+def test_to_takes_the_arguments_of_torch_and_no_others(save, monkeypatch):
+    value = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
+    handle = state_dict(save({"w": value}))["w"]
+    for dtype in torch.float32, torch.half:
+        made = handle.to(dtype, memory_format=torch.channels_last)
+        assert_same_bits(made, value.to(dtype))
+        assert made.stride() == value.to(dtype, memory_format=torch.channels_last).stride()
+    copies = []
+    monkeypatch.setattr(TorchHandle, "_read", lambda *_args, copy: copies.append(copy) or value)
+    handle.to("cpu", torch.float32, False, True)
+    handle.to(torch.float32, True, True)
+    handle.to(value, True, True)
+    handle.to("cpu", copy=True)
+    handle.to("cpu", torch.float32, True)
+    handle.to(torch.float32, copy=False)
+    assert copies == [True, True, True, True, None, None]
+    for wrong in {"other": value}, {"foo": 1}, {"dtype": torch.half, "layout": torch.strided}:
+        with pytest.raises(TypeError):
+            handle.to(**wrong)
+    with pytest.raises(RuntimeError, match="two dimensions"):
+        handle.t()
+
+
 def test_a_handle_converts_to_numbers_and_arrays_as_a_tensor(simple):
     scalar = state_dict(simple)["b"][1]
     assert (int(scalar), float(scalar), bool(scalar), [5, 6, 7][scalar], scalar.item()) == (

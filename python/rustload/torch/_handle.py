@@ -240,7 +240,13 @@ class TorchHandle(Operators):
         return self._like(self._lazy.permute(*dims))
 
     def t(self) -> TorchHandle:
-        """The transpose of a matrix; a vector as it is."""
+        """The transpose of a matrix; a vector as it is.
+
+        Raises:
+            RuntimeError: It has more than two dimensions, as in torch.
+        """
+        if self.ndim > 2:
+            raise RuntimeError(f"t() is for at most two dimensions, and the shape is {list(self.shape)}")
         return self.T if self.ndim == 2 else self
 
     @property
@@ -261,9 +267,11 @@ class TorchHandle(Operators):
             *args: As for `torch.Tensor.to`.
             **kwargs: As for `torch.Tensor.to`.
         """
-        device, dtype, _, memory_format = torch._C._nn._parse_to(*_to_arguments(args, kwargs))  # type: ignore[call-overload]
-        copy = True if kwargs.get("copy") else None
-        made = self._read(device, None if dtype is None else str(dtype).removeprefix("torch."), copy=copy)
+        args, kwargs, copy = _without_copy(args, kwargs)
+        parsed: tuple[Any, Any, bool, Any] = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _, memory_format = parsed
+        name = None if dtype is None else str(dtype).removeprefix("torch.")
+        made = self._read(device, name, copy=True if copy else None)
         return made if memory_format is None else made.to(memory_format=memory_format)
 
     def dequantize(self) -> torch.Tensor:
@@ -393,17 +401,20 @@ def _casts_as_torch(source: str, target: str) -> bool:
     return torch_dtype(source).is_floating_point and target in DEFAULT_CAST_DTYPES
 
 
-def _to_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of `.to` without `copy`, in a positional form that torch parses."""
-    args = tuple(
+def _without_copy(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    """The arguments of `.to` without `copy`, which torch's parser refuses, and its value."""
+    like = tuple(
         torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, TorchHandle) else arg
         for arg in args
     )
-    device, dtype = kwargs.get("device"), kwargs.get("dtype")
-    given = [value for value in (device, dtype) if value is not None]
-    if args and isinstance(args[-1], bool):
-        args = tuple(arg for arg in args if not isinstance(arg, bool))
-    return (*args, *given)
+    kwargs = dict(kwargs)
+    copy = bool(kwargs.pop("copy", False))
+    # By position, `copy` is the second bool, after `non_blocking`.
+    if len(like) > 2 and all(isinstance(arg, bool) for arg in like[-2:]):
+        like, copy = like[:-1], bool(like[-1])
+    return like, kwargs, copy
 
 
 _METADATA_FUNCTIONS: dict[Any, Callable[[TorchHandle], Any]] = {
