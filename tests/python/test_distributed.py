@@ -390,6 +390,14 @@ def test_files_are_written_where_python_cannot_reserve_space(tmp_path, monkeypat
     assert contents(tmp_path / "ours") == contents(tmp_path / "save")
 
 
+def test_one_element_may_have_any_stride(tmp_path):
+    model = {"w": torch.arange(8.0)[3::8], "m": torch.arange(12.0).reshape(4, 3)[1:2, 1::3]}
+    assert [tensor.stride() for tensor in model.values()] == [(8,), (3, 3)]
+    dcp.save(model, storage_writer=Writer(tmp_path / "ours"))
+    rustload.save(dict(sorted(model.items())), tmp_path / "save")
+    assert contents(tmp_path / "ours") == contents(tmp_path / "save")
+
+
 def test_pairs_of_float4_are_counted_as_in_the_file_of_save(tmp_path):
     tensor = torch.arange(32, dtype=torch.uint8).reshape(4, 8).view(torch.float4_e2m1fn_x2)
     dcp.save({"w": tensor}, storage_writer=Writer(tmp_path / "ours"))

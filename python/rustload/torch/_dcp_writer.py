@@ -318,7 +318,8 @@ def _write_chunk(descriptor: int, location: Location, item: WriteItem, tensor: t
         raise _error("Value", text)
     if not local.numel():
         return 0
-    content = local.reshape(-1).view(torch.uint8).numpy().data
+    # A dimension of one element may have any stride, which `view` refuses.
+    content = local.as_strided((local.numel(),), (1,)).view(torch.uint8).numpy().data
     position = 0
     for start, nbytes in _runs(tuple(data.size), offsets, shape, local.element_size()):
         _write_all(descriptor, content[position : position + nbytes], location.start + start)
