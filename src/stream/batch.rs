@@ -206,7 +206,7 @@ impl TaskCutter {
         };
         let mut rest = out;
         let alignment = self.access.alignment;
-        let pieces = if alignment > 1 {
+        let pieces = if alignment > 1 && layout.is_contiguous() {
             let offset = payload.source.block_offset(layout.offset.saturating_mul(src), alignment);
             aligned_pieces(layout, src, (offset, alignment), count)
         } else if layout.is_contiguous() && count > 1 && rest.len() >= self.threads * HUGE_PAGE_BYTES {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from quantized_files import write as write_quantized
@@ -193,6 +195,45 @@ def test_a_bad_piece_changes_no_parameter_and_no_out(tmp_path: Path) -> None:
     target = torch.nn.Linear(64, 64)
     with pytest.raises(rustload.FormatError):
         rustload.torch.load_into(target, rustload.open(path, manifest=manifest))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
+@pytest.mark.parametrize("piece", [PIECE, 1 << 20, 8 << 20])
+def test_parts_and_orders_of_a_verified_tensor_are_those_of_the_file(
+    piece: int, kind: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(2)
+    model = {"m": torch.randn(23, 17), "d": torch.randn(3, 40, 5, 6), "v": torch.arange(900)}
+    path = tmp_path / "m"
+    if kind == "safetensors":
+        safetensors.torch.save_file(model, path)
+    else:
+        model |= {
+            "t": torch.randn(31, 12).T,
+            "s": torch.randn(9, 8, 7)[::2, :, 1:],
+            "e": torch.ones(5, 1).expand(5, 4),
+        }
+        torch.save(model, path, _use_new_zipfile_serialization=kind == "zip")
+    checkpoint = rustload.open(path, manifest=rustload.Manifest.of(path, piece=piece), framework="torch")
+    for name, value in model.items():
+        lazy = checkpoint[name]
+        for order in itertools.permutations(range(value.ndim)):
+            assert torch.equal(lazy.materialize(transpose=order), value.permute(order))
+            assert torch.equal(
+                lazy.permute(order).materialize(dtype="float64"), value.permute(order).double()
+            )
+        for key in (slice(1, None, 2), (..., 3), (slice(2, 3), None), slice(1, None)):
+            assert torch.equal(lazy[key].torch(), value[key])
+    rules = {"m": True, "d": (2, 0, 3, 1)}
+    orders = {"m": (1, 0), "d": (2, 0, 3, 1)}
+    for name, tensor in checkpoint.stream(transpose=rules):
+        assert torch.equal(tensor, model[name].permute(orders[name]) if name in orders else model[name])
+    rustload.convert(
+        path, tmp_path / "o.safetensors", manifest=rustload.Manifest.of(path, piece=piece), transpose=rules
+    )
+    assert torch.equal(
+        safetensors.torch.load_file(tmp_path / "o.safetensors")["d"], model["d"].permute(orders["d"])
+    )
 
 
 def test_verified_tensors_have_no_views(tmp_path: Path) -> None:

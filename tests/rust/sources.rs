@@ -168,25 +168,32 @@ fn a_slice_reads_its_bytes_and_64_kib_at_most() {
 
 #[test]
 fn every_kind_of_result_is_that_of_bytes_in_memory() {
-    let (source, checkpoint) = open(TestSource::new(model()));
-    let (checkpoint, expected) = (checkpoint.unwrap(), opened(model()));
-    assert_eq!(names(&checkpoint), names(&expected));
-    let requests = [
-        Request::default(),
-        Request::new().dtype(DType::BF16),
-        Request::new().transpose(),
-        Request::new().transpose().dtype(DType::F16),
-    ];
-    for request in &requests {
-        for items in [vec![], vec![range(5, 9)], vec![range(0, 64), range(100, 103)]] {
-            let of = |from: &Checkpoint| from.tensor("layers.42.weight").unwrap().index(&items).unwrap();
-            assert_eq!(bytes_of(&of(&checkpoint), request), bytes_of(&of(&expected), request), "{items:?}");
+    for alignment in [1, 512, 8 << 20] {
+        let mut source = TestSource::new(model());
+        source.access.alignment = alignment;
+        let (source, checkpoint) = open(source);
+        let (checkpoint, expected) = (checkpoint.unwrap(), opened(model()));
+        assert_eq!(names(&checkpoint), names(&expected));
+        let requests = [
+            Request::default(),
+            Request::new().dtype(DType::BF16),
+            Request::new().transpose(),
+            Request::new().transpose().dtype(DType::F16),
+        ];
+        let steps = TensorIndex::Range { start: Some(1), stop: None, step: Some(3) };
+        for request in &requests {
+            for items in [vec![], vec![range(5, 9)], vec![range(0, 64), range(100, 103)], vec![steps.clone()]]
+            {
+                let of = |from: &Checkpoint| from.tensor("layers.42.weight").unwrap().index(&items).unwrap();
+                let found = bytes_of(&of(&checkpoint), request);
+                assert_eq!(found, bytes_of(&of(&expected), request), "{alignment} {items:?}");
+            }
         }
+        let view = checkpoint.tensor("layers.0.weight").unwrap();
+        let error = view.materialize(&Request::new().copy(false)).unwrap_err();
+        assert_eq!(error.code(), Code::Buffer);
+        assert_eq!(source.in_flight.load(Ordering::Relaxed), 0);
     }
-    let view = checkpoint.tensor("layers.0.weight").unwrap();
-    let error = view.materialize(&Request::new().copy(false)).unwrap_err();
-    assert_eq!(error.code(), Code::Buffer);
-    assert_eq!(source.in_flight.load(Ordering::Relaxed), 0);
 }
 
 fn stream_all(checkpoint: &Checkpoint) -> Result<u64> {
