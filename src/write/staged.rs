@@ -10,7 +10,7 @@ pub(super) use super::target::{check_target, folder_of, refuse_hub_blobs, sync_f
 use crate::bytes::{ListedFile, Source};
 use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
-use crate::sys::{self, FileExt};
+use crate::sys::{self, FileExt, process_id};
 
 /// A file that is being written. Until [`StagedFile::commit`] nothing has its name, and a file that already had it stays as it is.
 /// Dropping it removes what was written.
@@ -25,6 +25,8 @@ pub(crate) struct StagedFile {
     writes_back: bool,
     /// Whether the data stays under its temporary name if it is not completed.
     stays: bool,
+    /// The process that made it: a forked child, which has a copy, removes nothing.
+    process: u32,
     /// Keeps other writers of the target out; `None` if the caller has the lock.
     lock: Option<TargetLock>,
     /// Those of what is written, for a manifest.
@@ -64,6 +66,7 @@ impl StagedFile {
             overwrite,
             writes_back: false,
             stays: false,
+            process: process_id(),
             lock,
             digests,
         };
@@ -91,8 +94,17 @@ impl StagedFile {
             }
         };
         let (temporary, lock, digests) = (Some(data), None, None);
-        let staged =
-            StagedFile { file, target, temporary, overwrite, writes_back: false, stays: true, lock, digests };
+        let staged = StagedFile {
+            file,
+            target,
+            temporary,
+            overwrite,
+            writes_back: false,
+            stays: true,
+            process: process_id(),
+            lock,
+            digests,
+        };
         staged.prepare(replaced, len)?;
         Ok((staged, is_there))
     }
@@ -236,7 +248,8 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        if let Some(temporary) = self.temporary.as_ref().filter(|_| !self.stays) {
+        let is_left = !self.stays && self.process == process_id();
+        if let Some(temporary) = self.temporary.as_ref().filter(|_| is_left) {
             let _ = fs::remove_file(temporary);
         }
     }
@@ -277,6 +290,21 @@ mod tests {
         drop(StagedFile::create(&target, 3, true).unwrap());
         assert_eq!(fs::read(&target).unwrap(), b"old");
         assert_eq!(names(folder.path()), ["a"]);
+    }
+
+    #[test]
+    fn a_copy_in_a_forked_child_removes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, part) = (folder.path().join("a"), folder.path().join("part"));
+        for (process, is_left) in [(0, true), (process_id(), false)] {
+            fs::write(&part, "").unwrap();
+            let mut staged = StagedFile::create(&target, 3, false).unwrap();
+            // As where the file system has no files without a name.
+            staged.temporary = Some(part.clone());
+            staged.process = process;
+            drop(staged);
+            assert_eq!(part.exists(), is_left);
+        }
     }
 
     #[test]

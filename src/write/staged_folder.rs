@@ -127,10 +127,13 @@ impl StagedFolder {
             self.outer = self.lock.temporary(make).map_err(failed)?.1;
         }
         self.stays = resume;
-        match fs::create_dir(staged(&self.outer)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
-            _ => fs::write(self.outer.join(TOKEN), &self.token).map_err(failed),
-        }
+        let made = match fs::create_dir(staged(&self.outer)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => fs::write(self.outer.join(TOKEN), &self.token),
+        };
+        // Without its token, as on a full disk, nobody would know later that it is this writer's.
+        made.inspect_err(|_| if resume { self.leave() } else { drop(remove_all(&self.outer)) })
+            .map_err(failed)
     }
 
     /// Removes the hidden folder, unless it has what an earlier run has written.

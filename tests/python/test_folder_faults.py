@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import signal
 import stat
 import subprocess
@@ -111,6 +112,25 @@ def test_a_file_that_is_replaced_meanwhile_has_its_new_content(tmp_path: Path) -
         is_done.set()
         thread.join()
     assert int((path / "config.json").read_text()) == last[0]
+
+
+def test_nothing_is_left_where_not_a_byte_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(path, 0)
+    for target in (path, tmp_path / "new"):
+        before = sorted(tmp_path.rglob("*"))
+        child = os.fork()
+        if not child:
+            # As on a full disk; Python ignores the signal.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+            try:
+                save(target, 1)
+            except OSError as error:
+                os._exit(error.errno or 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.EFBIG
+        assert sorted(tmp_path.rglob("*")) == before
+    assert value_of(path) == 0
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o2775, 0o1777])
