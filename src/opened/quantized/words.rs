@@ -93,15 +93,22 @@ impl Evidence<'_> {
             if !self.config.bits.is_empty() && !self.config.bits.contains(&bits) {
                 continue;
             }
-            if columns.saturating_mul(bits).div_ceil(32) == words {
+            let dense = columns.saturating_mul(bits).div_ceil(32) == words;
+            let (whole, is_apart) = (columns.div_ceil(32 / bits) == words, !32_u64.is_multiple_of(bits));
+            if dense {
                 found.push((bits as u32, Order::Dense));
-            } else if columns.div_ceil(32 / bits) == words {
+            }
+            // In one word, or without unused bits, both orders are the same.
+            if whole && (!dense || (is_apart && words > 1)) {
                 found.push((bits as u32, Order::Words));
             }
         }
         match found[..] {
             [one] => Ok(one),
             [] => Err(unfit(format!("{columns} columns in {words} words are codes of no known width"))),
+            [(one, _), (other, _), ..] if one == other => Err(refused(format!(
+                "{columns} columns in {words} words may be codes of {one} bits of which some lie in two words, or none",
+            ))),
             _ => Err(refused(format!(
                 "{columns} columns in {words} words may be codes of {} or {} bits: config.json would say it",
                 found[0].0, found[1].0
