@@ -170,6 +170,25 @@ def test_a_histogram_is_that_of_numpy(dtype: torch.dtype, bins: int, save: Calla
     assert found["none"].histogram is None
 
 
+def test_numbers_whose_squares_are_infinite_count(save: Callable[..., Path]) -> None:
+    few = [1.0, 2e200, np.nan, 3.0, 7e299, np.inf, -5.0]
+    generator = torch.Generator().manual_seed(3)
+    many = torch.randn(5000, dtype=torch.float64, generator=generator) * 1e-3
+    many[::700] = 3e250
+    for value in (torch.tensor(few, dtype=torch.float64), many):
+        found = rustload.open(save({"w": value}))["w"].stats(bins=4)
+        finite = value[value.isfinite()].numpy()
+        assert (found.min, found.max) == (finite.min(), finite.max())
+        assert found.mean == pytest.approx(finite.mean())
+        assert found.std == np.inf
+        assert found.histogram is not None
+        assert found.histogram.counts == np.histogram(finite, 4)[0].tolist()
+    value = torch.tensor([-1.7e308, 1.0, 1.7e308, -1.7e308, 1.7e308], dtype=torch.float64)
+    found = rustload.open(save({"w": value}))["w"].stats()
+    assert (found.min, found.max, found.finite) == (-1.7e308, 1.7e308, 5)
+    assert abs(found.mean or 0.0) < 1.7e300
+
+
 def test_a_sample_reads_part_of_large_tensors(save: Callable[..., Path]) -> None:
     torch.manual_seed(5)
     ramp = torch.arange(1 << 21, dtype=torch.float32)

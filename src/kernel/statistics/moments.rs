@@ -19,7 +19,10 @@ impl Moments {
         let (own, others) = (self.count as f64, other.count as f64);
         let share = others / (own + others);
         let distance = other.mean - self.mean;
-        let mean = self.mean + distance * share;
+        let mean = match distance.is_finite() {
+            true => self.mean + distance * share,
+            false => self.mean * (own / (own + others)) + other.mean * share,
+        };
         let squares = self.squares + other.squares + distance * distance * own * share;
         Moments { count, mean, squares }
     }

@@ -100,9 +100,12 @@ impl Numbers {
                 block.iter().copied().filter(|&number| load(number).is_finite()).collect();
             if !finite.is_empty() && !self.add_finite(&finite, counted, load) {
                 // The squares of large numbers are infinite: so is the deviation.
-                for number in finite.chunks(1) {
-                    self.add_finite(number, counted, load);
+                for number in finite.into_iter().map(load) {
+                    let one = Moments { count: 1, mean: number, squares: 0.0 };
+                    counted.moments = counted.moments.merged(one);
+                    self.widen(Number::Float(number), Number::Float(number));
                 }
+                counted.pivot = counted.moments.mean;
             }
         }
     }

@@ -61,6 +61,20 @@ fn floats_are_counted_as_by_plain_sums() {
 }
 
 #[test]
+fn numbers_whose_squares_are_infinite_are_counted() {
+    let numbers = [1.0, 2.0_f64.powi(700), f64::NAN, -f64::MAX, 3.0, f64::MAX, f64::INFINITY, -2.0];
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+    for part in [8, 24, bytes.len()] {
+        let found = counted(DType::F64, &bytes, part);
+        assert_eq!((found.count, found.nan, found.positive_infinity), (8, 1, 1));
+        assert_eq!(found.min, Some(Number::Float(-f64::MAX)));
+        assert_eq!(found.max, Some(Number::Float(f64::MAX)));
+        assert!(found.mean.unwrap().abs() < f64::MAX / 1e10);
+        assert_eq!(found.std, Some(f64::INFINITY));
+    }
+}
+
+#[test]
 fn every_level_finds_the_same() {
     let bytes: Vec<u8> = floats().iter().flat_map(|number| number.to_ne_bytes()).collect();
     let numbers: Vec<[u8; 4]> = bytes
