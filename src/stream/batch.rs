@@ -206,10 +206,10 @@ impl TaskCutter {
         };
         let mut rest = out;
         let alignment = self.access.alignment;
-        let pieces = if alignment > 1 && layout.is_contiguous() {
+        let pieces = if alignment > 1 {
             let offset = payload.source.block_offset(layout.offset.saturating_mul(src), alignment);
             aligned_pieces(layout, src, (offset, alignment), count)
-        } else if layout.is_contiguous() && count > 1 && rest.len() >= self.threads * HUGE_PAGE_BYTES {
+        } else if count > 1 && rest.len() >= self.threads * HUGE_PAGE_BYTES {
             // Threads that fault in pages of one page table wait for each other; it has the pages of one huge page.
             let offset = rest.as_ptr().addr() % HUGE_PAGE_BYTES;
             aligned_pieces(layout, dst, (offset as u64, HUGE_PAGE_BYTES as u64), count)

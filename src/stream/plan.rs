@@ -125,15 +125,18 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
     }
 }
 
-/// As [`pieces`] for a contiguous layout whose first byte is `block_offset` bytes into a block of `alignment` bytes, in the file or in
-/// memory: all pieces but the first start on a block boundary (or at the last element that starts before it), so that no block is
-/// read twice, or written to by two threads.
+/// As [`pieces`]. Those of a contiguous layout, but for the first, start on a block boundary (or at the last element that starts
+/// before it), so that no block is read twice, or written to by two threads. Its first byte is `block_offset` bytes into a block of
+/// `alignment` bytes, in the file or in memory.
 pub(super) fn aligned_pieces(
     layout: &Layout,
     itemsize: u64,
     (block_offset, alignment): (u64, u64),
     count: u64,
 ) -> Vec<Piece> {
+    if !layout.is_contiguous() {
+        return pieces(layout, count);
+    }
     let numel = layout.numel();
     let step = (numel.saturating_mul(itemsize) / count.max(1)).max(alignment);
     let mut out = Vec::new();

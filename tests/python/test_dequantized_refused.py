@@ -11,6 +11,7 @@ import torch
 from attacks.probe import Cost
 from quantized_case import E4M3, F16, U8
 from quantized_files import CASES, write
+from quantized_ints import pack_quantized
 from quantized_mutants import contradiction, mutant, written
 from quantized_refused import JSON, LOOK_ALIKES, REFUSED, changed, ones, state
 from safetensors.torch import save_file
@@ -205,6 +206,15 @@ def test_zero_points_of_gptq_are_whole_words(tmp_path: Path) -> None:
     with pytest.raises(rustload.FormatError, match="the zero points are"):
         rustload.open(tmp_path, dequantize=True)[name_of(other, tmp_path)].materialize()
     assert weight.endswith("weight")
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_words_that_both_packings_fill_are_refused(tmp_path: Path, old: bool) -> None:
+    """45 codes of 5 bits take 8 words whether or not some lie in two of them."""
+    case = pack_quantized("ambiguous", (8, 45), 5, 0, old=old)
+    write(case, tmp_path)
+    with pytest.raises(rustload.UnsupportedError, match="some lie in two words, or none"):
+        rustload.open(tmp_path, dequantize=True)[name_of(case, tmp_path)].materialize()
 
 
 @pytest.mark.parametrize(
