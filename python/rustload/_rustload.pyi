@@ -1047,7 +1047,7 @@ class Stream:
         """
 
 def stream(
-    tensors: Sequence[tuple[Tensor, Request]],
+    tensors: Iterable[tuple[Tensor, Request]],
     *,
     window: int,
     threads: int | None,
@@ -1066,7 +1066,7 @@ def stream(
         results_kept: Whether the caller keeps all results. Otherwise recycled memory of freed results counts in the window.
     """
 
-def check_memory(tensors: Sequence[tuple[Tensor, Request]], *, share_storages: bool, more: int = 0) -> None:
+def check_memory(tensors: Iterable[tuple[Tensor, Request]], *, share_storages: bool, more: int = 0) -> None:
     """Compares the memory of results that are kept together with what this process may take. Allocates nothing.
 
     Args:
@@ -1078,11 +1078,11 @@ def check_memory(tensors: Sequence[tuple[Tensor, Request]], *, share_storages: b
         NotEnoughMemoryError: The results need more (code `NotEnoughMemory`).
     """
 
-def needed_memory(tensors: Sequence[tuple[Tensor, Request]], *, share_storages: bool) -> int:
+def needed_memory(tensors: Iterable[tuple[Tensor, Request]], *, share_storages: bool) -> int:
     """The most bytes of host memory in use while these results are made and kept; arguments as for `check_memory`."""
 
 def order(
-    tensors: Sequence[tuple[Tensor, Request]], *, by_file: bool
+    tensors: Iterable[tuple[Tensor, Request]], *, by_file: bool
 ) -> tuple[list[int], dict[int, tuple[int, bool]]]:
     """The order in which `stream` returns these tensors; arguments and errors as for `stream`. Reads nothing.
 
@@ -1094,7 +1094,7 @@ def order(
 def gpu_free_memory(device: int) -> int | None:
     """The free bytes of a GPU of the CUDA driver; None if it does not say."""
 
-def check_gpu_memory(tensors: Sequence[tuple[Tensor, Request]], *, free: int, freed: int) -> None:
+def check_gpu_memory(tensors: Iterable[tuple[Tensor, Request]], *, free: int, freed: int) -> None:
     """Compares the memory of results that are kept together on a GPU with what it has left.
 
     Args:
@@ -1143,7 +1143,7 @@ class Upload:
 
     def submit(
         self,
-        tensors: Sequence[tuple[Tensor, Request]],
+        tensors: Iterable[tuple[Tensor, Request]],
         into: Sequence[Buffer],
         *,
         stream: int | None,
@@ -1193,7 +1193,7 @@ class Upload:
     def close(self) -> None:
         """Cancels all work, and returns when no copy is in flight. Tickets that were not waited for become invalid."""
 
-def direct_upload_bytes(tensors: Sequence[tuple[Tensor, Request]], cast_below: int) -> list[int]:
+def direct_upload_bytes(tensors: Iterable[tuple[Tensor, Request]], cast_below: int) -> list[int]:
     """For each tensor the bytes of its result, if `Upload.submit` makes it without work of the GPU, whatever its framework.
 
     That is a contiguous tensor without a transpose and without a cast, or with a cast to a narrower dtype if the tensor has fewer

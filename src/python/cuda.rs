@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 
 use super::arguments::DTypeArg;
 use super::buffer::Buffer;
-use super::request::{Pair, pairs};
+use super::request::Pairs;
 use super::run;
 use super::stream::exception;
 use crate::checkpoint::{self, Upload as Core};
@@ -47,8 +47,8 @@ pub(crate) fn gpu_free_memory(py: Python<'_>, device: u32) -> Option<u64> {
 /// Fails where the results of these requests, less the bytes that are freed meanwhile, exceed the free bytes of a GPU.
 #[pyfunction]
 #[pyo3(signature = (tensors, *, free, freed))]
-pub(crate) fn check_gpu_memory(tensors: Vec<Pair<'_>>, free: u64, freed: u64) -> PyResult<()> {
-    Ok(checkpoint::check_gpu_memory(&pairs(&tensors), free, freed)?)
+pub(crate) fn check_gpu_memory(tensors: Pairs, free: u64, freed: u64) -> PyResult<()> {
+    Ok(checkpoint::check_gpu_memory(&tensors.0, free, freed)?)
 }
 
 /// An upload session on one GPU.
@@ -76,13 +76,13 @@ impl Upload {
     fn submit(
         &self,
         py: Python<'_>,
-        tensors: Vec<Pair<'_>>,
+        tensors: Pairs,
         into: Vec<PyRef<'_, Buffer>>,
         stream: Option<u64>,
     ) -> PyResult<u64> {
-        let requests = pairs(&tensors);
         let into = into.iter().map(|buffer| buffer.0.clone()).collect();
-        let submitted = run::detached(py, || Ok(self.core()?.submit(requests, into, caller_stream(stream))))?;
+        let submitted =
+            run::detached(py, || Ok(self.core()?.submit(tensors.0, into, caller_stream(stream))))?;
         submitted.map_err(|failed| exception(py, failed))
     }
 
@@ -137,9 +137,9 @@ fn caller_stream(address: Option<u64>) -> Option<CallerStream> {
 
 /// For each tensor the bytes of its result if the workers make it straight in its place, else 0.
 #[pyfunction]
-pub(crate) fn direct_upload_bytes(tensors: Vec<Pair<'_>>, cast_below: u64) -> Vec<u64> {
+pub(crate) fn direct_upload_bytes(tensors: Pairs, cast_below: u64) -> Vec<u64> {
     let bytes = |(tensor, request): &(Lazy, Request)| tensor.direct_upload_bytes(request, cast_below);
-    pairs(&tensors).iter().map(|pair| bytes(pair).unwrap_or(0)).collect()
+    tensors.0.iter().map(|pair| bytes(pair).unwrap_or(0)).collect()
 }
 
 /// Ends the threads of uploads.

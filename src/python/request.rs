@@ -150,13 +150,21 @@ impl Request {
     }
 }
 
-/// A tensor, and how to make its result.
-pub(crate) type Pair<'py> = (PyRef<'py, Tensor>, PyRef<'py, Request>);
+/// Tensors, and how to make the result of each; one token cancels all. In Python any iterable of pairs: a list of thousands of tuples
+/// would make its garbage collector look through all objects.
+pub(crate) struct Pairs(pub(super) Vec<(Lazy, Core)>);
 
-/// The same for the core; one token cancels all.
-pub(super) fn pairs(pairs: &[Pair<'_>]) -> Vec<(Lazy, Core)> {
-    let cancel = Cancel::new();
-    pairs.iter().map(|(tensor, request)| (tensor.0.clone(), request.with(&cancel))).collect()
+impl FromPyObject<'_, '_> for Pairs {
+    type Error = PyErr;
+
+    fn extract(pairs: Borrowed<'_, '_, PyAny>) -> PyResult<Pairs> {
+        let cancel = Cancel::new();
+        let pair = |pair: PyResult<Bound<'_, PyAny>>| {
+            let (tensor, request): (PyRef<'_, Tensor>, PyRef<'_, Request>) = pair?.extract()?;
+            Ok((tensor.0.clone(), request.with(&cancel)))
+        };
+        pairs.try_iter()?.map(pair).collect::<PyResult<_>>().map(Pairs)
+    }
 }
 
 /// Materializes a request as a buffer. `work` gives the bytes to process: long work can be interrupted.

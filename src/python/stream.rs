@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::buffer::Buffer;
-use super::request::{Pair, pairs};
+use super::request::Pairs;
 use super::run;
 use crate::checkpoint::{
     self, Output, StopHandle, Stream as Core, StreamItem, StreamOptions, StreamStep, TensorError,
@@ -31,7 +31,7 @@ pub(crate) struct Stream {
 #[pyfunction]
 #[pyo3(signature = (tensors, *, window, threads, by_file, share_storages, results_kept))]
 pub(crate) fn stream(
-    tensors: Vec<Pair<'_>>,
+    tensors: Pairs,
     window: u64,
     threads: Option<usize>,
     by_file: bool,
@@ -39,29 +39,22 @@ pub(crate) fn stream(
     results_kept: bool,
 ) -> Stream {
     let options = StreamOptions { window, threads, by_file, share_storages, results_kept };
-    let core = Core::new(pairs(&tensors), options);
+    let core = Core::new(tensors.0, options);
     Stream { stop: core.stop_handle(), core: Some(Mutex::new(core)) }
 }
 
 /// Fails where the results of these requests, kept together, and `more` bytes do not fit the memory that the process may take.
 #[pyfunction]
 #[pyo3(signature = (tensors, *, share_storages, more=0))]
-pub(crate) fn check_memory(
-    py: Python<'_>,
-    tensors: Vec<Pair<'_>>,
-    share_storages: bool,
-    more: i64,
-) -> PyResult<()> {
-    let requests = pairs(&tensors);
-    run::detached(py, || checkpoint::check_memory(&requests, share_storages, more))
+pub(crate) fn check_memory(py: Python<'_>, tensors: Pairs, share_storages: bool, more: i64) -> PyResult<()> {
+    run::detached(py, || checkpoint::check_memory(&tensors.0, share_storages, more))
 }
 
 /// The most bytes of host memory in use while the results of these requests are made and kept.
 #[pyfunction]
 #[pyo3(signature = (tensors, *, share_storages))]
-pub(crate) fn needed_memory(py: Python<'_>, tensors: Vec<Pair<'_>>, share_storages: bool) -> PyResult<u64> {
-    let requests = pairs(&tensors);
-    run::detached(py, || checkpoint::needed_bytes(&requests, share_storages))
+pub(crate) fn needed_memory(py: Python<'_>, tensors: Pairs, share_storages: bool) -> PyResult<u64> {
+    run::detached(py, || checkpoint::needed_bytes(&tensors.0, share_storages))
 }
 
 /// Index of the first request with the same result, and whether a later one has it too.
@@ -70,8 +63,8 @@ type Tie = (usize, bool);
 /// The order in which a stream of these tensors would give them, and the tied ones by their position in it.
 #[pyfunction]
 #[pyo3(signature = (tensors, *, by_file))]
-pub(crate) fn order(tensors: Vec<Pair<'_>>, by_file: bool) -> (Vec<usize>, BTreeMap<usize, Tie>) {
-    let steps = Core::steps(&pairs(&tensors), by_file);
+pub(crate) fn order(tensors: Pairs, by_file: bool) -> (Vec<usize>, BTreeMap<usize, Tie>) {
+    let steps = Core::steps(&tensors.0, by_file);
     let is_tied = |step: &StreamStep| step.first != step.index || step.has_later_alias;
     let tied = steps.iter().enumerate().filter(|(_, step)| is_tied(step));
     let ties = tied.map(|(position, step)| (position, (step.first, step.has_later_alias))).collect();

@@ -102,7 +102,7 @@ def check_memory(
     """
     cores = [tensor._core for tensor in tensors]
     if gpu is None:
-        pairs = list(zip(cores, requests, strict=True))
+        pairs = zip(cores, requests, strict=True)
         _rustload.check_memory(pairs, share_storages=share_storages, more=more)
     else:
         from rustload._cuda.results import check_memory as check
@@ -162,7 +162,7 @@ def producer_for(
             into=into,
         )
     core = _rustload.stream(
-        list(zip(cores, requests, strict=True)),
+        zip(cores, requests, strict=True),
         window=window,
         threads=threads,
         by_file=by_file,

@@ -88,7 +88,7 @@ def _tasks(
     cast_below: int,
 ) -> Iterator[UploadTask]:
     """The tasks of these tensors, without destinations. `cast_below` is that of `_rustload.direct_upload_bytes`."""
-    direct = _rustload.direct_upload_bytes(list(zip(cores, requests, strict=True)), cast_below)
+    direct = _rustload.direct_upload_bytes(zip(cores, requests, strict=True), cast_below)
     for index in indices:
         core, request = cores[index], requests[index]
         if nbytes := direct[index]:
@@ -154,7 +154,7 @@ class CudaProducer:
         results_kept: bool,
         into: Sequence[Any] | None = None,
     ) -> None:
-        self.order, self._ties = _rustload.order(list(zip(cores, requests, strict=True)), by_file=by_file)
+        self.order, self._ties = _rustload.order(zip(cores, requests, strict=True), by_file=by_file)
         if into is not None:
             self._ties = {}
         # The position in `order` of the next tensor.

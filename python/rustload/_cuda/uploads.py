@@ -85,7 +85,7 @@ class _Batch:
                     into.append(memory.part(start + offset, dtype, core.shape))
         if not cores:
             return
-        self.ticket = upload.submit(list(zip(cores, requests, strict=True)), into, stream=stream)
+        self.ticket = upload.submit(zip(cores, requests, strict=True), into, stream=stream)
 
 
 class UploadQueue:
