@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,9 @@ def test_an_archive_written_to_a_pipe_opens(save: Callable[..., None]):
     same(ckpt["b"].materialize(), np.arange(3))
 
 
+@pytest.mark.skipif(
+    sys.version_info < (3, 11, 4), reason="older versions of zipfile write the sizes into both"
+)
 def test_local_headers_of_numpy_have_their_sizes_in_a_zip64_field_only():
     data = npz(np.savez, a=np.ones(2))
     assert data[18:26] == b"\xff" * 8
