@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run", "schema_of"]
 
-_ATTRIBUTE = re.compile(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", re.MULTILINE)
+# The margin is that of the class, which Python removes from version 3.13 on.
+_ATTRIBUTE = re.compile(r"^( {4}(?: {4})?)(\w+): (.+(?:\n\1 {4}.+)*)", re.MULTILINE)
 _SCALARS = {str: "string", bool: "boolean", float: "number", type(None): "null"}
 
 
@@ -146,7 +147,7 @@ def _fields(cls: type) -> dict[str, tuple[Any, str]]:
             key: (get_type_hints(one.fget, include_extras=True)["return"], _description(one))
             for key, one in properties.items()
         }
-    texts = dict(_ATTRIBUTE.findall(cls.__doc__ or ""))
+    texts = {key: text for _, key, text in _ATTRIBUTE.findall(cls.__doc__ or "")}
     hints = get_type_hints(cls, include_extras=True)
     return {key: (hint, _as_json(texts.get(key, ""))) for key, hint in hints.items()}
 
