@@ -548,11 +548,12 @@ def test_a_seekable_file_without_an_end_is_as_long_as_seek_says() -> None:
         rustload.torch.load(Endless(saved(STATE), seekable=True))  # type: ignore[arg-type]  # mypy wants IO[bytes]
 
 
+@pytest.mark.parametrize("buffering", [-1, 0])
 def test_a_device_without_an_end_is_read_up_to_half_of_the_available_memory(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, buffering: int
 ) -> None:
     monkeypatch.setattr(files, "headroom", lambda: 1 << 22)
-    with open("/dev/zero", "rb") as file, pytest.raises(rustload.LimitError):  # noqa: PTH123 - a device
+    with open("/dev/zero", "rb", buffering) as file, pytest.raises(rustload.LimitError):  # noqa: PTH123 - a device
         rustload.torch.load(file)
 
 

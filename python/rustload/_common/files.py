@@ -102,12 +102,25 @@ def source_of(file: Any, *, from_start: bool) -> str | bytes | FileObject:
         file.seek(start)
     except (OSError, AttributeError):
         return read_to_end(file)
-    if start < 0:  # a device, whose position does not move when it is read
+    if start < 0 or _is_device(file):
         return read_to_end(file)
     if any((kind.__module__, kind.__name__) in _DECOMPRESSORS for kind in type(file).__mro__):
         file.seek(0 if from_start else start)
         return read_to_end(file)
     return file  # type: ignore[no-any-return]
+
+
+def _is_device(file: Any) -> bool:
+    """Whether an open file is a device such as `/dev/zero`, whose position does not move when it is read.
+
+    Python's buffer reports a negative position then, but not from version 3.13 on.
+    """
+    if not isinstance(file, (io.BufferedReader, io.BufferedRandom, io.FileIO)):
+        return False
+    try:
+        return stat.S_ISCHR(os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError):  # its descriptor is closed, or there is none
+        return False
 
 
 def local_path(file: Any) -> str | None:
