@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Producer", "check_memory", "producer_for"]
 
+_MANY = 256
+"""The most tensors that are returned together."""
+
+_MANY_BYTES = 1 << 20
+"""From so many bytes on no other is returned with them: progress is reported then."""
+
 
 class Producer(Protocol):
     """Makes the tensors of a stream. One thread at a time calls `next`; any thread may call `close` concurrently."""
@@ -54,26 +60,32 @@ class HostProducer:
         self._reused: dict[int, Any] = {}
         self.order = core.order()
 
-    def next(self, *, many: bool) -> list[Any]:  # noqa: ARG002 - tensors are made one at a time here
-        """Waits for the next tensor."""
-        found = self._core.next()
-        if found is None:
-            return []
-        index, first, has_later_alias, _, buffer = found
-        if first != index:
-            made = self._reused[first]
-        elif buffer is None:
-            tensor = self._tensors[index]
-            made = self._adapter.make(tensor._core, self._requests[index], self._device, tensor._context)
-        else:
-            if self._adapter.COPIES_VIEWS or self._device is not None:
-                check_copy(self._tensors[index]._core, buffer)
-            made = self._adapter.wrap(buffer, self._device)
-        if has_later_alias:
-            self._reused[first] = made
-        elif first != index:
-            del self._reused[first]
-        return [made]
+    def next(self, *, many: bool) -> list[Any]:
+        """Waits for the next tensor; with `many`, of small ones for several."""
+        made: list[Any] = []
+        nbytes = 0
+        while (found := self._core.next()) is not None:
+            index, first, has_later_alias, _, buffer = found
+            if first != index:
+                result = self._reused[first]
+            elif buffer is None:
+                tensor = self._tensors[index]
+                result = self._adapter.make(
+                    tensor._core, self._requests[index], self._device, tensor._context
+                )
+            else:
+                if self._adapter.COPIES_VIEWS or self._device is not None:
+                    check_copy(self._tensors[index]._core, buffer)
+                nbytes += buffer.nbytes
+                result = self._adapter.wrap(buffer, self._device)
+            if has_later_alias:
+                self._reused[first] = result
+            elif first != index:
+                del self._reused[first]
+            made.append(result)
+            if not many or len(made) == _MANY or nbytes > _MANY_BYTES:
+                break
+        return made
 
     def close(self) -> None:
         """Stops the threads of the core."""
