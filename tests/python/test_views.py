@@ -9,7 +9,6 @@ import os
 import sys
 import weakref
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -111,10 +110,10 @@ def test_what_is_copied_to_a_device_comes_from_a_read_only_view(simple, monkeypa
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_edit_of_a_view_never_reaches_the_file(simple, framework):
-    before = simple.read_bytes()
+    before = simple.read_bytes(), simple.stat().st_mtime_ns, list(simple.parent.iterdir())
     ckpt = rustload.open(simple, framework=framework)
     writable(ckpt["w"].materialize(writable=True))[:] = -1
-    assert simple.read_bytes() == before
+    assert (simple.read_bytes(), simple.stat().st_mtime_ns, list(simple.parent.iterdir())) == before
     assert writable(rustload.open(simple, framework=framework)["w"].materialize(writable=True))[0, 1] == 1
 
 
@@ -167,14 +166,6 @@ def test_storages_that_are_no_more_are_forgotten():
         is storages.setdefault((1, 19_999, "view"), kept[0])
         is other
     )
-
-
-def test_concurrent_views_of_a_tensor_share_one_storage(save):
-    ckpt = rustload.open(save({f"t{at}": torch.zeros(5) for at in range(50)}), framework="torch")
-    with ThreadPoolExecutor(8) as pool:
-        for name in ckpt:
-            views = list(pool.map(lambda lazy: lazy.materialize(), [ckpt[name]] * 16))
-            assert len({view.untyped_storage()._cdata for view in views}) == 1
 
 
 def test_a_small_view_takes_few_python_calls(save):
@@ -257,15 +248,6 @@ def test_a_strided_memoryview_opens_as_its_bytes(simple):
     spread = bytearray(2 * len(data))
     spread[::2] = data
     assert len(rustload.open(memoryview(spread)[::2])) == 2
-
-
-@pytest.mark.parametrize("suffix", ["bin", "safetensors"])
-def test_copy_on_write_views_are_writable_in_place_by_torch(save, suffix):
-    path = save({"w": torch.zeros(5)}, f"m.{suffix}")
-    view = rustload.open(path, framework="torch")["w"].materialize()
-    view.add_(1)
-    torch.nn.init.constant_(view, 3.0)
-    assert view.tolist() == [3.0] * 5
 
 
 def test_tied_names_have_one_address_and_one_storage_under_torch(save):
@@ -374,21 +356,6 @@ def test_a_parameter_keeps_the_lazy_conjugate_or_negative_of_its_tensor(save, le
     for name, expected in state.items():
         assert ckpt[name].is_parameter
         assert torch.equal(ckpt[name].materialize(), expected.detach())
-
-
-def test_a_misaligned_tensor_is_copied(tmp_path):
-    """safetensors headers need no padding: data may start anywhere."""
-    value = patterns("float32", (3, 5))
-    header = b'{"x":{"dtype":"F32","shape":[3,5],"data_offsets":[0,60]}}'
-    header += b" " * ((1 - len(header)) % 8)  # 8 + len is then 1 off a multiple of 8
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + value.numpy().tobytes())
-    lazy = rustload.open(path, framework="torch")["x"]
-    assert_same_bits(lazy.materialize(), value)
-    assert lazy.materialize().data_ptr() % 4 == 0
-    with pytest.raises(BufferError):
-        lazy.materialize(copy=False)
-    np.testing.assert_array_equal(np.asarray(lazy), value.numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64, torch.float64, torch.int16])

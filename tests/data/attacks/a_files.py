@@ -146,4 +146,4 @@ shown(
     "test_boundary.py::test_a17_a_flipped_bit_is_never_an_internal_error",
 )
 shown("A18", "a file that grows, shrinks or is replaced after opening", "owned results: `FileChanged`, never SIGBUS",
-      "test_boundary.py::test_a18_a_file_that_changed_is_file_changed")  # fmt: skip
+      "tests/python/test_lifetime.py::test_a_result_of_a_changed_file_is_file_changed")  # fmt: skip

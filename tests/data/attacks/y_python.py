@@ -6,7 +6,7 @@ from attacks.pickles import FALSE, NONE, TRUE, binary, integer, many, mapped, nu
 from attacks.registry import Opens, family, shown
 from attacks.zips import around
 
-HERE = "test_boundary.py::"
+HERE, LIFETIME = "test_boundary.py::", "tests/python/test_lifetime.py::"
 shown(
     "Y01",
     "a panic",
@@ -29,10 +29,20 @@ shown(
     "Y04",
     "a mapping whose checkpoint was deleted",
     "views keep it alive",
-    f"{HERE}test_y04_views_outlive_their_checkpoint",
+    f"{LIFETIME}test_a_result_outlives_handle_and_checkpoint",
 )
-shown("Y05", "two threads on one file", "equal results", f"{HERE}test_y05_threads_share_a_file")
-shown("Y06", "a forked process", "equal results", f"{HERE}test_y06_a_forked_child_reads_the_same")
+shown(
+    "Y05",
+    "two threads on one file",
+    "equal results",
+    f"{LIFETIME}test_eight_threads_read_correct_values_of_one_file",
+)
+shown(
+    "Y06",
+    "a forked process",
+    "equal results",
+    f"{LIFETIME}test_a_fork_while_other_threads_materialize_does_not_hang",
+)
 
 NAN = number(float("nan"))
 

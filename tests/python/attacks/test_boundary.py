@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from attacks.n_numpy import npy
@@ -66,61 +63,10 @@ def test_a17_a_flipped_bit_is_never_an_internal_error(name):
             pass
 
 
-def numbers(count: int) -> bytes:
-    return np.arange(count, dtype=np.float32).tobytes()
-
-
-def big(folder: Path, name: str = "m.pt", count: int = 1 << 20) -> Path:
-    """A file of one tensor of many pages, in the container that the name's suffix selects."""
-    path = folder / name
-    if name.endswith(".safetensors"):
-        data = safetensors({"w": info("F32", [count], 0, 4 * count)}, numbers(count))
-    else:
-        torch.save({"w": torch.arange(count, dtype=torch.float32)}, path)
-        return path
-    path.write_bytes(data)
-    return path
-
-
-def shrink(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"more")
-
-
-def rewrite(path: Path) -> None:
-    """Other bytes of the same length."""
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        file.write(b"\xff" * 64)
-    status = path.stat()
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
-
-
-@pytest.mark.parametrize("change", [shrink, grow, rewrite], ids=lambda change: change.__name__)
-@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
-@pytest.mark.parametrize("asked", [{"copy": True}, {"dtype": "float16"}, {"copy": False}, {}], ids=str)
-def test_a18_a_file_that_changed_is_file_changed(tmp_path, change, name, asked):
-    path = big(tmp_path, name, 1 << 12)
-    lazy = rustload.open(path, framework="numpy")["w"]
-    change(path)
-    with pytest.raises(rustload.FormatError) as caught:
-        lazy.materialize(**asked)
-    assert caught.value.code == "FileChanged"
-    assert "again" in caught.value.__notes__[0]
-
-
-def test_a18_a_file_replaced_by_rename_is_read_as_it_was_opened(tmp_path):
-    path = big(tmp_path, count=1 << 12)
-    lazy = rustload.open(path, framework="numpy")["w"]
-    other = tmp_path / "other.pt"
-    other.write_bytes(Zip().bytes())
-    other.replace(path)
-    assert lazy.materialize(copy=True).tobytes() == numbers(1 << 12)
-    assert rustload.open(path)["w"].shape == (2, 3)
+def big(folder: Path) -> Path:
+    """A file of one tensor of many pages."""
+    torch.save({"w": torch.arange(1 << 20, dtype=torch.float32)}, folder / "m.pt")
+    return folder / "m.pt"
 
 
 def test_a18_a_file_truncated_during_a_read_is_an_error_and_not_sigbus(tmp_path):
@@ -138,9 +84,9 @@ def test_a18_a_file_truncated_during_a_read_is_an_error_and_not_sigbus(tmp_path)
     thread = threading.Thread(target=cut)
     thread.start()
     codes = set()
-    for _ in range(200):
+    for attempt in range(300):
         try:
-            lazy.materialize(dtype="float16")
+            lazy.materialize(**({"copy": True} if attempt % 3 else {"dtype": "float16"}))
         except rustload.FormatError as error:
             codes.add(error.code)
     done.append(1)
@@ -198,87 +144,6 @@ def test_y03_ctrl_c_interrupts_the_opening_of_a_file(tmp_path, signum):
     assert float(output) < 1.0
 
 
-@pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
-def test_y04_views_outlive_their_checkpoint(tmp_path, framework):
-    path = big(tmp_path, count=1 << 12)
-    ckpt = rustload.open(path, framework=framework)
-    view = ckpt["w"].materialize(copy=False)
-    ckpt.close()
-    del ckpt
-    path.unlink()
-    gc.collect()
-    array = np.from_dlpack(view) if framework == "dlpack" else np.asarray(view)
-    assert array.tobytes() == numbers(1 << 12)
-
-
-@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
-def test_y05_threads_share_a_file(tmp_path, name):
-    """Eight threads read one shared checkpoint, and each reads its own checkpoint on the same file."""
-    path = big(tmp_path, name)
-    shared, right, wrong = rustload.open(path, framework="numpy"), numbers(1 << 20), []
-    with np.errstate(over="ignore"):
-        half = np.frombuffer(right, np.float32).astype(np.float16).tobytes()
-
-    def work(number: int) -> None:
-        for ckpt in (shared, rustload.open(path, framework="numpy")):
-            for asked, expected in (
-                ({"copy": True}, right),
-                ({"copy": False}, right),
-                ({"dtype": "float16"}, half),
-            ):
-                if ckpt["w"].materialize(**asked).tobytes() != expected:
-                    wrong.append((number, asked))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_y05_two_checkpoints_on_one_file_share_no_edits(tmp_path):
-    path = big(tmp_path, count=1 << 12)
-    views = (
-        rustload.open(path)["w"].materialize(framework="numpy", copy=False, writable=True) for _ in range(2)
-    )
-    first, second = views
-    first[:] = -1
-    assert second.tobytes() == numbers(1 << 12)
-    assert rustload.open(path, framework="numpy")["w"].materialize(copy=True).tobytes() == numbers(1 << 12)
-
-
-def test_y06_a_forked_child_reads_the_same(tmp_path):
-    """Forked while threads of the parent read: no lock stays held in the child."""
-    code = """
-    import os, sys, threading, warnings
-    import rustload
-    warnings.simplefilter("ignore")  # about forking with threads, which is what is tested
-    ckpt = rustload.open(sys.argv[1], framework="dlpack")
-    expected = ckpt["w"].materialize(dtype="float16").tobytes()
-    done = []
-    def work():
-        while not done:
-            ckpt["w"].materialize(dtype="float16")
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    codes = []
-    for _ in range(5):
-        pid = os.fork()
-        if pid == 0:
-            same = ckpt["w"].materialize(dtype="float16").tobytes() == expected
-            fresh = rustload.open(sys.argv[1], framework="dlpack")["w"].materialize(dtype="float16").tobytes() == expected
-            os._exit(0 if same and fresh else 1)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    done.append(1)
-    for thread in threads:
-        thread.join()
-    print(codes)
-    """
-    assert child(code, big(tmp_path)).stdout == "[0, 0, 0, 0, 0]\n"
-
-
 class BytesPath:
     """A path object whose path is bytes."""
 
@@ -324,15 +189,6 @@ def test_y09_a_truncated_file_is_sigbus_for_a_view_and_an_error_for_an_owned_rea
     done = child(code, big(tmp_path), check=False)
     assert done.stdout == "FileChanged\n"
     assert done.returncode == -signal.SIGBUS
-
-
-def test_an_edited_view_changes_and_creates_no_file(tmp_path):
-    path = big(tmp_path, count=1 << 12)
-    before = path.read_bytes(), path.stat().st_mtime_ns, sorted(tmp_path.iterdir())
-    view = rustload.open(path, framework="numpy")["w"].materialize(copy=False, writable=True)
-    view[:] = 7
-    del view
-    assert (path.read_bytes(), path.stat().st_mtime_ns, sorted(tmp_path.iterdir())) == before
 
 
 def test_the_payload_executes_in_pythons_unpickler(tmp_path):
