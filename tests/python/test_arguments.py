@@ -76,9 +76,3 @@ def test_limits_pickle_with_what_differs():
     again = pickle.loads(pickle.dumps(limits))
     assert (again.tensors, again.depth, again.nodes) == (7, 9, rustload.Limits().nodes)
     assert repr(again) == repr(limits)
-
-
-def test_a_name_that_is_no_dtype_has_near_ones():
-    with pytest.raises(ValueError, match="not a dtype") as error:
-        Request(dtype="bf61")
-    assert any("bfloat16" in note for note in error.value.__notes__)

@@ -230,17 +230,6 @@ def test_transpose_true_of_a_vector_is_a_value_error(simple):
         rustload.open(simple)["b"].materialize(transpose=True)
 
 
-@pytest.mark.parametrize("wrong", ["yes", 1.5, object(), {1, 0}])
-def test_a_transpose_of_a_wrong_type_is_a_type_error(simple, wrong):
-    with pytest.raises(TypeError, match="transpose="):
-        rustload.open(simple)["w"].materialize(transpose=wrong)
-
-
-def test_an_unknown_overflow_mode_is_a_value_error(simple):
-    with pytest.raises(ValueError, match="overflow="):
-        rustload.open(simple)["w"].materialize(overflow="wrap")
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "permuted", "strided"])
 def test_the_number_of_threads_changes_no_bit(threads, layout):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import copy
 import json
 import os
@@ -110,13 +109,6 @@ def test_the_error_for_a_directory_without_a_checkpoint_lists_the_expected_names
         assert looked_for in note_of(error)
 
 
-def test_a_directory_with_several_checkpoints_lists_them(tmp_path):
-    for name in ("one.pt", "two.pt"):
-        torch.save({}, tmp_path / name)
-    error = refused(tmp_path, rustload.FormatError, "UnknownFormat")
-    assert "one.pt, two.pt" in note_of(error)
-
-
 # Shards.
 
 
@@ -160,7 +152,8 @@ def test_the_error_for_an_index_with_an_absent_key_names_the_key(tmp_path):
     [
         "", "[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 5}}', '{"other": {}}', '{"weight_map": {"w": "1.st"}} x',
         '{"weight_map": {"w": "1.st", "w": "1.st"}}', '{"weight_map": {}, "weight_map": {}}',
-        *(json.dumps({"weight_map": {"w": name}}) for name in ("../1.st", "/etc/passwd", "..", "", "a\\b", "C:x", "a\0b")),
+        *(json.dumps({"weight_map": {"w": name}})
+          for name in ("../1.st", "a/../../b.st", "/etc/passwd", "..", "", "a\\b", "C:x", "a\0b")),
     ],
 )  # fmt: skip
 def test_a_broken_index_is_index_format(tmp_path, text):
@@ -168,15 +161,6 @@ def test_a_broken_index_is_index_format(tmp_path, text):
     path.write_text(text)
     (tmp_path / "1.st").write_bytes(b"x")
     assert refused(path, rustload.FormatError, "IndexFormat").path == str(path)
-
-
-@pytest.mark.parametrize("name", ["../out.safetensors", "/etc/passwd", "a/../../b.safetensors"])
-def test_an_index_may_not_leave_its_directory(tmp_path, name):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "out.safetensors")
-    with pytest.raises(rustload.FormatError):
-        rustload.open(index_of(folder, {"a": name}))
 
 
 def test_one_name_in_two_shards_without_an_index_is_shard_duplicate(tmp_path):
@@ -191,31 +175,6 @@ def test_one_name_in_two_shards_without_an_index_is_shard_duplicate(tmp_path):
 # safetensors.
 
 
-@pytest.mark.parametrize(("header", "data", "code"), [
-    (b'{"x":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', b"1234", "StDtype"),
-    (b'{"x":{"dtype":"f32","shape":[1],"data_offsets":[0,4]}}', b"1234", "StDtype"),
-    (b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"y":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1",
-     "StOffsets"),
-    (b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', b"12345678", "StOffsets"),
-    (b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"12345678", "StOffsets"),
-    (b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234", None),
-    (b'{"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', b"1234", None),
-    (b'{"x":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,4]}}', b"1234", "TensorShape"),
-    (b'{"__metadata__":{"a":5}}', b"", "StHeader"),
-    (b'{"x":', b"", "StHeader"),
-    (b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1",
-     "StDuplicateKey"),
-])  # fmt: skip
-def test_a_bad_safetensors_header_has_its_code(header, data, code):
-    with pytest.raises(rustload.RustloadError) as caught:
-        rustload.open(bytearray(safetensors_bytes(header, data)))
-    if code is not None:
-        assert caught.value.code == code
-    if code != "StDuplicateKey":  # the reference takes the last of them
-        with pytest.raises(safetensors.SafetensorError):
-            safetensors.torch.load(safetensors_bytes(header, data))
-
-
 def test_compat_takes_the_last_of_duplicate_keys_as_the_reference_does():
     header = b'{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"x":{"dtype":"I8","shape":[2,1],"data_offsets":[0,2]}}'
     data = safetensors_bytes(header, b"\1\2")
@@ -226,16 +185,6 @@ def test_compat_takes_the_last_of_duplicate_keys_as_the_reference_does():
 
 
 # Archives and pickles.
-
-
-@pytest.mark.parametrize("junk", [b"x", b"\0" * 100, b"PK"])
-def test_trailing_bytes_are_refused_unless_ignored(junk):
-    data = saved({"x": torch.ones(2)}) + junk
-    error = refused(bytearray(data), rustload.FormatError, "ZipTrailing")
-    assert "trailing='ignore'" in note_of(error)
-    assert_same_bits(
-        rustload.open(bytearray(data), trailing="ignore", framework="torch")["x"].materialize(), torch.ones(2)
-    )
 
 
 def test_bytes_after_the_pickle_are_refused_unless_ignored():
@@ -257,19 +206,6 @@ def test_an_error_in_a_pickle_has_member_and_offset():
 # Limits.
 
 
-def test_a_limit_error_has_the_name_the_limit_and_the_found_value(save):
-    path = save({f"t{number}": torch.ones(1) for number in range(5)})
-    with pytest.raises(rustload.LimitError) as caught:
-        rustload.open(path, limits=rustload.Limits(tensors=3))
-    error = caught.value
-    assert error.code == "Limit"
-    assert (error.name, error.limit) == ("tensors", 3)
-    assert error.found > 3
-    assert "tensors" in str(error)
-    assert note_of(error)
-    assert len(rustload.open(path, limits=rustload.Limits(tensors=5))) == 5
-
-
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])
 def test_the_tensor_limit_applies_to_every_format_and_over_shards(tmp_path, suffix):
     write = torch.save if suffix == "bin" else safetensors.torch.save_file
@@ -279,32 +215,6 @@ def test_the_tensor_limit_applies_to_every_format_and_over_shards(tmp_path, suff
     with pytest.raises(rustload.LimitError):
         rustload.open(both, limits=rustload.Limits(tensors=3))
     assert len(rustload.open(both, limits=rustload.Limits(tensors=4))) == 4
-
-
-@pytest.mark.parametrize(("limit", "make"), [
-    ("depth", lambda: _nested(40)),
-    ("nodes", lambda: list(range(2000))),
-    ("pickle_bytes", lambda: "x" * 5000),
-    ("rank", lambda: torch.ones([1] * 12)),
-    ("entries", lambda: [torch.ones(1) for _ in range(50)]),
-    ("stack", lambda: list(range(900))),
-    ("line", collections.OrderedDict),
-    ("int_bytes", lambda: 2**900),
-])  # fmt: skip
-def test_every_limit_is_enforced_and_can_be_raised(limit, make):
-    data = bytearray(saved({"v": make()}))
-    low = 4 if limit == "line" else 10
-    with pytest.raises(rustload.LimitError) as caught:
-        rustload.open(data, limits=rustload.Limits(**{limit: low})).objects  # noqa: B018 - may fail
-    assert caught.value.name == limit
-    rustload.open(data, limits=rustload.Limits(**{limit: 1 << 20})).objects  # noqa: B018 - must not fail
-
-
-def _nested(depth):
-    value: list = []
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 def test_limits_are_checked_and_described():
@@ -381,28 +291,6 @@ def test_the_device_is_checked_before_anything_is_read(simple):
         lazy.materialize(device="cuda:99", copy=True)
 
 
-def test_an_unknown_framework_is_a_value_error(simple):
-    with pytest.raises(ValueError, match="tensorflow"):
-        rustload.open(simple)["w"].materialize(framework="tensorflow")
-
-
-@pytest.mark.parametrize("options", [{"copy": "yes"}, {"threads": "two"}, {"threads": 1.5}, {"copy": 2}])
-def test_an_argument_of_a_wrong_type_is_a_type_error(simple, options):
-    with pytest.raises(TypeError):
-        rustload.open(simple)["w"].materialize(**options)
-
-
-@pytest.mark.parametrize("threads", [0, -1])
-def test_fewer_than_one_thread_is_refused_or_means_one(simple, threads):
-    lazy = rustload.open(simple, framework="torch")["w"]
-    try:
-        found = lazy.materialize(dtype="float16", threads=threads)
-    except (ValueError, OverflowError) as error:
-        assert "threads" in str(error)  # noqa: PT017 - both outcomes are right
-        return
-    assert_same_bits(found, torch.arange(24.0).reshape(4, 6).half())
-
-
 def newest_task() -> int:
     """The newest task's number: Linux counts processes and threads upwards, over the whole machine."""
     return int(Path("/proc/loadavg").read_text().split()[-1])
@@ -437,14 +325,6 @@ def test_every_exception_is_a_rustload_error_and_a_builtin():
         assert getattr(rustload.errors, kind.__name__) is kind
 
 
-def test_no_message_calls_an_unknown_class_malicious():
-    data = saved({"a": argparse.Namespace()})
-    for trial in (lambda: rustload.open(data, unknown="error"), lambda: rustload.open(data)["nope"]):
-        with pytest.raises(rustload.RustloadError) as caught:
-            trial()
-        assert "malicious" not in (str(caught.value) + note_of(caught.value)).lower()
-
-
 def test_a_message_is_lower_case_without_a_final_period(tmp_path):
     for data in (b"", LFS, b"\x1f\x8b" + bytes(50), saved({}) + b"x", safetensors_bytes(b'{"x":')):
         with pytest.raises(rustload.RustloadError) as caught:
@@ -456,7 +336,9 @@ def test_a_message_is_lower_case_without_a_final_period(tmp_path):
         )
 
 
-@pytest.mark.parametrize("wrong", [None, 3, [3], object()])
+@pytest.mark.parametrize(
+    "wrong", [None, 3, 3.0, [3], [None], object(), {"w": torch.ones(2)}, rustload.open(b"\x80\2K\1K\2\x86.")]
+)
 def test_an_argument_that_is_neither_a_path_nor_a_file_is_a_type_error(wrong):
     with pytest.raises(TypeError, match="path"):
         rustload.open(wrong)

@@ -27,7 +27,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint
-from support import safetensors_bytes, saved
+from support import saved
 
 import rustload
 
@@ -306,39 +306,6 @@ def test_a_pickle_that_names_a_storage_is_refused() -> None:
     assert caught.value.code == "PersistentId"
 
 
-class Outside:
-    """Pickles as a tensor, or as a NumPy array, of one element more than its bytes have."""
-
-    def __init__(self, reduced: tuple[Any, ...]) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.reduced
-
-
-def test_a_tensor_or_array_outside_its_storage_is_refused_at_open() -> None:
-    tensor = Outside((torch._utils._rebuild_tensor, (torch.ones(2)._typed_storage(), 0, (3,), (1,))))
-    function, args, state = np.ones(2).__reduce__()  # type: ignore[misc]
-    array = Outside((function, args, (state[0], (3,), *state[2:])))
-    header = b'{"w":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}'
-    for data, code in [
-        (saved(tensor), "TensorBounds"),
-        (saved(tensor, _use_new_zipfile_serialization=False), "TensorBounds"),
-        (pickle.dumps(array), "NdarrayBounds"),
-        (safetensors_bytes(header, bytes(8)), "StOffsets"),
-    ]:
-        with pytest.raises(rustload.FormatError) as caught:
-            rustload.open(data)
-        assert caught.value.code == code
-
-
-def test_a_pickle_beyond_the_limit_is_a_limit_error() -> None:
-    data = pickle.dumps(np.zeros(1000))
-    with pytest.raises(rustload.LimitError) as caught:
-        rustload.open(data, limits=rustload.Limits(pickle_bytes=1000))
-    assert caught.value.name == "pickle_bytes"
-
-
 # Recognized formats that are not supported
 
 
@@ -544,21 +511,8 @@ def value_of(cell: str) -> Any:
     return eval(cell.strip("`"), dict(EVAL_NAMES))
 
 
-MORE_NAMES = [
-    ("{None: w, True: w, 1.5: w}", "None`, `True`, `1.5"),
-    ('{("a", 1): w}', '("a", 1)'),
-    ('{0: {"exp_avg": w}}', "0.exp_avg"),
-    ('{b"k": w}', 'b"k"'),
-    ("{torch.float32: w}", "torch.float32"),
-    (
-        '{"model": torch.nn.BatchNorm1d(1)}',
-        "model.weight`, `model.bias`, `model.running_mean`, `model.running_var`, `model.num_batches_tracked",
-    ),
-]
-
-
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
-@rows_of("Tensor names", "saved", MORE_NAMES)
+@rows_of("Tensor names", "saved")
 def test_names(row: dict[str, str], zip_format: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.save cannot find the source of some modules
@@ -566,24 +520,9 @@ def test_names(row: dict[str, str], zip_format: bool) -> None:
     assert list(rustload.open(data)) == codes(row["names"])
 
 
-def test_a_module_is_named_as_its_state_dict_and_the_rest_is_in_objects() -> None:
-    module = torch.nn.Linear(1, 1)
-    module.register_buffer("hidden", torch.ones(1), persistent=False)
-    ckpt = rustload.open(saved(module))
-    assert list(ckpt) == list(module.state_dict())
-    assert ckpt.objects.state["_buffers"]["hidden"].name == ""
-
-
 MORE_OBJECTS = [
-    ("collections.deque([1, 2], 3)", "collections.deque([1, 2], 3)"),
     ("w.untyped_storage()", "<LazyTensor 'tensor' uint8 [8] 8 B>"),
     ('torch.device("cpu")', "<opaque torch.device>"),
-    ("2**70", "2**70"),
-    ("1 + 2j", "1 + 2j"),
-    ('[b"xy", bytearray(b"x")]', '[b"xy", bytearray(b"x")]'),
-    ("({1}, frozenset({1}))", "({1}, frozenset({1}))"),
-    ("collections.OrderedDict(a=1)", "collections.OrderedDict(a=1)"),
-    ('collections.Counter("aab")', 'collections.Counter("aab")'),
     ("collections.defaultdict(None, a=1)", "collections.defaultdict(None, a=1)"),
     ("torch.nn.Parameter(w)", "<LazyTensor 'tensor' float32 [2] 8 B parameter>"),
     ("np.array([None])", "<opaque numpy._core.multiarray._reconstruct>"),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import copy
 import errno
 import importlib
-import io
 import pickle
-import tarfile
 import warnings
 
 import numpy as np
@@ -64,23 +60,6 @@ def test_a_lazy_state_dict_refuses_to_read_a_quantized_tensor_as_integers(quanti
         state["bias"].int_repr()
 
 
-def test_a_dict_or_a_checkpoint_as_a_path_is_a_type_error(save):
-    path = save({"w": torch.ones(2)})
-    for given in ({"w": torch.ones(2)}, rustload.open(path)):
-        with pytest.raises(TypeError, match="path is of type"):
-            rustload.open(given)
-
-
-def test_the_error_for_a_url_that_is_not_allowed_quotes_it():
-    with pytest.raises(ValueError, match=r"https://example\.org/x/y\.bin: the scheme 'https' is not allowed"):
-        rustload.open("https://example.org/x/y.bin", remote=())
-
-
-def test_limits_as_a_dict_are_a_type_error(save):
-    with pytest.raises(TypeError, match=r"rustload\.Limits"):
-        rustload.open(save({"w": torch.ones(2)}), limits={"tensors": 1})
-
-
 def test_swapped_model_and_path_are_a_type_error(save):
     with pytest.raises(TypeError, match="the path is the second argument"):
         rustload.torch.load_into(save({"w": torch.ones(2)}), torch.nn.Linear(1, 1))
@@ -93,15 +72,6 @@ def test_a_mistyped_argument_of_load_is_a_type_error(save):
     with pytest.warns(UserWarning, match="weights_only=False"):
         found = rustload.torch.load(path, encoding="latin1")
     assert_same_bits(found["w"], torch.ones(2))
-
-
-def test_the_error_for_a_tar_archive_advises_unpacking():
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("readme.txt"))
-    with pytest.raises(rustload.UnsupportedError, match="tar archive") as caught:
-        rustload.open(bytearray(out.getvalue()))
-    assert "Unpack it" in caught.value.__notes__[0]
 
 
 def test_the_error_of_safe_open_for_a_missing_name_does_not_mention_a_checkpoint(save):
@@ -164,21 +134,6 @@ def test_the_error_for_a_name_that_is_no_tensor_says_what_it_is(training, name, 
     assert ckpt.get(name, 5) == 5
 
 
-def test_the_error_for_an_attribute_of_an_opaque_value_points_to_state(training):
-    args = rustload.torch.load(training)["args"]
-    with pytest.raises(AttributeError) as caught:
-        args.lr  # noqa: B018 - the access must fail
-    assert (
-        notes(caught.value)
-        == "'argparse.Namespace' is kept as data, and no object was made: .state['lr'] is what the file has"
-    )
-    assert args.state["lr"] == 0.1
-    with pytest.raises(AttributeError) as caught:
-        args.momentum  # noqa: B018
-    assert "see .state" in notes(caught.value)
-    assert not hasattr(args, "__array__")
-
-
 @pytest.mark.parametrize("name", ["to", "float", "mean", "tolist", "device", "cuda"])
 def test_the_error_for_a_tensor_method_of_a_lazy_tensor_advises_materialize(simple, name):
     with pytest.raises(AttributeError, match=f"'LazyTensor' object has no attribute '{name}'") as caught:
@@ -207,46 +162,6 @@ def test_the_error_for_a_function_of_another_library_names_the_equivalent(name, 
     with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:
         getattr(rustload, name)
     assert says in notes(caught.value)
-
-
-def test_an_object_tree_can_be_copied_deeply(training):
-    tree = rustload.open(training).objects
-    copied = copy.deepcopy(tree)
-    assert copied["model"]["a.w"] is tree["model"]["a.w"]
-    assert copy.copy(tree["model"]["a.w"]) is tree["model"]["a.w"]
-
-
-class Rows(torch.utils.data.Dataset):
-    """A data set of a checkpoint's tensors, opened in the parent."""
-
-    def __init__(self, path):
-        self.ckpt = rustload.open(path)
-        self.names = list(self.ckpt)
-
-    def __len__(self):
-        return len(self.names)
-
-    def __getitem__(self, index):
-        return self.ckpt[self.names[index]].materialize(dtype="float64")
-
-
-def test_forked_workers_of_a_data_loader_read_what_their_parent_opened(save):
-    state = {f"t{number}": torch.full((3,), float(number)) for number in range(8)}
-    found = list(torch.utils.data.DataLoader(Rows(save(state)), batch_size=2, num_workers=2))
-    assert torch.equal(torch.cat(found), torch.stack([tensor.double() for tensor in state.values()]))
-
-
-def test_threads_of_asyncio_read_concurrently(save):
-    state = {f"t{number}": torch.full((300,), float(number)) for number in range(16)}
-    ckpt = rustload.open(save(state))
-
-    async def read_all():
-        return await asyncio.gather(
-            *(asyncio.to_thread(ckpt[name].materialize, dtype="float16") for name in ckpt)
-        )
-
-    for tensor, expected in zip(asyncio.run(read_all()), state.values(), strict=True):
-        assert_same_bits(tensor, expected.half())
 
 
 @pytest.mark.parametrize(("dtype", "suggested"), [

@@ -303,16 +303,10 @@ def test_a_whole_module_opens_with_its_parameters():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     ckpt = rustload.open(saved(model), framework="torch")
     state = model.state_dict()
-    assert len(ckpt) == len(state)
+    assert list(ckpt) == list(state)
     by_shape = sorted((lazy.shape, lazy.dtype) for lazy in ckpt.values())
     assert by_shape == sorted((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in state.values())
     assert {found.class_name for found in ckpt.opaque} >= {"torch.nn.modules.linear.Linear"}
-
-
-def test_the_names_of_a_whole_module_are_those_of_its_state_dict():
-    """ATTACKS.md, law 10: names are those of `state_dict()`."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    assert set(rustload.open(saved(model))) == set(model.state_dict())
 
 
 def test_unknown_error_refuses_an_unknown_class():

@@ -79,59 +79,9 @@ def test_a_bare_array_is_named_tensor() -> None:
     assert list(load(np.ones(3))) == ["tensor"]
 
 
-class _Array:
-    def __init__(self, shape: tuple[int, ...], data: bytes, dtype: Any) -> None:
-        self.parts = (shape, data, dtype)
-
-    def __reduce__(self) -> Any:
-        shape, data, dtype = self.parts
-        return (
-            np._core.multiarray._reconstruct,
-            (np.ndarray, (0,), b"b"),
-            (1, shape, np.dtype(dtype), False, data),
-        )
-
-
-class _Scalar:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __reduce__(self) -> Any:
-        return np._core.multiarray.scalar, (np.dtype("f4"), self.data)
-
-
-@pytest.mark.parametrize(
-    "obj",
-    [
-        pytest.param(_Array((3,), b"\0" * 8, "f4"), id="T33 too few bytes"),
-        pytest.param(_Array((2,), b"\0" * 12, "f4"), id="T33 too many bytes"),
-        pytest.param(_Array((-2,), b"\0" * 8, "f4"), id="T33 negative size"),
-        pytest.param(_Array((2**62, 8), b"", "f4"), id="T33 overflowing size"),
-        pytest.param(_Scalar(b"\0" * 3), id="T36 scalar of the wrong length"),
-    ],
-)
-def test_bytes_that_do_not_fit_the_shape_are_refused(obj: Any) -> None:
+def test_an_array_of_a_negative_size_is_refused() -> None:
+    data = pickle.dumps(np.zeros(2, "f4"), 2)
+    assert data.count(b"K\x02\x85") == 1
     with pytest.raises(rustload.FormatError) as caught:
-        load({"x": obj}, 4)
+        rustload.open(data.replace(b"K\x02\x85", b"J\xfe\xff\xff\xff\x85"))
     assert caught.value.code == "NdarrayBounds"
-
-
-def test_a_bare_pickle_has_no_storages() -> None:
-    class Pickler(pickle._Pickler):
-        def persistent_id(self, obj: Any) -> Any:
-            return ("storage", torch.FloatStorage, "0", "cpu", 1) if obj is marker else None
-
-    import io
-
-    marker = object()
-    out = io.BytesIO()
-    args = (marker, 0, (1,), (1,), False, {})
-
-    class Tensor:
-        def __reduce__(self) -> Any:
-            return torch._utils._rebuild_tensor_v2, args
-
-    Pickler(out, 2).dump(Tensor())
-    with pytest.raises(rustload.FormatError) as caught:
-        rustload.open(bytearray(out.getvalue()))
-    assert caught.value.code == "PersistentId"

@@ -60,6 +60,8 @@ def test_the_finding_that_gives_a_file_its_verdict_is_kept_when_the_report_is_fu
         assert report.coverage[0].truncated
         assert report.findings[-1].module == "os"
         assert len(report.findings) < 50
+    # The finding is kept beyond the limit on their number.
+    assert (len(report.findings), len(report.trace), len(report.globals)) == (11, 10, 10)
 
 
 def test_all_files_of_a_scan_share_one_budget(tmp_path: Path):
