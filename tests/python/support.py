@@ -24,11 +24,20 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
+from process_memory import status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+HERE = str(Path(__file__).resolve().parent)
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = {
+    "PYTHONFAULTHANDLER": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH")))),
+}
+"""What the environment of programs that tests run has in addition."""
 STAND_INS = str(Path(__file__).resolve().parent / "stand_ins")
 """The folder of the stand-ins for servers."""
 
@@ -111,6 +120,16 @@ def pickled(obj: Any, protocol: int = 2) -> bytes:
     return pickle.dumps(obj, protocol)
 
 
+class Reduced:
+    """Pickles as a call, with a state to set on the result if there is one."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
 def safetensors_bytes(header: bytes, data: bytes = b"") -> bytes:
     header += b" " * (-len(header) % 8)
     return struct.pack("<Q", len(header)) + header + data
@@ -141,16 +160,34 @@ def child(
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must exit with 0 and write nothing to stderr.
 
-    `env` adds to the environment.
+    It may import from this folder. `env` adds to the environment.
     """
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
-    whole = {**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})}
+    whole = {**os.environ, **CHILD, **(env or {})}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=whole, cwd=cwd, check=False
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=whole,
+        cwd=cwd,
+        check=False,
     )
     if check:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done
+
+
+def program(*args: object, **env: str) -> str:
+    """What a program of this repository prints: `program("-m", "benches.python", "--quick")`; it must exit with 0."""
+    command = [sys.executable, "-W", "ignore", *map(str, args)]
+    whole = {**os.environ, **env}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=110, env=whole, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 TEMPLATE = """
@@ -197,13 +234,7 @@ for line in asked:
 @functools.cache
 def template(imports: str) -> subprocess.Popen[bytes]:
     """A process that has run these imports, and runs code in forks of itself."""
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    env = {
-        **os.environ,
-        "PYTHONFAULTHANDLER": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    command = [sys.executable, "-c", TEMPLATE, imports]
+    command, env = [sys.executable, "-c", TEMPLATE, imports], {**os.environ, **CHILD}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env)
     atexit.register(process.communicate)
     return process
@@ -238,13 +269,13 @@ def forks(
 
 
 def torch_child(
-    code: str, *args: object, timeout: float = 100, check: bool = True
+    code: str, *args: object, timeout: float = 100, check: bool = True, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """As `child`, in a fork of a process that has imported torch and NumPy, which takes longer than most code.
 
     For code whose first use of torch is not what is tested.
     """
-    (done,) = forks("import numpy, torch", textwrap.dedent(code), *args, envs=[{}], timeout=timeout)
+    (done,) = forks("import numpy, torch", textwrap.dedent(code), *args, envs=[env or {}], timeout=timeout)
     if check:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done
@@ -284,8 +315,7 @@ def sizes_of(path: Path) -> tuple[int, int]:
 
 def rss_anon() -> int:
     """This process's anonymous memory in bytes."""
-    with open("/proc/self/status") as status:  # noqa: PTH123 - a proc file, read often
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+    return status("RssAnon")
 
 
 def held_anon() -> int:
@@ -320,6 +350,41 @@ def open_files() -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # another thread closed it meanwhile
             found.append(str(link.readlink()))
     return found
+
+
+def module_of(path: str) -> Any:
+    """A script of this checkout, which is in no package, as a module: `module_of("fuzz/programs.py")`."""
+    source = ROOT / path
+    spec = importlib.util.spec_from_file_location(source.stem, source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+WAIT = """
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+"""Where a program waits until its memory is limited."""
+
+
+def limited_child(nbytes: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Runs Python code, which contains `WAIT`, in a cgroup that holds so many bytes; skips the test where none can be made."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, **CHILD}, text=True, **pipes) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        try:
+            with module_of("benches/memory/limit.py").limited(running.pid, nbytes):
+                out, err = running.communicate("go\n", timeout=100)
+        except OSError as error:
+            running.kill()
+            pytest.skip(f"no cgroup with a limit of memory can be made here: {error}")
+    return subprocess.CompletedProcess(command, running.returncode, out, err)
 
 
 def write_entry_points(folder: Path) -> None:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-SOURCE = Path(__file__).parents[2] / "fuzz" / "differential.py"
+from support import module_of
 
 
 @pytest.fixture(scope="module")
 def differential() -> Any:
-    spec = importlib.util.spec_from_file_location("differential", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["differential"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of("fuzz/differential.py")
 
 
 @pytest.mark.parametrize("target", ["cpython", "weights_only"])
@@ -89,7 +81,7 @@ def test_an_unhashable_element_or_key_is_a_format_error(name: str) -> None:
 def test_random_persistent_ids_are_read_as_torch_reads_them(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(SOURCE.parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "fuzz")
     persistent_ids = importlib.import_module("persistent_ids")
     found = persistent_ids.loop(seed=16, count=1500, form=form)
     assert "0 differences" in found

@@ -258,9 +258,7 @@ def test_no_part_is_copied(save, how):
     path = save({f"t{n}": torch.full((4096, 1024), float(n)) for n in range(6)})
     code = """
     import sys, rustload
-    def status(key):
-        with open("/proc/self/status") as lines:
-            return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+    from process_memory import status
     joined = rustload.concat(rustload.open(sys.argv[1], framework="dlpack").values(), dim=1)
     base = status("VmRSS")
     result = joined.materialize(**eval(sys.argv[2]))

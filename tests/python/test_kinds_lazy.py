@@ -96,17 +96,14 @@ def test_converting_a_legacy_stream_takes_the_memory_of_the_result_and_a_window(
         import sys
         import torch
         import rustload
-
-        def peak():
-            with open("/proc/self/status") as status:
-                return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+        from process_memory import status
 
         torch.ones(4).to(torch.bfloat16)
-        before = peak()
+        before = status("VmHWM")
         ckpt = rustload.open(sys.argv[1], framework="torch")
         tensors = {name: t.materialize(dtype="bfloat16") for name, t in ckpt.items()}
         assert all(t.dtype == torch.bfloat16 and t[0, 0] == 1 for t in tensors.values())
-        print(peak() - before, sum(t.nbytes for t in tensors.values()))
+        print(status("VmHWM") - before, sum(t.nbytes for t in tensors.values()))
     """
     grown, result = map(int, torch_child(code, path).stdout.split())
     assert result == sum(t.nbytes for t in state.values()) // 2

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import struct
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from support import child, sizes_of
+from support import child, module_of, sizes_of
 
 import rustload
 
-spec = importlib.util.spec_from_file_location(
-    "sparse", Path(__file__).resolve().parents[1] / "data" / "sparse.py"
-)
-sparse = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sparse)
+sparse = module_of("tests/data/sparse.py")
 
 
 @pytest.fixture(scope="module", params=["bin", "safetensors"])
@@ -71,11 +65,9 @@ def test_every_tensor_has_its_values_at_its_start_middle_and_end(large, name):
 def test_a_slice_from_the_middle_takes_little_memory(large):
     code = """
     import sys, rustload
+    from process_memory import status
     path, at = sys.argv[1], int(sys.argv[2])
-    def peak():
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) >> 10 for line in status if line.startswith("VmHWM"))
-    before = peak()
+    before = status("VmHWM")
     ckpt = rustload.open(path, framework="dlpack")
     part = ckpt["huge"][at - 10 : at + 10]
     assert memoryview(part.materialize(copy=True))[10] == float(sys.argv[3])
@@ -83,7 +75,7 @@ def test_a_slice_from_the_middle_takes_little_memory(large):
     assert memoryview(part.materialize())[10] == float(sys.argv[3])
     assert memoryview(ckpt["huge"].materialize())[at] == float(sys.argv[3])
     ckpt["middle"][: 1 << 20 : 4096].materialize(copy=True)
-    print(peak() - before)
+    print((status("VmHWM") - before) >> 20)
     """
     at, data = sparse.planted("huge")[1]
     grown = int(child(code, large, at, struct.unpack("<f", data)[0]).stdout)

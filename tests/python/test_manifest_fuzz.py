@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from support import module_of
 
-SOURCE = Path(__file__).parents[2] / "fuzz" / "manifests.py"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _run(seed: int, count: int, folder: Path, *, one_bit: bool) -> dict[str, int]:
-    spec = importlib.util.spec_from_file_location("fuzz_manifests", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fuzz_manifests"] = module
-    spec.loader.exec_module(module)
-    found: dict[str, int] = module.run(seed, count, folder, one_bit=one_bit)
+    found: dict[str, int] = module_of("fuzz/manifests.py").run(seed, count, folder, one_bit=one_bit)
     return found
 
 

@@ -10,30 +10,17 @@ MIB = 1 << 20
 TENSORS, TENSOR_BYTES = 12, 24 * MIB  # 288 MiB
 
 WATCH = """
-import sys, threading, time
+import sys
 import rustload
+from process_memory import Peak
 path, framework = sys.argv[1:3]
 if framework != "dlpack":
     __import__(framework)
-def now():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
-peak, stop = 0, threading.Event()
-def watch():
-    global peak
-    while not stop.is_set():
-        peak = max(peak, now())
-        time.sleep(0.0005)
-watcher = threading.Thread(target=watch)
 ckpt = rustload.open(path, framework=framework)
 ckpt["t0"][:10].materialize()  # initializes what is created once
-base = now()
-watcher.start()
+peak = Peak()
 {work}
-end = now()
-stop.set()
-watcher.join()
-print((max(peak, end) - base) >> 20, (end - base) >> 20)
+print(*peak.stop())
 """
 
 
@@ -98,7 +85,7 @@ def test_out_takes_no_memory_besides_the_window(model):
     work = """
 import torch
 out = torch.empty(6144, 1024, dtype=torch.bfloat16).fill_(1)
-base = now(); peak = 0
+peak.restart()
 for lazy in ckpt.values(): lazy.materialize(out=out)
 """
     peak, end = peak_and_end(model, "torch", work)
@@ -121,12 +108,10 @@ def test_opening_takes_memory_in_proportion_to_the_metadata(tmp_path):
     size = path.stat().st_size
     code = """
     import sys, rustload
-    def now():
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
-    before = now()
+    from process_memory import status
+    before = status("VmHWM")
     ckpt = rustload.open(sys.argv[1])
-    print(len(ckpt), now() - before)
+    print(len(ckpt), status("VmHWM") - before)
     """
     count, grown = map(int, child(code, path).stdout.split())
     assert count == 20_000

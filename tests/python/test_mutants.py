@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import module_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def faults() -> Any:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "tests" / "mutants" / "run.py")
-    mutants = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = mutants  # where dataclasses look for it
-    spec.loader.exec_module(mutants)
-    return mutants.faults()
+    return module_of("tests/mutants/run.py").faults()
 
 
 def test_the_text_of_each_planted_fault_is_in_its_file_once(faults: Any) -> None:

@@ -170,15 +170,11 @@ def test_concurrent_results_do_not_share_recycled_memory(save, collect):
 
 WATCH = """
 import sys, rustload
-def peak():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
-def file_pages():
-    return rustload.memory().file
+from process_memory import status
 path = sys.argv[1]
 ckpt = rustload.open(path, framework="dlpack")
 ckpt["small"].materialize(copy=True)
-base = peak()
+base = status("VmHWM")
 """
 
 
@@ -193,7 +189,7 @@ for _ in range(3):
     for size in (96, 3, 64, 33, 7, 16, 96, 33, 64):
         result = ckpt[f"t{size}"].materialize(copy=True)
         del result
-print((peak() - base) >> 20, rustload.memory().kept >> 20)
+print((status("VmHWM") - base) >> 20, rustload.memory().kept >> 20)
 """
     )
     grown, kept = map(int, child(code, save(tensors)).stdout.split())
@@ -206,10 +202,9 @@ def test_the_pool_is_freed_if_an_allocation_would_fail(save):
     tensors = {f"t{size}": torch.zeros(size * MIB, dtype=torch.uint8) for size in (200, 300)}
     code = """
     import resource, sys, rustload
+    from process_memory import status
     ckpt = rustload.open(sys.argv[1], framework="dlpack")
-    with open("/proc/self/status") as status:
-        now = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))
-    resource.setrlimit(resource.RLIMIT_AS, (now + (420 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + (420 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
     result = ckpt["t200"].materialize(copy=True, threads=1)
     del result
     kept = rustload.memory().kept

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import module_of
 from web_server import Server
 
 import rustload
-
-SOURCE = Path(__file__).parents[2] / "fuzz" / "remote_faults.py"
 
 
 @pytest.fixture(scope="module")
 def faults() -> Any:
     pytest.importorskip("fsspec")
     pytest.importorskip("urllib3")
-    spec = importlib.util.spec_from_file_location("remote_faults", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["remote_faults"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of("fuzz/remote_faults.py")
 
 
 def test_random_faults_give_right_elements_or_errors_with_codes(faults: Any) -> None:

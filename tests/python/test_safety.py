@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support import child, saved, sparse, torch_zip
+from support import Reduced, child, saved, sparse, torch_zip
 
 import rustload
 
@@ -101,12 +101,9 @@ def test_the_payloads_execute_in_pythons_unpickler(canary):
 
 
 def test_tensors_beside_a_payload_are_read(canary):
-    class Evil:
-        def __reduce__(self):
-            return os.system, (f"touch {canary}",)
-
+    call = Reduced(os.system, (f"touch {canary}",))
     ckpt = rustload.open(
-        saved({"w": torch.arange(3), "evil": Evil(), "after": torch.ones(2)}), framework="torch"
+        saved({"w": torch.arange(3), "evil": call, "after": torch.ones(2)}), framework="torch"
     )
     assert list(ckpt) == ["w", "after"]
     assert ckpt["w"].materialize().tolist() == [0, 1, 2]
@@ -305,14 +302,13 @@ def test_a_conjugate_is_resolved_block_by_block(tmp_path):
     path = tmp_path / "m.pt"
     torch.save({"w": torch.zeros(16 << 20, dtype=torch.complex64).conj()}, path)
     code = """
-    import pathlib, sys
+    import sys
     import rustload
-    def peak():  # not ru_maxrss, which counts the parent's memory too
-        return int(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    from process_memory import status  # not ru_maxrss, which counts the parent's memory too
     lazy = rustload.open(sys.argv[1], framework="numpy")["w"]
-    before = peak()
+    before = status("VmHWM")
     found = lazy.materialize(dtype="float16", allow_lossy=True)
-    print(peak() - before >> 10, found.nbytes >> 20)
+    print(status("VmHWM") - before >> 20, found.nbytes >> 20)
     """
     peak, result = map(int, child(code, path).stdout.split())
     assert result == 32

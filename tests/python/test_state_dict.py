@@ -253,23 +253,14 @@ def test_loading_a_module_in_place_takes_little_additional_memory(tmp_path):
     torch.save({f"{n}.weight": torch.full((3072, 2048), float(n)) for n in range(8)}, path)  # 192 MiB
     peak = torch_child(
         """
-        import sys, threading, time, torch, rustload.torch
-        def now():
-            with open("/proc/self/status") as status:
-                return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+        import sys, torch, rustload.torch
+        from process_memory import Peak
         model = torch.nn.Sequential(*(torch.nn.Linear(2048, 3072, bias=False) for _ in range(8)))
-        peak, stop = 0, threading.Event()
-        def watch():
-            global peak
-            while not stop.wait(0.0005):
-                peak = max(peak, now())
-        watcher = threading.Thread(target=watch)
-        base = now()
-        watcher.start()
+        peak = Peak()
         model.load_state_dict(rustload.torch.state_dict(sys.argv[1]))
-        stop.set(); watcher.join()
+        found, _ = peak.stop()
         assert float(model[7].weight.detach()[9, 9]) == 7
-        print((max(peak, now()) - base) >> 20)
+        print(found)
         """,
         path,
     ).stdout

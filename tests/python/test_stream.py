@@ -198,10 +198,8 @@ def test_tensors_larger_than_the_window_are_streamed(save):
 
 PEAK = """
 import os, sys, time, rustload
+from process_memory import status
 path, how = sys.argv[1], eval(sys.argv[2])
-def status(key):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 def threads():
     # A thread that was joined may stay listed for a moment.
     end = time.monotonic() + 2

@@ -5,35 +5,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import pickle
 import pickletools
-import sys
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from attacks import CASES
+from support import Reduced, module_of
 
 import rustload
 
-SOURCE = Path(__file__).parents[2] / "fuzz" / "programs.py"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ARCHIVES = [case for case in CASES if case.id[0] == "X" and ("X70" <= case.id <= "X89" or case.id == "X125")]
 
 
 @pytest.fixture(scope="module")
 def programs() -> Any:
-    spec = importlib.util.spec_from_file_location("programs", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["programs"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of("fuzz/programs.py")
 
 
 def test_random_programs_are_read_as_torch_reads_them(programs: Any) -> None:
@@ -49,16 +43,6 @@ def test_a_named_case_is_read_as_torch_reads_it_or_refused(case: Any, programs: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs.compare_file(path.read_bytes())
-
-
-class Reduced:
-    """Pickled as a call, and a state."""
-
-    def __init__(self, *reduced: Any) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> Any:
-        return self.reduced
 
 
 RAW = np.arange(6, dtype="f4").tobytes()

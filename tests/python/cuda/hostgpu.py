@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import fakecuda
 import pytest
 import torch
+from dlpack_structs import DLManagedTensor
 
 import rustload
 from rustload import _rustload
@@ -26,29 +27,6 @@ if TYPE_CHECKING:
 
     from rustload._cuda.packed import Tile
     from rustload._rustload import Buffer
-
-
-class _DLTensor(ctypes.Structure):
-    """dlpack.h 1.0: DLTensor."""
-
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Managed(ctypes.Structure):
-    """dlpack.h 0.8: DLManagedTensor."""
-
-    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -67,8 +45,8 @@ def _delete(address: int) -> None:
 def as_gpu_memory(row: torch.Tensor, device: int = 0) -> Buffer:
     """Imports 1-D host `uint8` memory as memory of the fake GPU."""
     shape = (ctypes.c_int64 * 1)(row.numel())
-    managed = _Managed(deleter=ctypes.cast(_delete, ctypes.c_void_p))
-    tensor = managed.tensor
+    managed = DLManagedTensor(deleter=ctypes.cast(_delete, ctypes.c_void_p))
+    tensor = managed.dl_tensor
     tensor.data, tensor.device_type, tensor.device_id = row.data_ptr() | fakecuda.TAG, 2, device
     tensor.ndim, tensor.code, tensor.bits, tensor.lanes = 1, 1, 8, 1
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
