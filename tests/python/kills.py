@@ -32,6 +32,7 @@ import numpy as np
 from fuse_folder import names_in
 
 import rustload
+from rustload import _rustload
 
 TENSORS = 12
 ELEMENTS = 1 << 18
@@ -114,6 +115,7 @@ FOLDERS: dict[str, Operation] = {
     "folder-resume": resume_folder,
 }
 OPERATIONS = FILES | FOLDERS
+RACES = (*FILES, "folder", "folder-convert")
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -275,19 +277,21 @@ class Kills:
 
     def race(self, rounds: int) -> None:
         """Lets two writers have one target at once: one wins, the other is refused."""
-        target = self._out / "m.safetensors"
-        source = self._folder / "source" / "0" / target.name
-        for number in range(rounds):
-            operation = list(FILES.values())[number % len(FILES)]
-            target.unlink(missing_ok=True)
+        for name in RACES * rounds:
+            target = self._target(name)
+            self._remove(target)
             waits, releases = os.pipe()
 
-            def work(operation: Operation = operation, waits: int = waits) -> None:
-                held = rustload.Writer(target, {"x": ("int8", (1,))})
+            def work(name: str = name, target: Path = target, waits: int = waits) -> None:
+                held: Any = (
+                    _rustload.FolderStage(os.fspath(target), "m", overwrite=False)
+                    if name in FOLDERS
+                    else rustload.Writer(target, {"x": ("int8", (1,))})
+                )
                 # Until the other one was refused.
                 select.select([waits], [], [], 60)
                 held.discard()
-                operation(source, target)
+                OPERATIONS[name](self._folder / "source" / "0" / target.name, target)
 
             children = {forked(work), forked(work)}
             refused, status = os.wait()
@@ -316,7 +320,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         kills = Kills(Path(folder), args.seed)
         kills.run(names, args.kills)
-        kills.race(20)
+        kills.race(4)
     for what, count in sorted(kills.counts.items()):
         sys.stdout.write(f"{count:6} {what}\n")
 

@@ -485,24 +485,6 @@ def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_snapshot_of_the_hub_is_copied_with_the_content_of_its_blobs(tmp_path: Path) -> None:
-    repository = tmp_path / "models--org--name"
-    snapshot = repository / "snapshots" / "0123abc"
-    snapshot.mkdir(parents=True)
-    (repository / "blobs").mkdir()
-    torch.save(tensors(1), repository / "blobs" / "aa")
-    (repository / "blobs" / "bb").write_text("{}")
-    (snapshot / "pytorch_model.bin").symlink_to("../../blobs/aa")
-    (snapshot / "config.json").symlink_to("../../blobs/bb")
-    rustload.convert(snapshot, tmp_path / "one", copy_others=True)
-    assert names(tmp_path / "one") == ["config.json", "model.safetensors"]
-    assert not (tmp_path / "one" / "config.json").is_symlink()
-    (tmp_path / "secret").write_text("not of the repository")
-    (snapshot / "notes.txt").symlink_to("../../../secret")
-    with pytest.raises(ValueError, match="outside of the folder"):
-        rustload.convert(snapshot, tmp_path / "two", copy_others=True)
-
-
 READS = """
 import sys, rustload, torch
 from pathlib import Path

@@ -34,18 +34,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 def test_killed_writers_leave_nothing_half_done(folder: Path) -> None:
     # A process of its own, as it forks.
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(HARNESS),
-        str(folder),
-        "--kills",
-        "40",
-        "--operations",
-        QUICK,
-    ]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    command = [sys.executable, "-W", "ignore", str(HARNESS), str(folder), "--kills", "40"]
+    done = subprocess.run([*command, "--operations", QUICK], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "two writers: one won, one was refused" in done.stdout
 

@@ -19,13 +19,14 @@ import fuse_folder
 import numpy as np
 import pytest
 import torch
+from folder_faults import mounted
 from fuse_folder import names_in
 
 import rustload
 from rustload._cli.command import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 MIB = 1 << 20
@@ -45,18 +46,6 @@ def whole(source: Path) -> bytes:
     path = source.with_name("whole.safetensors")
     rustload.save(rustload.open(source), path)
     return path.read_bytes()
-
-
-@contextlib.contextmanager
-def mounted(path: Path, *arguments: str) -> Iterator[Path]:
-    path.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", *arguments, str(path)], check=False, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no such file system can be mounted here: {done.stderr}")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
 
 
 def test_after_a_failed_fsync_a_resumed_call_writes_everything(
