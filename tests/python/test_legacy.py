@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 import struct
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import Reduced
 
 import rustload
 
@@ -25,21 +25,13 @@ class Storage:
         self.pid = pid
 
 
-class _Reduce:
-    def __init__(self, function: Any, args: tuple[Any, ...]) -> None:
-        self.parts = (function, args)
-
-    def __reduce__(self) -> Any:
-        return self.parts
-
-
 class _Pickler(pickle._Pickler):  # the Python implementation, which calls an overridden persistent_id
     def persistent_id(self, obj: Any) -> Any:
         return obj.pid if isinstance(obj, Storage) else None
 
 
-def tensor(storage: Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> _Reduce:
-    return _Reduce(torch._utils._rebuild_tensor_v2, (storage, offset, size, stride, False, OrderedDict()))
+def tensor(storage: Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Reduced:
+    return Reduced(torch._utils._rebuild_tensor_v2, (storage, offset, size, stride, False, OrderedDict()))
 
 
 def stream(
@@ -120,39 +112,6 @@ def test_values_strides_and_sharing_equal_torchs(tmp_path: Path, dtype: torch.dt
     assert found["whole"].data_ptr() == found["transposed"].data_ptr()
 
 
-def test_tensors_of_a_module_are_named_as_in_its_state_dict(tmp_path: Path) -> None:
-    class Tied(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = torch.nn.Embedding(5, 3)
-            self.head = torch.nn.Linear(3, 5, bias=False)
-            self.head.weight = self.embed.weight
-            self.norm = torch.nn.BatchNorm1d(3)
-            self.register_buffer("mask", torch.ones(2), persistent=False)
-
-    globals()["Tied"] = Tied
-    Tied.__qualname__ = "Tied"
-    model = Tied()
-    expected = model.state_dict()
-    for new_format in (False, True):
-        path = tmp_path / "model.pt"
-        warnings.simplefilter("ignore")  # torch cannot find the source of a class defined here
-        torch.save(model, path, _use_new_zipfile_serialization=new_format)
-        with rustload.open(path, framework="torch") as ckpt:
-            assert list(ckpt) == list(expected)
-            assert ["embed.weight", "head.weight"] in ckpt.tied
-            assert ckpt["embed.weight"].is_parameter
-            assert not ckpt["norm.running_mean"].is_parameter
-            for name, t in ckpt.items():
-                assert torch.equal(t.materialize(), expected[name])
-            mask = ckpt.objects.state["_buffers"]["mask"]
-            assert mask.name == ""
-            assert mask.path == ()
-            assert mask.materialize().tolist() == [1, 1]
-            classes = {found.class_name for found in ckpt.opaque}
-            assert "torch.nn.modules.linear.Linear" in classes
-
-
 def test_views_of_torch_before_0_4_are_read() -> None:
     obj = {
         "root": tensor(floats(), 0, (4,), (1,)),
@@ -191,7 +150,7 @@ GOOD = {"w": tensor(floats(), 0, (4,), (1,))}
 
 def test_c18_a_call_in_the_system_information_is_not_executed(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    data = stream(GOOD, ["7"], [(4, FLOATS)], system=_Reduce(Path.touch, (canary,)))
+    data = stream(GOOD, ["7"], [(4, FLOATS)], system=Reduced(Path.touch, (canary,)))
     assert "system information imports" in rustload.open(bytearray(data)).notes[0]
     with pytest.raises(rustload.DisallowedError):
         rustload.open(bytearray(data), unknown="error")

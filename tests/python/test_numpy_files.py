@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from attacks.n_numpy import npy as npy_bytes
 from attacks.n_numpy import plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cli
+from support import Reduced, cli
 
 import rustload
 import rustload.torch
@@ -211,29 +212,6 @@ def test_a_big_endian_array_has_no_view(tmp_path: Path):
     rustload.open(path, framework="numpy")["arr_0"].materialize(copy=False)
 
 
-def test_an_array_of_an_archive_is_viewed_where_it_is_aligned(tmp_path: Path):
-    path = tmp_path / "arrays.npz"
-    seen = set()
-    for length in range(1, 9):
-        np.savez(path, **{"n" * length: np.arange(6.0)})
-        t = rustload.open(path, framework="numpy")["n" * length]
-        try:
-            same(t.materialize(copy=False), np.arange(6.0))
-            seen.add("view")
-        except BufferError:
-            seen.add("copy")
-        same(t.materialize(), np.arange(6.0))
-    assert seen == {"view", "copy"}
-
-
-def test_a_deflated_array_has_no_view(tmp_path: Path):
-    path = tmp_path / "arrays.npz"
-    np.savez_compressed(path, a=np.arange(6.0))
-    with pytest.raises(BufferError) as caught:
-        rustload.open(path, framework="numpy")["a"].materialize(copy=False)
-    assert caught.value.code == "RecordCompressed"  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("write", ["npy", "npy_unaligned", "npz", "npz_deflated"])
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("layout", "CF")
@@ -414,14 +392,6 @@ def test_an_array_of_no_numbers_is_an_error_alone_and_listed_in_an_archive(class
     assert (caught.value.code, caught.value.member) == (code, "other.npy")
 
 
-def test_bfloat16_of_ml_dtypes_is_void_to_numpy_and_not_read():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    data = npy(np.ones(2, ml_dtypes.bfloat16))
-    assert np.load(io.BytesIO(data)).dtype == np.dtype("V2")
-    with pytest.raises(rustload.UnsupportedError):
-        opened(data)
-
-
 def test_classes_in_an_archive_are_counted():
     made = {f"o{number}": np.array([None]) for number in range(40)}
     (found,) = opened(npz(np.savez, a=np.ones(1), **made)).opaque
@@ -439,16 +409,6 @@ def test_every_cut_of_a_file_is_an_error(tmp_path: Path):
     with pytest.raises(rustload.FormatError, match="cut short") as caught:
         rustload.open(path)
     assert (caught.value.code, caught.value.path) == ("Truncated", str(path))
-
-
-def test_a_file_that_changes_while_it_is_open_is_an_error(tmp_path: Path):
-    path = tmp_path / "arrays.npz"
-    np.savez_compressed(path, a=np.arange(1000))
-    ckpt = rustload.open(path, framework="numpy")
-    np.savez_compressed(path, a=np.zeros(2000))
-    with pytest.raises(rustload.FormatError) as caught:
-        ckpt["a"].materialize(copy=True)
-    assert caught.value.code == "FileChanged"
 
 
 # Headers that nobody wrote
@@ -496,16 +456,9 @@ def test_a_scan_calls_arrays_of_numbers_inert(tmp_path: Path, save: Callable[...
     assert (report.verdict, list(report.findings), report.files[0].format) == ("inert", [], "npy")
 
 
-class Call:
-    def __reduce__(self) -> tuple[Any, ...]:
-        import posix
-
-        return posix.system, ("true",)
-
-
 @pytest.mark.parametrize("write", ["npy", "savez", "savez_compressed"])
 def test_a_scan_finds_the_call_in_an_array_of_objects(write: str):
-    array = np.array([Call()], dtype=object)
+    array = np.array([Reduced(os.system, ("true",))], dtype=object)
     data = (
         npy(array)
         if write == "npy"

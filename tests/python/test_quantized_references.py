@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from quantized_case import Case, fp4, power
-from quantized_files import CASES, logical, write
-from quantized_refused import LOOK_ALIKES, REFUSED
-from safetensors.torch import save_file
+from quantized_files import CASES, logical
 from support import assert_same_bits, assert_same_values
-
-import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def reference(module: str, name: str) -> Any:
@@ -96,7 +89,7 @@ def test_small_floats_are_those_of_ml_dtypes() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_is_a_whole_checkpoint(name: str, tmp_path: Path) -> None:
+def test_a_case_is_a_whole_checkpoint(name: str) -> None:
     found = CASES[name]()
     assert found.name == name
     again = CASES[name]()
@@ -109,25 +102,3 @@ def test_a_case_is_a_whole_checkpoint(name: str, tmp_path: Path) -> None:
         assert weight.to(torch.float64).isfinite().sum() > weight.numel() / 2, "most elements say something"
         assert {found.codes[key], *found.companions[key]} <= found.tensors.keys()
     assert logical(found).keys() >= found.plain.keys()
-    for kind in ("safetensors", "pt", "sharded"):
-        stored = rustload.open(write(found, tmp_path / kind)).materialize()
-        for key, tensor in found.tensors.items():
-            assert_same_values(stored[key], tensor)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_checkpoint_is_one_that_only_its_scheme_spoils(name: str, tmp_path: Path) -> None:
-    found = REFUSED[name]()
-    (codes,) = found.codes.values()
-    assert codes in found.tensors
-    assert not found.weights
-    stored = rustload.open(write(found, tmp_path)).materialize()
-    assert_same_bits(stored[codes], found.tensors[codes])
-
-
-@pytest.mark.parametrize("name", LOOK_ALIKES)
-def test_a_look_alike_is_what_it_is(name: str, tmp_path: Path) -> None:
-    save_file(LOOK_ALIKES[name], tmp_path / "m.safetensors")
-    found = rustload.open(tmp_path / "m.safetensors").materialize(dequantize=True)
-    for key, tensor in LOOK_ALIKES[name].items():
-        assert_same_bits(found[key], tensor)

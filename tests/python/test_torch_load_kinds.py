@@ -41,7 +41,3 @@ def test_a_nested_tensor_is_opaque(name: str) -> None:
     assert isinstance(rustload.torch.load(data), rustload.Opaque)
     with pytest.raises(pickle.UnpicklingError, match=r"^Weights only load failed\."):
         rustload.torch.load(data, unknown="error")
-
-
-def test_there_are_at_least_63_kinds() -> None:
-    assert len(make_kinds.KINDS) >= 63
