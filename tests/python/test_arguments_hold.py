@@ -14,7 +14,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import pickled, saved
+from support import Reduced, pickled, saved
 
 import rustload
 import rustload.torch
@@ -271,12 +271,8 @@ def test_a_drop_in_of_safetensors_refuses_a_pickle_of_that_name(
 
 
 def test_a_hostile_pickle_named_as_safetensors_is_no_empty_file(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> Any:
-            return print, ("executed",)
-
     path = tmp_path / "model.safetensors"
-    path.write_bytes(pickle.dumps(Evil()))
+    path.write_bytes(pickle.dumps(Reduced(print, ("executed",))))
     for load in (names_of, loaded):
         for options in ({}, {"unknown": "error"}):
             if load is names_of and options:

@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 from schemas import errors
+from support import Reduced
 from torch.distributed import checkpoint as dcp
 
 import rustload
@@ -29,13 +30,6 @@ pytestmark = [
 ]
 
 EVIL = b"\x80\x02}X\x01\x00\x00\x00acposix\nsystem\nX\x01\x00\x00\x00x\x85Rs."
-
-
-class Runs:
-    """A value that runs a program when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("echo hello",)
 
 
 @functools.cache
@@ -132,7 +126,11 @@ def test_a_pickle_has_the_names_of_its_classes_and_its_verdict(capsys: pytest.Ca
 def test_the_files_of_a_distributed_checkpoint_are_listed_hashed_and_scanned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    dcp.save({"w": torch.ones(3), "value": Runs()}, checkpoint_id="saved", no_dist=True)
+    dcp.save(
+        {"w": torch.ones(3), "value": Reduced(os.system, ("echo hello",))},
+        checkpoint_id="saved",
+        no_dist=True,
+    )
     for path in ("saved", "saved/.metadata", Path("saved").absolute()):
         (model,) = bom(capsys, path, "--hashes")["components"]
         assert {file["name"]: file["hashes"][0]["content"] for file in model["components"]} == {

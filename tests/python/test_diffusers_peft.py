@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from support import assert_same_bits
+from support import Reduced, assert_same_bits
 from test_dtensor import Counted
 
 import rustload
@@ -102,18 +102,15 @@ def test_a_pickle_that_would_execute_is_not_run(folder, diffusers, tmp_path):
 
     from rustload.diffusers import from_pretrained
 
-    class Call:
-        def __reduce__(self):
-            return (tmp_path / "ran").touch, ()
-
+    evil = Reduced((tmp_path / "ran").touch, ())
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     file = copy / "unet" / "diffusion_pytorch_model.bin"
     state = torch.load(file, weights_only=True)
-    torch.save({**state, "evil": Call()}, file)
+    torch.save({**state, "evil": evil}, file)
     assert from_pretrained(diffusers.UNet2DConditionModel, copy / "unet") is not None
     assert not (tmp_path / "ran").exists()
-    (copy / "unet" / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps(Call()))
+    (copy / "unet" / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps(evil))
     with pytest.raises(rustload.ModelMismatchError):
         from_pretrained(diffusers.DiffusionPipeline, copy, tokenizer=None)
     assert not (tmp_path / "ran").exists()

@@ -27,7 +27,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint
-from support import saved
+from support import Reduced, saved
 
 import rustload
 
@@ -557,26 +557,8 @@ def test_small_torch_values_are_not_opaque() -> None:
     assert rustload.open(saved(values), unknown="error").opaque == []
 
 
-class OldTensor:
-    """Pickles as a tensor of torch 0.1 did."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        storage = torch.ones(2)._typed_storage()
-        return torch._utils._rebuild_tensor, (storage, 0, (2,), (1,))
-
-
 class Subclass(torch.Tensor):
     """A tensor with another class and nothing else."""
-
-
-class Reduced:
-    """Pickles as a call, with a state to set on the result if there is one."""
-
-    def __init__(self, *reduced: Any) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.reduced
 
 
 class Wrapper(torch.Tensor):
@@ -621,7 +603,12 @@ def parameter_with_attributes() -> torch.nn.Parameter:
 
 
 REBUILT: dict[str, tuple[str, str, str, Callable[[], Any]]] = {
-    "a tensor of torch 0.1": ("torch._utils._rebuild_tensor", "tensor", "tensor", OldTensor),
+    "a tensor of torch 0.1": (
+        "torch._utils._rebuild_tensor",
+        "tensor",
+        "tensor",
+        lambda: Reduced(torch._utils._rebuild_tensor, (torch.ones(2)._typed_storage(), 0, (2,), (1,))),
+    ),
     "a tensor": ("torch._utils._rebuild_tensor_v2", "tensor", "tensor", lambda: torch.ones(2)),
     "a lazy conjugate": (
         "torch._utils._rebuild_tensor_v2",

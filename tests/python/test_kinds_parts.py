@@ -11,21 +11,11 @@ import numpy as np
 import pytest
 import torch
 from quiet import within
-from support import child, saved
+from support import Reduced, child, saved
 
 import rustload
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*quant.*:UserWarning")
-
-
-class Reduced:
-    """Pickles as a call, with a state to set on the result if there is one."""
-
-    def __init__(self, *reduced: Any) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.reduced
 
 
 def numbers() -> torch.Tensor:
@@ -498,15 +488,10 @@ def test_attributes_of_a_parameter_are_kept() -> None:
 
 
 def test_attributes_of_many_tensors_take_linear_time() -> None:
-    class Noted:
-        def __init__(self, tensor: torch.Tensor) -> None:
-            self.tensor = tensor
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return torch._utils._rebuild_parameter_with_state, (self.tensor, True, {}, {"note": 1})
-
-    tensor = torch.zeros(4)
-    ckpt = rustload.open(saved({f"{number}": Noted(tensor) for number in range(10_000)}))
+    rebuild, tensor = torch._utils._rebuild_parameter_with_state, torch.zeros(4)
+    ckpt = rustload.open(
+        saved({f"{number}": Reduced(rebuild, (tensor, True, {}, {"note": 1})) for number in range(10_000)})
+    )
     start = time.process_time()
     assert all(handle.attributes == {"note": 1} for handle in ckpt.values())
     assert within(time.process_time() - start, 2)

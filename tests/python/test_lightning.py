@@ -13,7 +13,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from support import assert_same_bits, held_anon, torch_child
+from support import Reduced, assert_same_bits, held_anon, torch_child
 
 import rustload
 import rustload.torch
@@ -171,19 +171,11 @@ def test_pytorch_lightning_gets_a_subclass_of_its_own_class(tmp_path):
     assert printed.splitlines()[-1] == "{'args': Namespace(x=1), 'state_dict': {}} False"
 
 
-class MakesFolder:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.mark.parametrize("key", ["callbacks", "my_state"])
 def test_an_object_of_another_class_is_an_error_that_names_it_and_is_not_created(
     checkpoint_io, save, tmp_path, key
 ):
-    value = {"inner": [(1, MakesFolder(tmp_path / "ran"))]}
+    value = {"inner": [(1, Reduced(os.mkdir, (str(tmp_path / "ran"),)))]}
     path = save({"state_dict": {}, key: value, "hyper_parameters": {"level": Level.LOW}}, "run.ckpt")
     with pytest.raises(rustload.UnsupportedError) as caught:
         checkpoint_io().load_checkpoint(path)

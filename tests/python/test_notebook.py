@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from quiet import within
-from support import child, sparse
+from support import Reduced, child, sparse
 
 import rustload
 import rustload.torch
@@ -215,12 +215,9 @@ def test_hostile_names_in_a_scan_are_text(name):
 
 
 def test_a_scan_of_many_files_is_cut(tmp_path):
-    class Call:
-        def __reduce__(self):
-            return print, ("<b>" * 50,)
-
+    call = Reduced(print, ("<b>" * 50,))
     for number in range(300):
-        (tmp_path / f"f{number:03}.pkl").write_bytes(pickle.dumps([Call()] * (number % 7)))
+        (tmp_path / f"f{number:03}.pkl").write_bytes(pickle.dumps([call] * (number % 7)))
     report = rustload.scan(tmp_path)
     page = check(report._repr_html_())
     shown = page.text.count(".pkl: ")

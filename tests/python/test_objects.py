@@ -22,7 +22,7 @@ import torch
 from attacks import pickles as asm
 from attacks.zips import around
 from quiet import within
-from support import assert_same_bits, pickled, saved, torch_zip
+from support import Reduced, assert_same_bits, pickled, saved, torch_zip
 
 import rustload
 
@@ -74,11 +74,8 @@ def test_nan_stays_nan():
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_a_list_made_by_a_call_is_a_list(protocol):
-    class Made:
-        def __reduce__(self):
-            return list, ((1, 2, 3),)
-
-    found = rustload.open(saved({"x": Made()}, pickle_protocol=protocol)).objects["x"]
+    made = Reduced(list, ((1, 2, 3),))
+    found = rustload.open(saved({"x": made}, pickle_protocol=protocol)).objects["x"]
     assert (type(found), found) == (list, [1, 2, 3])
 
 

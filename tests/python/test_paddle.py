@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import Reduced
 
 import rustload
 import rustload.torch
@@ -117,24 +118,14 @@ def test_tied_tensors_are_tied() -> None:
     assert ckpt.tied == [["a", "b"]]
 
 
-class Call:
-    """Pickles as a call."""
-
-    def __init__(self, function: Any, *args: Any) -> None:
-        self.parts = (function, args)
-
-    def __reduce__(self) -> Any:
-        return self.parts
-
-
 def test_other_calls_of_tuple_and_list_are_tuples_and_lists() -> None:
     array = np.arange(3, dtype="f4")
     value = {
-        "of_list": Call(tuple, [array, 1]),
-        "of_tuple": Call(tuple, (array, "name", 2)),
-        "list": Call(list, (array, 1)),
-        "empty": Call(tuple),
-        "number": Call(tuple, ("name", 5)),
+        "of_list": Reduced(tuple, ([array, 1],)),
+        "of_tuple": Reduced(tuple, ((array, "name", 2),)),
+        "list": Reduced(list, ((array, 1),)),
+        "empty": Reduced(tuple, ()),
+        "number": Reduced(tuple, (("name", 5),)),
     }
     ckpt = rustload.open(pickle.dumps(value), framework="numpy")
     assert list(ckpt) == ["of_list.0", "of_tuple.0", "list.0"]
@@ -150,7 +141,7 @@ def test_other_calls_of_tuple_and_list_are_tuples_and_lists() -> None:
 @pytest.mark.parametrize("argument", ["text", b"bytes", 5, {"a": 1}, None])
 def test_tuples_of_other_values_stay_data(argument: object) -> None:
     """Characters, bytes and keys are not followed, and a number is an error in Python."""
-    ckpt = rustload.open(pickle.dumps({"x": Call(tuple, argument)}))
+    ckpt = rustload.open(pickle.dumps({"x": Reduced(tuple, (argument,))}))
     assert isinstance(ckpt.objects["x"], rustload.Opaque)
 
 

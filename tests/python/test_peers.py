@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import Reduced
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
@@ -16,15 +17,10 @@ from benches.peers import __main__ as comparison
 from benches.peers import driver, executes, files
 
 
-class Payload:
-    def __reduce__(self):
-        return os.system, ('touch "$RUSTLOAD_CANARY/ran"',)
-
-
 @pytest.fixture
 def attack(tmp_path):
     path = tmp_path / "attack.bin"
-    path.write_bytes(pickle.dumps(Payload()))
+    path.write_bytes(pickle.dumps(Reduced(os.system, ('touch "$RUSTLOAD_CANARY/ran"',))))
     return path
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from support import DTYPES, assert_same_bits, patterns, saved
+from support import DTYPES, Reduced, assert_same_bits, patterns, saved
 
 import rustload
 import rustload.torch
@@ -40,23 +40,13 @@ def test_a_structured_or_subarray_dtype_is_not_read_as_a_plain_one() -> None:
         assert list(rustload.open(changed)) == []
 
 
-class Reduce:
-    """Pickles as a call."""
-
-    def __init__(self, function: Any, *args: Any) -> None:
-        self.parts = (function, args)
-
-    def __reduce__(self) -> Any:
-        return self.parts
-
-
-def tensor_on(storage: Any, count: int = 3) -> Reduce:
+def tensor_on(storage: Any, count: int = 3) -> Reduced:
     """A tensor on a storage, as torch writes it."""
-    return Reduce(torch._utils._rebuild_tensor_v2, storage, 0, (count,), (1,), False, OrderedDict())
+    return Reduced(torch._utils._rebuild_tensor_v2, (storage, 0, (count,), (1,), False, OrderedDict()))
 
 
-def load_from(stream: bytes) -> Reduce:
-    return Reduce(torch.storage._load_from_bytes, stream)
+def load_from(stream: bytes) -> Reduced:
+    return Reduced(torch.storage._load_from_bytes, (stream,))
 
 
 def storage_stream(tensor: torch.Tensor) -> bytes:
@@ -319,15 +309,8 @@ def test_bytes_that_are_no_legacy_stream_are_kept_without_a_tensor(given: Any) -
 def test_a_call_with_other_arguments_is_kept() -> None:
     stream = storage_stream(torch.ones(3))
 
-    class Built(Reduce):
-        def __reduce__(self) -> Any:
-            return (*super().__reduce__(), {"a": 1})
-
-    for call in (
-        Reduce(torch.storage._load_from_bytes),
-        Reduce(torch.storage._load_from_bytes, stream, stream),
-        Built(torch.storage._load_from_bytes, stream),
-    ):
+    for reduced in (((),), ((stream, stream),), ((stream,), {"a": 1})):
+        call = Reduced(torch.storage._load_from_bytes, *reduced)
         ckpt = rustload.open(pickle.dumps({"x": call}, 4))
         assert len(ckpt) == 0
         assert ckpt.objects["x"].class_name == "torch.storage._load_from_bytes"
@@ -339,19 +322,16 @@ def test_a_tensor_outside_its_storage_is_refused() -> None:
     # Bytes of the stream before and after the storage are not part of it.
     for offset, count in ((1, 3), (-1, 3)):
         args = (load_from(stream), offset, (count,), (1,), False, OrderedDict())
-        assert refused(Reduce(torch._utils._rebuild_tensor_v2, *args)).code == "TensorBounds"
+        assert refused(Reduced(torch._utils._rebuild_tensor_v2, args)).code == "TensorBounds"
 
 
 def test_items_and_a_parameter_on_a_storage_are_refused() -> None:
     stream = storage_stream(torch.ones(3))
 
-    class Items(Reduce):
-        def __reduce__(self) -> Any:
-            return (*super().__reduce__(), None, None, iter([("a", 1)]))
-
-    assert refused(Items(torch.storage._load_from_bytes, stream)).code == "PickleType"
+    items = Reduced(torch.storage._load_from_bytes, (stream,), None, None, iter([("a", 1)]))
+    assert refused(items).code == "PickleType"
     # A storage is not a tensor.
-    rebuilt = Reduce(torch._utils._rebuild_parameter, load_from(stream), False, OrderedDict())
+    rebuilt = Reduced(torch._utils._rebuild_parameter, (load_from(stream), False, OrderedDict()))
     assert isinstance(rustload.open(pickle.dumps(rebuilt, 4)).objects, rustload.Opaque)
 
 

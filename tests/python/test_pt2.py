@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import DTYPES, bits, patterns
+from support import DTYPES, Reduced, bits, patterns
 from torch.export.pt2_archive._package import package_pt2
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -500,11 +500,6 @@ def test_fake_tensors_are_meta_tensors(tmp_path):
         assert caught.value.code == "MetaTensor"
 
 
-class Runs:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("true",)
-
-
 def test_custom_objects_are_listed_and_never_loaded(files):
     """What `_package_constants` writes for a TorchScript object and for another one."""
 
@@ -524,7 +519,7 @@ def test_custom_objects_are_listed_and_never_loaded(files):
     file = io.BytesIO(repacked(files["linear"], change))
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("linear/data/constants/custom_obj_0", script)
-        archive.writestr("linear/data/constants/opaque_obj_0", pickle.dumps(Runs()))
+        archive.writestr("linear/data/constants/opaque_obj_0", pickle.dumps(Reduced(os.system, ("true",))))
     with rustload.open(file.getvalue()) as ckpt:
         assert sorted(ckpt) == ["bias", "weight"]
         listed = {found.class_name: found.at for found in ckpt.opaque}
@@ -538,16 +533,12 @@ def test_torch_runs_what_the_scan_reports(files, tmp_path):
     """The expressions of a graph and its sample inputs: torch executes the payloads that the scan finds."""
     canary = tmp_path / "canary"
 
-    class Touches:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.system, (f"touch {canary}",)
-
     call = f"__import__('os').system('touch {canary}')"
     changes = {
         "models/shapes.json": lambda data: re.sub(
             rb'"expr_str": "[^"]*"', f'"expr_str": "{call}"'.encode(), data
         ),
-        "data/sample_inputs/model.pt": lambda _: saved(((Touches(),), {})),
+        "data/sample_inputs/model.pt": lambda _: saved(((Reduced(os.system, (f"touch {canary}",)),), {})),
     }
     changes["models/model.json"] = changes.pop("models/shapes.json")
     for member, change in changes.items():

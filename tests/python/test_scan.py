@@ -31,7 +31,7 @@ import numpy as np
 import pytest
 import torch
 from attacks import pickles as asm
-from support import child, safetensors_bytes
+from support import Reduced, child, safetensors_bytes
 
 import rustload
 
@@ -59,19 +59,12 @@ def codes(report: rustload.ScanReport) -> set[str]:
     return {found.code for found in report.findings}
 
 
-class Evil:
-    def __reduce__(self) -> Any:
-        return os.system, ("echo executed",)
+EVIL = Reduced(os.system, ("echo executed",))
 
 
-class Loads:
+def loads(data: bytes) -> Reduced:
     """Bytes that unpickling hands to `pickle.loads`."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __reduce__(self) -> Any:
-        return pickle.loads, (self.data,)
+    return Reduced(pickle.loads, (data,))
 
 
 class Color(enum.Enum):
@@ -249,7 +242,7 @@ class TestContainers:
     def test_zip_and_legacy_files_are_scanned(self, legacy: bool) -> None:
         options = {"_use_new_zipfile_serialization": not legacy}
         assert rustload.scan(torch_bytes({"w": torch.ones(3)}, **options)).verdict == "inert"
-        report = rustload.scan(torch_bytes({"w": torch.ones(3), "e": Evil()}, **options))
+        report = rustload.scan(torch_bytes({"w": torch.ones(3), "e": EVIL}, **options))
         [found] = report.findings
         assert (found.verdict, found.module, found.name, found.arguments) == (
             "would execute",
@@ -285,7 +278,7 @@ class TestContainers:
         assert report.verdict == "would execute"
 
     def test_a_truncated_archive_is_scanned_up_to_its_end(self) -> None:
-        data = torch_bytes({"e": Evil(), "w": torch.ones(1000)})
+        data = torch_bytes({"e": EVIL, "w": torch.ones(1000)})
         report = rustload.scan(data[: len(data) // 2])
         assert (report.verdict, report.complete) == ("would execute", False)
         good = torch_bytes({"w": torch.ones(1000)})
@@ -383,7 +376,7 @@ class TestContainers:
 
     @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
     def test_legacy_streams_of_any_protocol_are_scanned_as_members(self, protocol: int) -> None:
-        data = torch_bytes({"e": Evil()}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        data = torch_bytes({"e": EVIL}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
         report = rustload.scan(checkpoint(b"N.", inner=data))
         assert {found.member for found in report.findings if found.verdict == "would execute"} == {
             "archive/inner!object"
@@ -652,7 +645,7 @@ class TestBounds:
     def test_bytes_shared_by_many_calls_are_scanned_once(self) -> None:
         data = pickle.dumps([float(number) for number in range(2000)])
         for _ in range(3):
-            data = pickle.dumps([Loads(data)] + [Loads(data) for _ in range(39)])
+            data = pickle.dumps([loads(data)] + [loads(data) for _ in range(39)])
         report = rustload.scan(data)
         assert report.complete
         assert [part.what for part in report.coverage[0].scanned] == ["pickle"] * 4
@@ -735,8 +728,8 @@ class TestBounds:
     def test_flipped_bytes_never_break_a_scan(self, seed: int) -> None:
         random = np.random.default_rng(seed)
         sources = [
-            torch_bytes({"w": torch.ones(3), "e": Evil()}),
-            torch_bytes({"w": torch.ones(3), "e": Evil()}, _use_new_zipfile_serialization=False),
+            torch_bytes({"w": torch.ones(3), "e": EVIL}),
+            torch_bytes({"w": torch.ones(3), "e": EVIL}, _use_new_zipfile_serialization=False),
             checkpoint(pickle.dumps({}), **{"inner.pt": checkpoint(CALL + b".")}),
         ]
         for data in sources:
@@ -786,7 +779,7 @@ def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_sto
     with zipfile.ZipFile(tmp_path / "model.pt") as model, zipfile.ZipFile(file, "w") as archive:
         for name in model.namelist():
             if name.endswith("data/0"):
-                archive.writestr(name, pickle.dumps(Evil()))
+                archive.writestr(name, pickle.dumps(EVIL))
                 archive.filelist.pop()
                 del archive.NameToInfo[name]
             archive.writestr(name, model.read(name))

@@ -9,13 +9,11 @@ import types
 import pytest
 import safetensors.torch
 import torch
-from support import assert_same_bits, child, host, write_entry_points
+from support import Reduced, assert_same_bits, child, host, write_entry_points
 
 import rustload
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of SGLang
-
-TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 
 
 @pytest.fixture(scope="module")
@@ -193,11 +191,8 @@ def test_resolved_files_secondary_weights_and_draft_layers(config, tmp_path):
 def test_a_pickle_is_not_run(config, tmp_path):
     from rustload.sglang import RustloadModelLoader
 
-    class Call:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
-
-    torch.save({"w": torch.ones(2), "evil": Call()}, tmp_path / "pytorch_model.bin")
+    evil = Reduced(os.mkdir, (str(tmp_path / "ran"),))
+    torch.save({"w": torch.ones(2), "evil": evil}, tmp_path / "pytorch_model.bin")
     made = RustloadModelLoader(config(load_format=RustloadModelLoader))
     assert [name for name, _ in all_weights(made, tmp_path)] == ["w"]
     assert not (tmp_path / "ran").exists()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from support import cli
+from support import Reduced, cli
 
 import rustload
 from rustload import _cli
@@ -212,14 +213,7 @@ def test_values_that_are_not_tensors(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_the_file_names_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "evil.pt"
     marker = tmp_path / "made"
-
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            import os
-
-            return os.mkdir, (str(marker),)
-
-    torch.save({"w": torch.ones(1), "x": Evil()}, path)
+    torch.save({"w": torch.ones(1), "x": Reduced(os.mkdir, (str(marker),))}, path)
     code, out, _ = shown(capsys, path, "x")
     assert (code, marker.exists()) == (0, False)
     assert "posix.mkdir" in out

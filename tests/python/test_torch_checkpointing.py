@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from support import Reduced
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch_checkpointing_folders import Placed, layout, metadata, process, stated_box, write
@@ -239,15 +240,9 @@ def test_an_unfinished_save(tmp_path):
     refused(folder, "DcpUnfinished")
 
 
-class Canary:
-    """Leaves a trace where it is unpickled."""
-
-    def __reduce__(self):
-        return exec, ("import sys; sys.modules['canary_was_imported'] = sys",)
-
-
 def test_a_global_in_the_metadata_is_refused_and_found(tmp_path):
-    stated = metadata({"model": MODEL}, 4) | {"more": Canary()}
+    canary = Reduced(exec, ("import sys; sys.modules['canary_was_imported'] = sys",))
+    stated = metadata({"model": MODEL}, 4) | {"more": canary}
     folder = write(tmp_path / "step", {"model": MODEL}, 4, stated=stated)
     refused(folder, "DcpMetadata")
     report = rustload.scan(folder / "metadata.pkl")

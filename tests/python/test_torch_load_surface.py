@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import pickle
 import re
@@ -91,7 +92,11 @@ def test_shards_load_from_a_list_or_a_folder_of_the_hugging_face_cache(tmp_path:
     for path, name in zip(paths, STATE, strict=True):
         torch.save({name: STATE[name]}, path)
     expected = {name: value for path in paths for name, value in torch.load(path).items()}
-    for given in (repository, str(repository), folder, paths, tuple(map(str, paths))):
+    index = folder / "pytorch_model.bin.index.json"
+    weight_map = {name: path.name for path, name in zip(paths, STATE, strict=True)}
+    for given in (repository, str(repository), folder, paths, tuple(map(str, paths)), index, folder):
+        if given is index:
+            index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         for mmap in (False, True):
             assert_same_graph(rustload.torch.load(given, mmap=mmap), expected)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the list of paths has an element of type int"):
@@ -748,37 +753,26 @@ def test_tensors_are_fake_under_a_fake_tensor_mode() -> None:
     assert (found.device, found.shape) == (expected.device, expected.shape)
 
 
-def test_storages_for_another_device_are_read_a_few_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "large.pt"
-    torch.save({f"t{n}": torch.zeros(4 << 20) for n in range(24)}, path)  # 384 MiB
-    code = """
-    import sys, torch, rustload.torch
-    def peak():
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
-    rustload.torch.load(sys.argv[1], "meta")
-    before = peak()
-    away = torch.UntypedStorage(1 << 24, device="meta")
-    rustload.torch.load(sys.argv[1], lambda storage, _: torch.UntypedStorage(storage.nbytes(), device="meta"))
-    print(peak() - before)
-    """
-    assert int(torch_child(code, path).stdout) < 100 << 20
+ELSEWHERE = ', lambda storage, _: torch.UntypedStorage(storage.nbytes(), device="meta")'
 
 
-def test_loading_peaks_at_the_size_of_the_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("megabytes", "location", "peak"),
+    [(384, ELSEWHERE, 100), (256, "", 256 + 24)],
+    ids=["elsewhere-a-few-at-a-time", "here-the-tensors"],
+)
+def test_the_peak_of_loading(megabytes: int, location: str, peak: int, tmp_path: Path) -> None:
     path = tmp_path / "large.pt"
-    torch.save({f"t{n}": torch.zeros(4 << 20) for n in range(16)}, path)  # 256 MiB
-    code = """
+    torch.save({f"t{n}": torch.zeros(4 << 20) for n in range(megabytes // 16)}, path)
+    code = f"""
     import sys, torch, rustload.torch
-    def peak():
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+    from process_memory import status
     rustload.torch.load(sys.argv[1], "meta")
-    before = peak()
-    found = rustload.torch.load(sys.argv[1])
-    print(peak() - before)
+    before = status("VmHWM")
+    found = rustload.torch.load(sys.argv[1]{location})
+    print(status("VmHWM") - before)
     """
-    assert int(torch_child(code, path).stdout) < (256 + 24) << 20
+    assert int(torch_child(code, path).stdout) < peak << 20
 
 
 # Refused objects.
@@ -917,23 +911,6 @@ def test_numpy_arrays_are_tensors_and_scalars_are_numbers() -> None:
     assert found["s"] == 0.5
     with pytest.raises(pickle.UnpicklingError, match="GLOBAL numpy"):
         rustload.torch.load(data, unknown="error")
-
-
-def test_a_folder_of_shards_is_one_dict(tmp_path: Path) -> None:
-    for number in (1, 2):
-        torch.save(
-            {f"t{number}": torch.full((2,), float(number))},
-            tmp_path / f"pytorch_model-0000{number}-of-00002.bin",
-        )
-    names = {f"t{number}": f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)}
-    index = tmp_path / "pytorch_model.bin.index.json"
-    index.write_text(__import__("json").dumps({"metadata": {}, "weight_map": names}))
-    for f in (tmp_path, index):
-        for mmap in (False, True):
-            assert {name: t.tolist() for name, t in rustload.torch.load(f, mmap=mmap).items()} == {
-                "t1": [1, 1],
-                "t2": [2, 2],
-            }
 
 
 def test_a_file_truncated_during_a_load_is_an_error(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import html.parser
 import json
 import math
+import os
 import random
 import re
 import runpy
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 from quiet import within
-from support import child, cli, sparse
+from support import Reduced, child, cli, sparse
 from torch.distributed import checkpoint as dcp
 
 import rustload
@@ -343,13 +344,8 @@ def test_statistics_and_histograms(tmp_path):
 
 
 def test_findings_of_a_scan(tmp_path):
-    import os
-
-    class Call:
-        def __reduce__(self):
-            return os.system, ("echo </script>",)
-
-    torch.save({"a": torch.zeros(2), "b": Call()}, tmp_path / "evil.pt")
+    evil = Reduced(os.system, ("echo </script>",))
+    torch.save({"a": torch.zeros(2), "b": evil}, tmp_path / "evil.pt")
     data = check_closed(rustload.view(tmp_path / "evil.pt", tmp_path / "page.html").read_text("utf-8")).data
     assert data["scan"]["verdict"] == "would execute"
     finding = data["scan"]["files"][0]["findings"]["items"][0]
@@ -359,20 +355,17 @@ def test_findings_of_a_scan(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*torch.distributed")
 def test_the_files_that_a_distributed_checkpoint_names_are_scanned_and_not_replaced(tmp_path):
-    dcp.save({"w": torch.ones(3), "value": Opened()}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    dcp.save(
+        {"w": torch.ones(3), "value": Reduced(open, ("/dev/null",))},
+        checkpoint_id=tmp_path / "saved",
+        no_dist=True,
+    )
     for source in (tmp_path / "saved", rustload.open(tmp_path / "saved")):
         scan = view(source, tmp_path).data["scan"]
         assert scan["verdict"] == rustload.scan(tmp_path / "saved").verdict == "would execute"
         assert [file["name"] for file in scan["files"]] == [".metadata", "__0_0.distcp"]
     with pytest.raises(ValueError, match="is a file of the checkpoint"):
         rustload.view(tmp_path / "saved", tmp_path / "saved" / "__0_0.distcp", overwrite=True)
-
-
-class Opened:
-    """A value that opens a file when it is unpickled."""
-
-    def __reduce__(self):
-        return open, ("/dev/null",)
 
 
 def test_only_files_of_view_are_replaced(save, tmp_path):

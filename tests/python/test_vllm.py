@@ -11,7 +11,7 @@ import types
 import pytest
 import safetensors.torch
 import torch
-from support import assert_same_bits, child, host, open_files, write_entry_points
+from support import Reduced, assert_same_bits, child, host, open_files, write_entry_points
 
 import rustload
 import rustload.torch._weights as weights_module
@@ -146,11 +146,8 @@ def test_secondary_weights_have_their_prefix(loader, tmp_path):
 
 
 def test_a_pickle_is_not_run(loader, tmp_path):
-    class Call:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
-
-    torch.save({"w": torch.ones(2), "evil": Call()}, tmp_path / "pytorch_model.bin")
+    evil = Reduced(os.mkdir, (str(tmp_path / "ran"),))
+    torch.save({"w": torch.ones(2), "evil": evil}, tmp_path / "pytorch_model.bin")
     assert [name for name, _ in all_weights(loader(), tmp_path)] == ["w"]
     assert not (tmp_path / "ran").exists()
 

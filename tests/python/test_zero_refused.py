@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from support import Reduced
 from zero_folders import Run, fragment_address, model_name, optimizer_name, write, write_universal
 
 import rustload
@@ -294,23 +295,14 @@ def test_a_universal_checkpoint_that_lacks_files(tmp_path: Path) -> None:
     refused(root, "ZeroState")
 
 
-class Canary:
-    """Makes a file if it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
 def test_nothing_runs(tmp_path: Path) -> None:
     fired = tmp_path / "fired"
+    canary = Reduced(os.mkdir, (str(fired),))
 
     def change(_: str, content: dict[str, Any]) -> None:
         if "optimizer_state_dict" in content:
-            content["optimizer_state_dict"]["loss_scaler"] = Canary(fired)
-        content["user"] = Canary(fired)
+            content["optimizer_state_dict"]["loss_scaler"] = canary
+        content["user"] = canary
 
     root = write(tmp_path / "run", run(2, change=change))
     (root / "zero_to_fp32.py").write_text(f"import os\nos.mkdir({str(fired)!r})\n")
