@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from support import assert_same_bits, torch_child
+from support import WAIT, assert_same_bits, limited_child, torch_child
 
 import rustload
 from rustload.torch import load_into
@@ -706,31 +706,21 @@ def test_a_parameter_whose_dtype_changes_loses_its_gradient(file):
 # Peak memory.
 
 PEAK = """
-import sys, threading, time
+import sys
 import torch, rustload.torch
+from process_memory import Peak
 path, start = sys.argv[1:3]
 torch.set_num_threads(2)
-def now():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 with torch.device("meta"):
     model = torch.nn.ModuleDict({f"t{n}": torch.nn.Linear(2048, 3072, bias=False) for n in range(12)})
 if start != "meta":
     model = model.to_empty(device="cpu")
     [parameter.data.zero_() for parameter in model.parameters()]
-peak, stop = 0, threading.Event()
-def watch():
-    global peak
-    while not stop.is_set():
-        peak = max(peak, now())
-        time.sleep(0.0005)
-watcher = threading.Thread(target=watch)
-base = now()
-watcher.start()
+peak = Peak()
 report = rustload.torch.load_into(model, path, OPTIONS)
-stop.set(); watcher.join()
+found, _ = peak.stop()
 assert all(float(p.detach()[0, 0]) == n for n, p in enumerate(model.parameters()))
-print((max(peak, now()) - base) >> 20, report.peak_host >> 20, report.bytes >> 20)
+print(found, report.peak_host >> 20, report.bytes >> 20)
 """
 
 
@@ -756,37 +746,22 @@ def test_the_peak_memory_is_close_to_the_final_size(large, start, options, final
 
 
 LIMITED = """
-import os, sys
+import sys
 import torch, rustload.torch
-path, group, way = sys.argv[1:4]
+path, way = sys.argv[1:3]
 with torch.device("meta"):
     model = torch.nn.ModuleDict({f"t{n}": torch.nn.Linear(2048, 3072, bias=False) for n in range(12)})
-with open(group + "/cgroup.procs", "w") as file:
-    file.write(str(os.getpid()))
-with open(group + "/memory.limit_in_bytes", "w") as file:
-    file.write(str((144 + 64) << 20))  # the imports are charged to another group
+WAIT  # the imports are charged to another group
 if way == "torch":
     model.load_state_dict(torch.load(path), assign=True)
     model.bfloat16()
 else:
     rustload.torch.load_into(model, path, dtype="bfloat16")
 print("finished")
-"""
+""".replace("WAIT", WAIT)
 
 
-def test_a_load_fits_a_memory_limit_that_kills_torch_load(large, tmp_path):
-    from pathlib import Path
-
-    group = Path("/sys/fs/cgroup/memory") / f"rustload-{tmp_path.name}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"a memory cgroup cannot be created: {error}")
-    try:
-        if not (group / "memory.limit_in_bytes").exists():
-            pytest.skip("the system has no cgroup v1 memory controller")
-        assert torch_child(LIMITED, large, group, "rustload").stdout == "finished\n"
-        killed = torch_child(LIMITED, large, group, "torch", check=False)
-        assert (killed.returncode, killed.stdout) == (-9, "")
-    finally:
-        group.rmdir()
+def test_a_load_fits_a_memory_limit_that_kills_torch_load(large):
+    assert limited_child((144 + 64) << 20, LIMITED, large, "rustload").stdout == "finished\n"
+    killed = limited_child((144 + 64) << 20, LIMITED, large, "torch")
+    assert (killed.returncode, killed.stdout) == (-9, "")

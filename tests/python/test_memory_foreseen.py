@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import struct
-from pathlib import Path
 
 import pytest
 import torch
-from support import child, cli, torch_child
+from support import WAIT, child, cli, limited_child, sparse, torch_child
 
 import rustload
 import rustload.torch
@@ -19,10 +18,8 @@ MIB = 1 << 20
 LIMITED = """
 import resource, sys
 import rustload
+from process_memory import status
 path, bound, mib = sys.argv[1:4]
-def status(key):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 ckpt = rustload.open(path, framework="dlpack")
 used = status("VmSize" if bound == "RLIMIT_AS" else "VmData")
 resource.setrlimit(getattr(resource, bound), (used + (int(mib) << 20),) * 2)
@@ -39,24 +36,15 @@ except MemoryError as error:
 """
 
 
-def sparse(path: Path, sizes: list[int]) -> Path:
-    """A safetensors file of float32 zeros that takes no room on the disk; `sizes` in MiB."""
-    header, at = {}, 0
-    for number, size in enumerate(sizes):
-        end = at + size * MIB
-        header[f"t{number}"] = {"dtype": "F32", "shape": [size, MIB // 4], "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
-    return path
+def tensors(mib: int, count: int) -> dict[str, tuple[str, list[int]]]:
+    """So many of float32 of so many MiB each."""
+    return {f"t{number}": ("F32", [mib, MIB // 4]) for number in range(count)}
 
 
 @pytest.fixture(scope="module")
 def two_gib(tmp_path_factory):
     """A file of 2 GiB in tensors of 512 MiB."""
-    return sparse(tmp_path_factory.mktemp("memory") / "large.safetensors", [512] * 4)
+    return sparse(tmp_path_factory.mktemp("memory") / "large.safetensors", tensors(512, 4))
 
 
 @pytest.mark.parametrize("bound", ["RLIMIT_AS", "RLIMIT_DATA"])
@@ -98,40 +86,21 @@ def test_without_a_bound_nothing_is_compared(two_gib):
     assert done.stdout.splitlines()[0] == "Memory None None None"
 
 
-GROUPED = """
-import os, sys
+def test_results_over_the_limit_of_a_cgroup_are_an_error_and_not_a_kill(two_gib):
+    code = f"""
+import sys
 import rustload
-path, group = sys.argv[1:3]
-ckpt = rustload.open(path, framework="dlpack")
-with open(group + "/cgroup.procs", "w") as file:
-    file.write(str(os.getpid()))
-with open(group + "/" + sys.argv[3], "w") as file:
-    file.write(str(1 << 30))
+ckpt = rustload.open(sys.argv[1], framework="dlpack")
+{WAIT}
 try:
     ckpt.materialize(copy=True)
 except rustload.NotEnoughMemoryError as error:
     print(error.code, error.bound, error.needed >> 20, error.available <= 1 << 30)
     print(error)
 """
-
-
-def test_results_over_the_limit_of_a_cgroup_are_an_error_and_not_a_kill(two_gib, tmp_path):
-    for top, name in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
-        group = Path(top) / f"rustload-{tmp_path.name}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            if not (group / name).exists():
-                continue
-            first, text = child(GROUPED, two_gib, group, name).stdout.splitlines()
-            assert first == "NotEnoughMemory cgroup 2048 True"
-            assert str(group) in text
-            return
-        finally:
-            group.rmdir()
-    pytest.skip("a memory cgroup cannot be created")
+    first, text = limited_child(1 << 30, code, two_gib).stdout.splitlines()
+    assert first == "NotEnoughMemory cgroup 2048 True"
+    assert f"/rustload-memory-{os.getpid()}" in text
 
 
 def test_a_given_limit_counts_for_every_call_that_makes_results(tmp_path):
@@ -185,12 +154,10 @@ def test_load_into_counts_what_it_allocates_and_changes_nothing_before(tmp_path,
 
 
 FORESEEN = """
-import sys, threading, time
+import sys
 import torch, rustload, rustload.torch
+from process_memory import Peak
 from rustload import _rustload
-def now():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 def needed(call):
     try:
         call(rustload.Limits(available_memory=1))
@@ -205,18 +172,9 @@ def call(limits):
     rustload.torch.load_into(model, path, dtype=dtype, copy=True, limits=limits)
     return model
 call_small = rustload.open(path, framework="torch")["t0"][:1].materialize(dtype=dtype)
-foreseen, before, peak, stop = needed(call), now(), 0, threading.Event()
-def watch():
-    global peak
-    while not stop.is_set():
-        peak = max(peak, now())
-        time.sleep(0.001)
-watcher = threading.Thread(target=watch)
-watcher.start()
+foreseen, peak = needed(call), Peak()
 kept = call(rustload.Limits())
-stop.set()
-watcher.join()
-print(foreseen >> 20, max(peak, now()) - before >> 20)
+print(foreseen >> 20, peak.stop()[0])
 """
 
 
@@ -225,14 +183,14 @@ print(foreseen >> 20, max(peak, now()) - before >> 20)
     ("load_into", "bfloat16"), ("load_into", "float32"),
 ])  # fmt: skip
 def test_the_sum_is_the_peak_within_a_tenth(tmp_path, way, dtype):
-    path = sparse(tmp_path / "m.safetensors", [48] * 6)
+    path = sparse(tmp_path / "m.safetensors", tensors(48, 6))
     foreseen, peak = map(int, torch_child(FORESEEN, path, way, dtype).stdout.split())
     assert foreseen == 288 * {"bfloat16": 2, "float32": 4, "float64": 8}[dtype] // 4
     assert abs(peak - foreseen) <= foreseen / 10
 
 
 def test_the_buffers_of_convert_fit_a_quarter_of_what_is_left(tmp_path):
-    path = sparse(tmp_path / "m.safetensors", [64] * 4)
+    path = sparse(tmp_path / "m.safetensors", tensors(64, 4))
     work = f"rustload.convert(path, {str(tmp_path / 'out.safetensors')!r}, dtype='float16', threads=2, fsync=False)"
     found, size = child(LIMITED.format(work=work), path, "RLIMIT_DATA", 200, timeout=300).stdout.split()
     assert found == "made"

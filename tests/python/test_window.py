@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from support import child
+from support import WAIT, child, limited_child
 
 MIB = 1 << 20
 TENSORS, TENSOR_BYTES = 16, 32 * MIB  # 512 MiB of float32, 256 MiB as bfloat16
@@ -17,10 +12,8 @@ OUTPUT = TENSORS * TENSOR_BYTES // 2 // MIB
 
 LOAD = """
 import sys, rustload
+from process_memory import status
 path, how = sys.argv[1], eval(sys.argv[2])
-def status(key):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 ckpt = rustload.open(path, framework="dlpack")
 base = status("VmRSS")
 kept = ckpt.materialize(dtype="bfloat16", **how)
@@ -76,22 +69,13 @@ def test_materialize_peaks_at_the_result_and_the_window(model, how):
 
 
 STREAM = """
-import sys, threading, time, rustload
+import sys, rustload
+from process_memory import Peak
 path, how, window = sys.argv[1], eval(sys.argv[2]), {window} << 20
-def anon():
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-peak, done = 0, False
-def watch():
-    global peak
-    while not done:
-        peak = max(peak, anon())
-        time.sleep(0.0005)
 ckpt = rustload.open(path, framework="dlpack")
 {before}
-watcher = threading.Thread(target=watch)
-watcher.start()
-base = anon() - rustload.memory().kept
+peak = Peak()
+peak.restart(rustload.memory().kept)
 for turn in range(3):
     given = 0
     for name, tensor in ckpt.stream(memory=window, **how):
@@ -99,9 +83,7 @@ for turn in range(3):
         assert rustload.memory().kept <= window
     assert given == ckpt.nbytes // 2 or "dtype" not in how
     tensor = None
-done = True
-watcher.join()
-print((peak - base) >> 20, rustload.memory().kept >> 20)
+print(peak.stop()[0], rustload.memory().kept >> 20)
 """
 
 
@@ -130,17 +112,9 @@ next(ckpt.stream(memory=window, **how))"""
 
 
 KEPT = """
-import sys, threading, time, numpy, rustload
+import sys, numpy, rustload
+from process_memory import Peak
 path, how = sys.argv[1], eval(sys.argv[2])
-def anon():
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-peak, done = 0, False
-def watch():
-    global peak
-    while not done:
-        peak = max(peak, anon())
-        time.sleep(0.0005)
 def addresses(arrays):
     return {array.__array_interface__["data"][0] for array in arrays}
 ckpt = rustload.open(path, framework="numpy")
@@ -149,9 +123,8 @@ before = addresses(held.values())
 held = None
 kept = rustload.memory().kept
 assert kept == 256 << 20
-watcher = threading.Thread(target=watch)
-watcher.start()
-base = anon() - kept
+peak = Peak()
+peak.restart(kept)
 """
 
 
@@ -162,9 +135,7 @@ def test_memory_kept_before_a_stream_is_reused_for_results_that_are_held(model):
         KEPT
         + """
 held = dict(ckpt.stream(dtype="float16", **how))
-done = True
-watcher.join()
-print((peak - base) >> 20, rustload.memory().kept >> 20, addresses(held.values()) == before)
+print(peak.stop()[0], rustload.memory().kept >> 20, addresses(held.values()) == before)
 """
     )
     peak, kept, recycled = child(code, model, {"memory": "64MiB"}).stdout.split()
@@ -184,9 +155,7 @@ for number, (name, tensor) in enumerate(ckpt.stream(dtype="float16", memory=64 <
         held.append(tensor)
     if number > {after}:
         assert rustload.memory().kept <= 64 << 20, (number, rustload.memory().kept)
-done = True
-watcher.join()
-print((peak - base) >> 20)
+print(peak.stop()[0])
 """
     )
     assert int(child(code, model, {}).stdout) <= 256 + 8
@@ -201,7 +170,7 @@ stream = ckpt.stream(dtype="float16", memory=64 << 20)
 first = next(stream)
 stream.close()
 print(rustload.memory().kept >> 20)
-done = True
+peak.stop()
 """
     )
     assert int(child(code, model, {}).stdout) <= 64
@@ -215,7 +184,7 @@ def test_no_more_memory_is_kept_for_a_stream_than_it_can_use(model):
 few = ckpt.stream(list(ckpt)[:6], dtype="float16", memory=64 << 20)
 first = next(few)
 print(rustload.memory().kept >> 20)
-done = True
+peak.stop()
 """
     )
     assert int(child(code, model, {}).stdout) <= 5 * 16
@@ -231,43 +200,8 @@ def test_materialize_reuses_all_kept_memory(model):
     assert left == 0, "all of it is in the results"
 
 
-def cgroup(limit: int) -> Path:
-    """Creates a cgroup with this memory limit, or skips the test."""
-    reason = "there is no cgroup file system"
-    for parent in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")):
-        group = parent / f"rustload-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError as error:
-            reason = f"a cgroup cannot be created: {error}"
-            continue
-        # Only in a cgroup file system do these files exist; elsewhere, writing would create them.
-        found = [group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists()]
-        try:
-            for file in found[:1]:
-                file.write_text(str(limit))
-                for swap, value in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit)):
-                    if (group / swap).exists():
-                        (group / swap).write_text(str(value))
-                return group
-        except OSError as error:
-            reason = f"a memory limit cannot be set: {error}"
-        group.rmdir()
-    pytest.skip(reason)
-
-
 def test_a_load_fits_a_cgroup_of_the_result_and_512_mib(model):
-    group = cgroup((OUTPUT + 512) * MIB)
-    try:
-        command = [sys.executable, "-c", LOAD, str(model), "{}"]
-
-        def join() -> None:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-
-        # The child joins before exec, so that the limit holds from its first page.
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=100, preexec_fn=join, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-    finally:
-        group.rmdir()
+    # The limit holds from the first page of the program that loads.
+    code = f"import os, sys{WAIT}os.execv(sys.executable, [sys.executable, '-c', *sys.argv[1:]])"
+    done = limited_child((OUTPUT + 512) * MIB, code, LOAD, model, {})
+    assert (done.returncode, done.stderr) == (0, "")
