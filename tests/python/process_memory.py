@@ -1,4 +1,4 @@
-"""The memory of this process, for programs that tests run: it imports nothing that they would not."""
+"""The memory and the reads of this process, for programs that tests run: it imports nothing that they would not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ def status(key: str) -> int:
     """A size of `/proc/self/status` in bytes."""
     with open("/proc/self/status") as lines:  # noqa: PTH123 - a proc file, read often
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+
+def read(key: str = "rchar") -> int:
+    """The bytes that this process has read from files so far, or another count of `/proc/self/io`."""
+    with open("/proc/self/io") as counts:  # noqa: PTH123 - a proc file
+        return next(int(line.split()[1]) for line in counts if line.startswith(key))
 
 
 class Peak:

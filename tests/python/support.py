@@ -29,7 +29,7 @@ import torch
 from process_memory import status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 HERE = str(Path(__file__).resolve().parent)
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +116,29 @@ def torch_zip(data_pkl: bytes, storages: dict[str, bytes] | None = None, *, root
     return file.getvalue()
 
 
+def repacked(
+    archive: bytes | Path,
+    change: Callable[[str, bytes], bytes | None] = lambda _, data: data,
+    method: int = zipfile.ZIP_STORED,
+) -> bytes:
+    """The archive with other members; a member for which `change` gives None is left out."""
+    file = io.BytesIO()
+    source = io.BytesIO(archive) if isinstance(archive, bytes) else archive
+    with (
+        zipfile.ZipFile(source) as before,
+        zipfile.ZipFile(file, "w", method, compresslevel=1) as after,
+    ):
+        for name in before.namelist():
+            data = change(name, before.read(name))
+            if data is not None:
+                after.writestr(name, data)
+    return file.getvalue()
+
+
+def deflated(archive: bytes | Path) -> bytes:
+    return repacked(archive, method=zipfile.ZIP_DEFLATED)
+
+
 def pickled(obj: Any, protocol: int = 2) -> bytes:
     return pickle.dumps(obj, protocol)
 
@@ -128,6 +151,16 @@ class Reduced:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.reduced
+
+
+@contextlib.contextmanager
+def coded(
+    kind: type[BaseException] | tuple[type[BaseException], ...], code: object, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """As `pytest.raises`; the exception must have the code."""
+    with pytest.raises(kind, match=match) as caught:
+        yield caught
+    assert caught.value.code == code, caught.value  # type: ignore[union-attr]
 
 
 def safetensors_bytes(header: bytes, data: bytes = b"") -> bytes:
@@ -341,6 +374,11 @@ def host(name: str) -> Iterator[bool]:
                 one for one in sys.modules if one.split(".")[0] == name or one == f"rustload.{name}"
             ]:
                 del sys.modules[module]
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder, by name."""
+    return sorted(path.name for path in folder.iterdir())
 
 
 def open_files() -> list[str]:

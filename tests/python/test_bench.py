@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import program
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -25,16 +26,8 @@ QUICK = list(all_cases(quick=True))
 
 def test_a_run_prints_a_table_and_writes_json_and_a_picture(tmp_path):
     out, picture = tmp_path / "out.json", tmp_path / "out.svg"
-    command = [sys.executable, "-m", "benches.python", "--quick", "--filter", "permuted to (1, 0, 2)"]
-    done = subprocess.run(
-        [*command, "--json", str(out), "--plot", str(picture)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
+    few = ("--quick", "--filter", "permuted to (1, 0, 2)")
+    printed = program("-m", "benches.python", *few, "--json", out, "--plot", picture)
     found = json.loads(out.read_text())
     (result,) = found["results"]
     assert {"date", "cpu", "torch", "rustload"} <= set(found["machine"])
@@ -42,7 +35,7 @@ def test_a_run_prints_a_table_and_writes_json_and_a_picture(tmp_path):
     assert ways[0] == "rustload"
     assert ways[-1] == "(limit)"
     assert all(len(row["seconds"]) == 3 for row in result["rows"])
-    assert all(way in done.stdout for way in ways)
+    assert all(way in printed for way in ways)
     assert picture.read_text().startswith("<svg ")
 
 
@@ -129,9 +122,7 @@ def counting(monkeypatch, tmp_path):
 def test_a_run_from_a_server_meets_the_bounds_of_requests_and_bytes(tmp_path):
     pytest.importorskip("urllib3")
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", "benches.remote", "--quick", "--json", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
-    assert done.returncode == 0, done.stderr
+    program("-m", "benches.remote", "--quick", "--json", out)
     rows = json.loads(out.read_text())
     exact = [row for row in rows if row["is_exact"]]
     assert len(exact) == 6
@@ -184,22 +175,9 @@ def test_eight_processes_that_map_one_file_share_its_pages(tmp_path):
 
 def test_each_rank_reads_its_share_in_every_way_of_rustload():
     """The command itself compares values and forward passes; a star would mark what is over its bars."""
-    command = [
-        sys.executable,
-        "-m",
-        "benches.ranks",
-        "--ranks",
-        "2",
-        "--mib",
-        "24",
-        "--rounds",
-        "1",
-        "--ways",
-        "load_into",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if "load_into" in line]
+    small = ("--ranks", 2, "--mib", 24, "--rounds", 1, "--ways", "load_into")
+    printed = program("-m", "benches.ranks", *small)
+    lines = [line.split() for line in printed.splitlines() if "load_into" in line]
     assert len(lines) == 4
     for line in lines:
         assert "*" not in line

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from support import child
 from web_server import Hub, Server
 
 import rustload
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-HTTP = ("http",)
 OTHERS = ("config.json", "empty.txt", "tokenizer.model")
 
 
@@ -118,21 +115,9 @@ def test_the_others_of_a_repository_are_of_the_same_commit(tmp_path: Path, sourc
         f"report = rustload.convert('hf://org/model', {str(tmp_path / 'out')!r}, copy_others=True)\n"
         "print(json.dumps(sorted(report.files)))"
     )
-    environment = {
-        **os.environ,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_ENDPOINT": hub.host,
-        "HF_HUB_OFFLINE": "0",
-    }
+    environment = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.host, "HF_HUB_OFFLINE": "0"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = child(code, check=False, env=environment)
     finally:
         hub.close()
     assert done.returncode == 0, done.stderr

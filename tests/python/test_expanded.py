@@ -19,7 +19,7 @@ from attacks.x_bounds import (
     with_scales,
 )
 from quiet import within
-from support import child
+from support import child, torch_child
 
 import rustload
 import rustload.torch
@@ -32,7 +32,7 @@ def test_torch_load_refuses_what_a_file_states_and_does_not_have(name: str, tmp_
     path = tmp_path / "model.pt"
     path.write_bytes(FILES[name]())
     assert path.stat().st_size < 30_000
-    done = child(
+    done = torch_child(
         """
         import resource, sys, time
         import rustload, rustload.torch

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from support import program
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -25,11 +24,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @no_gpu
 @pytest.mark.parametrize("command", [["-m", "benches.gpu.run"], ["benches/gpu/run.py", "--only", "probes"]])
 def test_without_a_gpu_the_suite_skips_with_the_reason_and_exits_with_0(command):
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("skipped: torch ")
+    assert program(*command).startswith("skipped: torch ")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -76,13 +71,8 @@ def test_a_comparison_detects_a_wrong_bit_shape_dtype_or_an_exception():
 
     found = checks.outcome("a way", wrong())
     assert found.checks == 6
-    assert found.wrong == [
-        "another NaN",
-        "zeros of two signs",
-        "shape",
-        "dtype",
-        "ValueError after 6 checks: no more",
-    ]
+    last = "ValueError after 6 checks: no more"
+    assert found.wrong == ["another NaN", "zeros of two signs", "shape", "dtype", last]
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
@@ -141,15 +131,9 @@ def results(seconds):
         for name, taken in seconds.items()
     ]
     rows[0] |= {"device_beyond": 70 << 20, "device_held_beyond": 80 << 20, "host_beyond": 100 << 20}
-    title = "one float32 tensor"
-    failed = {"way": "another", "failed": "ImportError: no such thing"}
-    return {
-        "case": title,
-        "format": ".safetensors",
-        "nbytes": 10**9,
-        "result_bytes": 10**9,
-        "rows": [*rows, failed],
-    }
+    rows.append({"way": "another", "failed": "ImportError: no such thing"})
+    case = {"case": "one float32 tensor", "format": ".safetensors"}
+    return case | {"nbytes": 10**9, "result_bytes": 10**9, "rows": rows}
 
 
 def test_a_table_has_losing_and_failed_rows(capsys):
@@ -189,14 +173,8 @@ def test_the_first_contact_answers_each_question_in_a_line(tmp_path, monkeypatch
         assert not has_gpu
         titles = [title for title, _, _ in first_contact_questions(files, has_gpu=True)]
         assert len(titles) == len(set(titles)) > 30
-        for wanted in (
-            "pinned",
-            "graph capture",
-            "forked",
-            "ring 1048576x36, 12 workers",
-            "18,000",
-            "cast=cpu",
-        ):
+        ring = "ring 1048576x36, 12 workers"
+        for wanted in ("pinned", "graph capture", "forked", ring, "18,000", "cast=cpu"):
             assert any(wanted in title for title in titles), wanted
         assert all("capture" not in title for title, _, _ in first_contact_questions(files, has_gpu=False))
         yield "a model", ["load", str(files[0]), 2, "float32", "auto"], {}
@@ -221,21 +199,8 @@ def test_the_overhead_is_counted_on_the_fake_driver(tmp_path):
     if shutil.which("cc") is None:
         pytest.skip("no C compiler to build the fake driver with")
     out = tmp_path / "out.json"
-    command = [
-        sys.executable,
-        "-m",
-        "benches.gpu.overhead",
-        "--quick",
-        "--filter",
-        "256 KiB",
-        "--json",
-        str(out),
-    ]
-    env = {**os.environ, "RUSTLOAD_RING": "2097152x4"}
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    few = ("--quick", "--filter", "256 KiB", "--json", out)
+    program("-m", "benches.gpu.overhead", *few, RUSTLOAD_RING="2097152x4")
     (found,) = json.loads(out.read_text())
     assert found["case"] == "2,000 x 256 KiB"
     # 200 of 256 KiB: one copy for each 2 MiB, and few calls of the driver.
@@ -282,20 +247,8 @@ def test_files_are_kept_and_results_are_saved_until_the_time_is_over(tmp_path, m
     args = parse(["--quick"])
     monkeypatch.setattr(cases, "run", timed)
     out = tmp_path / "out.json"
-    args = parse(
-        [
-            "--quick",
-            "--only",
-            "cases",
-            "--filter",
-            "1 KiB",
-            "--no-peaks",
-            "--files",
-            str(tmp_path / "f"),
-            "--json",
-            str(out),
-        ]
-    )
+    few = ["--quick", "--only", "cases", "--filter", "1 KiB", "--no-peaks"]
+    args = parse([*few, "--files", str(tmp_path / "f"), "--json", str(out)])
     monkeypatch.setattr(run, "parse", lambda _arguments: args)
     assert run.main([]) == 0
     ((path, with_peaks),) = made

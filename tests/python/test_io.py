@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support import assert_same_bits, child, cli, patterns
+from support import assert_same_bits, child, cli, patterns, torch_child
 
 import rustload
 
@@ -168,9 +168,12 @@ with open("/proc/self/maps") as maps:
 def test_a_network_file_is_read_and_not_mapped_unless_a_view_is_requested(save, framework):
     a = torch.randn(512, 512)
     path = save({"a": a, "b": a.T, "c": torch.ones(3)})
-    assert child(NETWORK, path, framework, "auto", env=ON_NETWORK).stdout.split() == ["False", "True"]
-    assert child(NETWORK, path, framework, "buffered", env=ON_NETWORK).stdout.split() == ["True", "True"]
-    assert child(NETWORK, path, framework, "auto").stdout.split() == ["True", "True"]
+    assert torch_child(NETWORK, path, framework, "auto", env=ON_NETWORK).stdout.split() == ["False", "True"]
+    assert torch_child(NETWORK, path, framework, "buffered", env=ON_NETWORK).stdout.split() == [
+        "True",
+        "True",
+    ]
+    assert torch_child(NETWORK, path, framework, "auto").stdout.split() == ["True", "True"]
 
 
 def doctor(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,7 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -22,13 +21,18 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from process_memory import read
 from quantized_files import write as write_quantized
 from quantized_ints import pack_quantized
+from support import child, coded
 from web_server import Server
 
 import rustload
 import rustload.torch
 from rustload._cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PIECE = 256
 
@@ -254,9 +258,8 @@ def test_files_that_are_not_listed_are_refused(tmp_path: Path) -> None:
         files = {one: listed for one, listed in manifest.files.items() if one != name}
         fewer = rustload.Manifest.__new__(rustload.Manifest)
         fewer._take(files)
-        with pytest.raises(rustload.FormatError) as caught:
+        with coded(rustload.FormatError, "ManifestMissing") as caught:
             rustload.open(folder, manifest=fewer)
-        assert caught.value.code == "ManifestMissing"
         assert caught.value.path == str(folder / name)
     with pytest.raises(ValueError, match="manifest="):
         rustload.open(b"123", manifest=manifest)
@@ -280,9 +283,8 @@ def test_a_file_in_a_store_is_the_one_that_its_folder_lists(store: str, tmp_path
         changed = path.read_bytes()[:-1] + b"!"
         server.files[name] = changed
         memory.pipe(f"listed/{name}", changed)
-        with pytest.raises(rustload.FormatError) as caught:
+        with coded(rustload.FormatError, "ManifestMismatch"):
             rustload.open(url, manifest=manifest, remote=(store,)).materialize()
-        assert caught.value.code == "ManifestMismatch"
     finally:
         server.close()
         memory.rm("listed", recursive=True)
@@ -301,9 +303,8 @@ def test_the_configuration_beside_a_file_is_verified_too(tmp_path: Path) -> None
     config = folder / "config.json"
     content = config.read_bytes()
     config.write_bytes(content + b" ")
-    with pytest.raises(rustload.FormatError) as caught:
+    with coded(rustload.FormatError, "ManifestMismatch") as caught:
         decoded(manifest=manifest)
-    assert caught.value.code == "ManifestMismatch"
     assert caught.value.path == str(config)
     config.unlink()
     with pytest.raises(FileNotFoundError):
@@ -448,9 +449,6 @@ def test_each_piece_is_read_once(tmp_path: Path) -> None:
     sizes = random.Random(5).sample(range(1000, 4_000_000), 12)
     path = tmp_path / "m.safetensors"
     rustload.save({f"layers.{at}": torch.ones(size).bfloat16() for at, size in enumerate(sizes)}, path)
-
-    def read() -> int:
-        return int(Path("/proc/self/io").read_text().split()[1])
 
     manifest = rustload.Manifest.of(path, piece="1MiB")
     for cast in (None, "float32"):
@@ -603,9 +601,8 @@ ATTACKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_manifest_that_lies_is_refused(name: str) -> None:
-    with pytest.raises(rustload.FormatError) as caught:
+    with coded(rustload.FormatError, "ManifestInvalid"):
         rustload.Manifest(ATTACKS[name])
-    assert caught.value.code == "ManifestInvalid"
     if isinstance(ATTACKS[name], dict) and not any(isinstance(key, bytes) for key in ATTACKS[name]):
         with pytest.raises(rustload.FormatError):
             rustload.Manifest(json.dumps(ATTACKS[name]).encode())
@@ -700,5 +697,4 @@ def test_commands_write_and_verify_manifests(tmp_path: Path, capsys: pytest.Capt
 
 def test_importing_rustload_imports_no_manifests() -> None:
     code = "import rustload, sys; print('rustload._common.manifest' in sys.modules, 'hashlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == "False"
+    assert child(code).stdout.split()[0] == "False"

@@ -17,19 +17,8 @@ ROOT = Path(__file__).parents[2]
 def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The counts of one run, which fails at its start if the oracle does not notice a payload through every reader."""
     out = tmp_path_factory.mktemp("finds")
-    options = [
-        "--seed",
-        "1",
-        "--programs",
-        "4000",
-        "--splices",
-        "1000",
-        "--changes",
-        "2000",
-        "--few-seeds",
-        "--json",
-    ]
-    options += ["--out", str(out)]
+    few = "--seed 1 --programs 4000 --splices 1000 --changes 2000 --few-seeds --json"
+    options = [*few.split(), "--out", str(out)]
     ran = subprocess.run(
         [sys.executable, "-m", "fuzz.oracle", *options], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support import program
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -82,22 +82,6 @@ def test_all_ranks_together_read_every_element_once(store, tensor_parallel, tmp_
 
 @pytest.mark.project
 def test_the_command_prints_a_line_for_each_layout_and_store():
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "benches.scale",
-        "--ranks",
-        "1024",
-        "--layers",
-        "1",
-        "--sample",
-        "7",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=110)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FSDP")]
-    assert [line.split("  ")[0] for line in lines] == [
-        *["FSDP 1024"] * 3,
-        *["FSDP 128 x TP 8"] * 3,
-    ]
+    printed = program("-m", "benches.scale", "--ranks", 1024, "--layers", 1, "--sample", 7)
+    lines = [line for line in printed.splitlines() if line.startswith("FSDP")]
+    assert [line.split("  ")[0] for line in lines] == ["FSDP 1024"] * 3 + ["FSDP 128 x TP 8"] * 3

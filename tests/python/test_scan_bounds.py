@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
+
+from support import child
 
 import rustload
 
@@ -97,7 +97,7 @@ def test_the_memory_of_a_scan_is_bounded(tmp_path: Path):
     pairs = (bytes([0x68, one, 0x68, two, 0x93]) for one in range(100) for two in range(100, 200))
     path = tmp_path / "names.pkl"
     path.write_bytes(b"\x80\x04" + b"".join(parts) + b"(" + b"".join(pairs) + b"l.")
-    child = """
+    code = """
 import json, resource, sys
 import rustload
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -105,10 +105,7 @@ report = rustload.scan(sys.argv[1])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({"growth": peak - before, "json": len(report.to_json()), "truncated": report.coverage[0].truncated}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", child, str(path)], capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout)
+    found = json.loads(child(code, path).stdout)
     assert found["truncated"]
     assert found["json"] <= 20 << 20
     assert found["growth"] <= 160 << 10  # KiB

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from process_memory import read
 from zero_folders import Run, model_name, optimizer_name, write, write_universal
 
 import rustload
 import rustload.torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORLDS = (1, 2, 3, 8, 12)
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -208,12 +211,6 @@ def test_weights_beside_the_folder_are_the_checkpoint(tmp_path: Path) -> None:
     assert list(rustload.open(root)) == ["w"]
 
 
-def read_bytes() -> int:
-    """Bytes that this process has read with system calls."""
-    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    return int(next(line for line in lines if line.startswith("rchar:")).split()[1])
-
-
 @pytest.mark.parametrize("stage", [1, 3])
 def test_what_is_read(tmp_path: Path, stage: int) -> None:
     """A slice reads itself, and a conversion the weights once and no moments."""
@@ -221,17 +218,17 @@ def test_what_is_read(tmp_path: Path, stage: int) -> None:
     made = Run([whole], stage, 5, moments=[dict.fromkeys(MOMENTS, whole)])
     root = write(tmp_path / "run", made)
     with rustload.open(root, framework="torch") as ckpt:
-        before = read_bytes()
+        before = read()
         rows = ckpt["w"][1000:2000].materialize(copy=True)
-        assert read_bytes() - before <= 1.05 * rows.nbytes
+        assert read() - before <= 1.05 * rows.nbytes
         assert torch.equal(rows, whole["w"][1000:2000])
-        before = read_bytes()
+        before = read()
         columns = ckpt["w"][:, :512].materialize(copy=True)
-        assert read_bytes() - before <= 2.1 * columns.nbytes
-    before = read_bytes()
+        assert read() - before <= 2.1 * columns.nbytes
+    before = read()
     leave: dict[str, str | None] = {"optimizer": None} | ({} if stage == 3 else {"module": None})
     rustload.convert(root, tmp_path / "out.safetensors", rename=leave)
-    assert read_bytes() - before <= 1.05 * sum(tensor.nbytes for tensor in whole.values())
+    assert read() - before <= 1.05 * sum(tensor.nbytes for tensor in whole.values())
     same(rustload.open(tmp_path / "out.safetensors"), whole)
 
 
@@ -252,12 +249,12 @@ def test_each_rank_of_a_mesh_reads_its_own_elements(tmp_path: Path, stage: int) 
             model = module_of(
                 {name: select(torch.zeros_like(one), mesh, ways[name]) for name, one in whole.items()}
             )
-            before = read_bytes()
+            before = read()
             report = rustload.torch.load_into(model, root, rename={"optimizer": None, "module": None})
             assert not report.missing
             assert not report.unexpected
             # A column share of rows of 2 KiB is read with what is between its parts.
-            assert read_bytes() - before <= 1.2 * whole["w"].nbytes / 2 + (1 << 20)
+            assert read() - before <= 1.2 * whole["w"].nbytes / 2 + (1 << 20)
             for name, tensor in model.named_parameters():
                 assert torch.equal(tensor.to_local(), expected[name].to_local()), name
 
