@@ -24,17 +24,13 @@ import safetensors.torch
 import torch
 from attacks import CASES
 from quiet import within
-from support import assert_same_bits, child, module_of, sizes_of, sparse
+from support import assert_same_bits, child, module_of, names, sizes_of, sparse
 
 import rustload
 
 PT = {"format": "pt"}
 FOUR_BITS = {"float4_e2m1fn_x2"}
 """Dtypes that torch cannot compare."""
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def below(folder: Path) -> list[str]:

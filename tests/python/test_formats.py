@@ -27,7 +27,8 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint
-from support import Reduced, saved
+from process_memory import read
+from support import Reduced, deflated, saved
 
 import rustload
 
@@ -84,17 +85,6 @@ def torchscript(tensors: dict[str, torch.Tensor]) -> bytes:
     return file.getvalue()
 
 
-def deflated(tensors: dict[str, torch.Tensor]) -> bytes:
-    file = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(saved(tensors))) as stored,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
-    ):
-        for name in stored.namelist():
-            packed.writestr(name, stored.read(name))
-    return file.getvalue()
-
-
 def arrays(tensors: dict[str, torch.Tensor]) -> bytes:
     by_address = {tensor.data_ptr(): tensor.numpy() for tensor in tensors.values()}
     return pickle.dumps({name: by_address[tensor.data_ptr()] for name, tensor in tensors.items()}, protocol=4)
@@ -120,7 +110,7 @@ def exported(tensors: dict[str, torch.Tensor]) -> bytes:
 
 WRITERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "torch zip": saved,
-    "torch zip, deflated": deflated,
+    "torch zip, deflated": lambda tensors: deflated(saved(tensors)),
     "TorchScript archive": torchscript,
     "legacy stream": lambda tensors: saved(tensors, _use_new_zipfile_serialization=False),
     "bare pickle": arrays,
@@ -163,12 +153,6 @@ def large() -> torch.Tensor:
     return torch.rand(COUNT, generator=torch.Generator().manual_seed(0))
 
 
-def file_bytes_read() -> int:
-    """What this process has read from files so far."""
-    with open("/proc/self/io") as counts:  # noqa: PTH123 - a proc file
-        return next(int(line.split()[1]) for line in counts if line.startswith("rchar"))
-
-
 def test_every_row_has_its_writer_and_every_writer_its_row() -> None:
     assert [row["file"] for row in table("Supported formats")] == list(WRITERS)
 
@@ -186,9 +170,9 @@ def test_format(row: dict[str, str], given: str, write: Callable[..., Written]) 
 @formats
 def test_lazy(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
     path, _ = write(row, given, {"w": large()})
-    before = file_bytes_read()
+    before = read()
     ckpt = rustload.open(path)
-    spent = file_bytes_read() - before
+    spent = read() - before
     assert {"yes": spent < READ_OVERHEAD, "no": spent >= NBYTES}[row["lazy"]], spent
     assert ckpt["w"].shape == (COUNT,)
 
@@ -199,9 +183,9 @@ def test_slice(row: dict[str, str], given: str, write: Callable[..., Written]) -
     want = large()
     path, _ = write(row, given, {"w": want})
     ckpt = rustload.open(path)
-    before = file_bytes_read()
+    before = read()
     part = ckpt["w"][10:20_010].materialize(copy=True)
-    spent = file_bytes_read() - before
+    spent = read() - before
     assert torch.equal(part, want[10:20_010])
     expected = {
         "yes": 80_000 <= spent < READ_OVERHEAD,

@@ -60,10 +60,7 @@ def test_opening_reads_metadata_only(name: str, tmp_path: Path) -> None:
     code = """
         import os, sys
         import rustload
-
-        def read():
-            with open("/proc/self/io") as counts:
-                return next(int(line.split()[1]) for line in counts if line.startswith("rchar"))
+        from process_memory import read
 
         start = read()
         cost = read() - start

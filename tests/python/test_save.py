@@ -17,16 +17,12 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import IN_SAFETENSORS, assert_same_bits, child, patterns, program
+from support import IN_SAFETENSORS, assert_same_bits, child, names, patterns, program
 
 import rustload
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def generated(seed: int) -> dict[str, torch.Tensor]:
