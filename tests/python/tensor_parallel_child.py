@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from test_dtensor import Counted
+from ranged import Ranges
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -62,13 +62,13 @@ for form in ("legacy", "zip", "safetensors"):
         torch.save(state, file, _use_new_zipfile_serialization=form == "zip")
         data = file.read_bytes()
     for name, plan in (("auto", "auto"), ("rows", in_rows)):
-        source = Counted(data)
+        source = Ranges(data)
         lazy = rustload.torch.state_dict(source)
-        of_metadata = source.count
+        of_metadata = source.nbytes
         model = LlamaForCausalLM.from_pretrained(
             None, config=config, state_dict=lazy, distributed_config=DistributedConfig(tp_plan=plan)
         )
-        found[f"{form} {name}"] = described(model, source.count - of_metadata, source.size)
+        found[f"{form} {name}"] = described(model, source.nbytes - of_metadata, source.size)
 model = rustload.transformers.from_pretrained(
     AutoModelForCausalLM, folder, distributed_config=DistributedConfig(tp_plan="auto")
 )

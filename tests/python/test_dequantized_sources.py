@@ -11,10 +11,11 @@ import pytest
 import torch
 from quantized_case import BF16, U8, Draw, power
 from quantized_files import CASES, logical, write
+from ranged import Ranges
 from safetensors.torch import save
 from test_block_scales import same
 from test_dequantized import equal
-from test_file_objects import CountingFile, CountingRanges
+from test_file_objects import CountingFile
 from web_server import Server
 
 import rustload
@@ -50,7 +51,7 @@ def counted(kind: str, data: bytes) -> tuple[Any, Callable[[], int]]:
             return total
 
         return server.url, asked
-    file: Any = CountingRanges(data) if kind == "ranges" else CountingFile(data)
+    file: Any = Ranges(data) if kind == "ranges" else CountingFile(data)
 
     def read() -> int:
         calls = list(itertools.chain(*file.calls)) if kind == "ranges" else list(file.requests)

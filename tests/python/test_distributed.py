@@ -5,17 +5,17 @@ The steps of DCP that need no other rank run in one process, as each rank in tur
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from ranged import Ranges
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support import assert_same_bits, gloo_ranks
-from test_dtensor import Counted, as_rank, module_of, select, tensor_parallel, values
+from support import assert_same_bits, gloo_ranks, saved
+from test_dtensor import as_rank, module_of, select, tensor_parallel, values
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import (
@@ -344,21 +344,20 @@ def test_fsdp_over_tensor_parallelism_reads_what_dcps_own_reader_reads(size, tmp
 @pytest.mark.parametrize("legacy", [False, True])
 def test_two_ranks_read_half_of_the_file_each(legacy):
     state = {f"w{n}": values((512, 512), n) for n in range(4)}
-    data = io.BytesIO()
-    torch.save(state, data, _use_new_zipfile_serialization=not legacy)
+    data = saved(state, _use_new_zipfile_serialization=not legacy)
     for rank in range(2):
         with as_rank(rank, 2):
             mesh = init_device_mesh("cpu", (2,))
-            source = Counted(data.getvalue())
+            source = Ranges(data)
             reader = Reader(source)
             found = {name: select(torch.zeros_like(one), mesh, [Shard(0)]) for name, one in state.items()}
             planner = Planner()
             planner.set_up_planner(found, reader.read_metadata(), is_coordinator=rank == 0)
-            of_metadata = source.count
+            of_metadata = source.nbytes
             reader.read_data(planner.create_local_plan(), planner)
             # An archive has a header before each member, which is read as a block of 64 KiB.
             headers = 0 if legacy else len(state) << 16
-            assert source.count - of_metadata <= 0.525 * source.size + headers
+            assert source.nbytes - of_metadata <= 0.525 * source.size + headers
 
 
 MODEL = {

@@ -6,12 +6,12 @@ torch's fake process group lets one process be each rank in turn: nothing is sen
 from __future__ import annotations
 
 import contextlib
-import io
 
 import pytest
 import torch
 import torch.distributed as dist
-from support import assert_same_bits
+from ranged import Ranges
+from support import assert_same_bits, saved
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -310,24 +310,11 @@ def test_a_models_own_loading_code_runs_before_its_shards_are_cut(tmp_path):
                 assert_same_bits(model.get_parameter(name).to_local(), select(t, mesh, strided).to_local())
 
 
-class Counted:
-    """A file that counts the bytes that are read of it."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.size = data, len(data)
-        self.count = 0
-
-    def read_ranges(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        self.count += sum(length for _, length in ranges)
-        return [memoryview(self.data)[start : start + length] for start, length in ranges]
-
-
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_the_source_sees_only_the_bytes_of_the_ranks_own_rows(world, legacy):
     state = {f"w{n}": values((512, 1024), n) for n in range(4)}
-    data = io.BytesIO()
-    torch.save(state, data, _use_new_zipfile_serialization=not legacy)
+    data = saved(state, _use_new_zipfile_serialization=not legacy)
     whole = sum(one.nbytes for one in state.values())
     total = 0
     for rank in range(world):
@@ -339,22 +326,21 @@ def test_the_source_sees_only_the_bytes_of_the_ranks_own_rows(world, legacy):
             headers = 0 if legacy else len(state) << 16
             # Where a busy machine answers late, as a distant one does, gaps are read through: then again.
             for _ in range(3):
-                source = Counted(data.getvalue())
+                source = Ranges(data)
                 opened = rustload.open(source)
-                of_metadata = source.count
+                of_metadata = source.nbytes
                 report = load_into(model, opened)
                 assert report.bytes_read == whole // world
-                if source.count - of_metadata <= 1.05 * whole / world + headers:
+                if source.nbytes - of_metadata <= 1.05 * whole / world + headers:
                     break
-            assert source.count - of_metadata <= 1.05 * whole / world + headers
-            total += source.count - of_metadata
+            assert source.nbytes - of_metadata <= 1.05 * whole / world + headers
+            total += source.nbytes - of_metadata
     assert total <= 1.05 * whole + world * headers
 
 
 def test_load_state_dict_reads_only_the_ranks_part_of_a_lazy_state_dict():
     state = {f"w{n}": values((512, 512), n) for n in range(4)}
-    data = io.BytesIO()
-    torch.save(state, data, _use_new_zipfile_serialization=False)
+    data = saved(state, _use_new_zipfile_serialization=False)
     for rank in range(4):
         with as_rank(rank, 4):
             mesh = init_device_mesh("cpu", (4,))
@@ -362,11 +348,11 @@ def test_load_state_dict_reads_only_the_ranks_part_of_a_lazy_state_dict():
                 expected = {name: select(one, mesh, [placement]) for name, one in state.items()}
                 model = module_of({name: torch.zeros_like(one) for name, one in expected.items()})
                 before = dict(model.named_parameters())
-                source = Counted(data.getvalue())
+                source = Ranges(data)
                 lazy = rustload.torch.state_dict(source)
-                of_metadata = source.count
+                of_metadata = source.nbytes
                 model.load_state_dict(lazy)
-                assert source.count - of_metadata <= 1.1 * sum(one.nbytes for one in state.values()) / 4
+                assert source.nbytes - of_metadata <= 1.1 * sum(one.nbytes for one in state.values()) / 4
                 for name, one in expected.items():
                     assert model.get_parameter(name) is before[name]
                     assert_same_bits(model.get_parameter(name).to_local(), one.to_local())

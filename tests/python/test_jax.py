@@ -266,16 +266,9 @@ SHARDED = """
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
+    from ranged import Ranges
     import rustload
     import rustload.jax
-
-    class Counted:
-        def __init__(self, data):
-            self.data, self.size, self.count = data, len(data), 0
-
-        def read_ranges(self, ranges):
-            self.count += sum(length for _, length in ranges)
-            return [memoryview(self.data)[start : start + length] for start, length in ranges]
 
     assert len(jax.devices()) == 8
     mesh = jax.make_mesh((4, 2), ("x", "y"))
@@ -303,12 +296,12 @@ SHARDED = """
         by_call = rustload.jax.load(path, shardings=lambda lazy: shardings["both"] if lazy.ndim == 2 else None)
         assert by_call["layers"]["w"].sharding == shardings["both"]
         # Each element is read once, though two columns of devices hold it.
-        source = Counted(open(path, "rb").read())
+        source = Ranges(open(path, "rb").read())
         opened = rustload.open(source)
-        before = source.count
+        before = source.nbytes
         rustload.jax.load(opened, shardings=shardings["rows"])
         nbytes = sum(one.nbytes for name, one in whole.items() if name != "tied")
-        assert source.count - before <= 1.05 * nbytes + (len(whole) << 16), (source.count, before, nbytes)
+        assert source.nbytes - before <= 1.05 * nbytes + (len(whole) << 16), (source.nbytes, before, nbytes)
     for wrong, kind in (("x", TypeError), ({"v": 3}, TypeError)):
         try:
             rustload.jax.load(path, shardings=wrong)

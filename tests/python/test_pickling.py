@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import assert_same_bits, open_files
+from test_file_objects import CountingFile
 from torch.distributed import checkpoint as dcp
 from torch.utils.data import DataLoader, Dataset
 
@@ -233,27 +234,6 @@ def test_tied_tensors_are_tied_after_a_pickle(save):
     assert ckpt["one"].torch()[0] == 0  # another mapping
 
 
-class Wrapped(io.RawIOBase):
-    """A file object of a class of its own, which is read through the object."""
-
-    name = "wrapped file"
-
-    def __init__(self, data: bytes) -> None:
-        self.inner = io.BytesIO(data)
-
-    def read(self, size: int = -1) -> bytes:
-        return self.inner.read(size)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self.inner.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self.inner.tell()
-
-    def seekable(self) -> bool:
-        return True
-
-
 def assert_unpicklable(ckpt: rustload.Checkpoint, source: str) -> None:
     handle = rustload.torch.state_dict(ckpt)["a"]
     for one in (ckpt, ckpt["a"], handle, ckpt.select("a"), rustload.concat([ckpt["a"]])):
@@ -266,7 +246,7 @@ def test_what_another_process_cannot_open_is_a_type_error_that_says_why(tmp_path
     path = write("archive", tmp_path)
     data = path.read_bytes()
     assert_unpicklable(rustload.open(data), "bytes in memory")
-    assert_unpicklable(rustload.open(Wrapped(data)), "the object 'wrapped file'")
+    assert_unpicklable(rustload.open(CountingFile(data)), "the object 'counting'")
     with path.open("rb") as file:
         path.unlink()
         assert_unpicklable(rustload.open(file), "a descriptor of this process")

@@ -9,7 +9,6 @@ import builtins
 import contextlib
 import json
 import random
-import threading
 import time
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from ranged import Ranges
 from safetensors.torch import save_file
+from support import coded
 from web_server import Server
 
 import rustload
@@ -167,9 +168,8 @@ def test_objects_of_obstore_are_taken(model: Path, tensors: dict[str, torch.Tens
     assert torch.equal(checkpoint["layers.7.weight"].materialize(), tensors["layers.7.weight"])
     assert all(torch.equal(value, tensors[name]) for name, value in checkpoint.materialize().items())
     obstore.put(store, "a/model.bin", model.read_bytes())
-    with pytest.raises(rustload.FormatError) as caught:
+    with coded(rustload.FormatError, "FileChanged"):
         checkpoint["layers.9.weight"].materialize()
-    assert caught.value.code == "FileChanged"
     with pytest.raises(FileNotFoundError):
         rustload.remote.obstore(store, "a/other.bin")
 
@@ -189,9 +189,8 @@ def test_schemes_that_are_not_allowed_are_errors_and_cause_no_request(server: Se
         ("zip://a::memory://bucket/a.zip", None, "fsspec.open"),
     ]:
         for verb in (rustload.open, rustload.scan):
-            with pytest.raises(ValueError, match="not") as caught:
+            with coded(ValueError, "RemoteScheme", match="not") as caught:
                 verb(url, **({} if remote is None else {"remote": remote}))
-            assert caught.value.code == "RemoteScheme"  # type: ignore[attr-defined]
             assert note in caught.value.__notes__[0]
     with pytest.raises(ValueError, match="list of shards has URLs and"):
         rustload.open(["memory://bucket/model.bin", "model.bin"])
@@ -209,17 +208,15 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(rustload.UnsupportedError) as caught:
+    with coded(rustload.UnsupportedError, "RemoteUnavailable") as caught:
         rustload.open("s3://bucket/model.bin")
-    assert caught.value.code == "RemoteUnavailable"
     assert caught.value.__notes__ == ["pip install s3fs"]
 
 
 def test_an_unknown_size_is_an_error(server: Server) -> None:
     server.fault = lambda _: "no size"
-    with pytest.raises(OSError, match="how long") as caught:
+    with coded(OSError, "RemoteSize", match="how long"):
         rustload.open(server.url, remote=HTTP)
-    assert caught.value.code == "RemoteSize"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -236,9 +233,8 @@ def test_an_unknown_size_is_an_error(server: Server) -> None:
 def test_a_wrong_answer_is_a_typed_error(server: Server, fault: str, code: str) -> None:
     checkpoint = rustload.open(server.url, remote=HTTP)
     server.fault = lambda _: fault
-    with pytest.raises((OSError, rustload.FormatError)) as caught:
+    with coded((OSError, rustload.FormatError), code):
         checkpoint["layers.200.weight"].materialize()
-    assert caught.value.code == code  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -442,26 +438,6 @@ def test_diff_and_stats_name_a_url_without_its_secrets(
     assert SECRET not in captured.out + captured.err
 
 
-class Recorded:
-    """An object that is read by ranges, with the ranges of each call and the most calls under way at once."""
-
-    def __init__(self, data: bytes, delay: float = 0.005) -> None:
-        self.data, self.size, self.delay = data, len(data), delay
-        self.calls: list[list[tuple[int, int]]] = []
-        self.now = self.most = 0
-        self.lock = threading.Lock()
-
-    def read_ranges(self, ranges: list[tuple[int, int]], /) -> list[bytes]:
-        with self.lock:
-            self.calls.append(list(ranges))
-            self.now += 1
-            self.most = max(self.most, self.now)
-        time.sleep(self.delay)
-        with self.lock:
-            self.now -= 1
-        return [self.data[start : start + length] for start, length in ranges]
-
-
 def npz(path: Path, arrays: dict[str, np.ndarray[Any, Any]], *, deflated: bool) -> bytes:
     (np.savez_compressed if deflated else np.savez)(path, **arrays)  # type: ignore[arg-type]
     return path.read_bytes()
@@ -477,15 +453,15 @@ def test_the_headers_of_an_npz_are_read_several_at_once(tmp_path: Path, deflated
     arrays |= {"long": dice.normal(size=(1,) * 60), "empty": np.zeros((0, 3)), "text": np.array(["a", "b"])}
     data = npz(tmp_path / "a.npz", arrays, deflated=deflated)
     del arrays["text"]
-    source = Recorded(data)
+    source = Ranges(data, 0.005)
     ckpt = rustload.open(source)
     local = rustload.open(tmp_path / "a.npz")
     assert list(ckpt) == list(local) == list(arrays)
     assert ckpt.notes == local.notes
     assert source.most >= 4
     # One after another, they would be a request for each array.
-    assert sum(map(len, source.calls)) <= 40 + 6
-    assert sum(length for call in source.calls for _, length in call) < 1 << 20
+    assert source.requests <= 40 + 6
+    assert source.nbytes < 1 << 20
     for name, array in arrays.items():
         assert np.array_equal(ckpt[name].numpy(), array), name
 
@@ -505,7 +481,7 @@ def test_a_spoilt_header_of_an_npz_is_the_error_of_a_local_file(
     with pytest.raises(rustload.FormatError) as local:
         rustload.open(tmp_path / "spoilt.npz").materialize()
     with pytest.raises(rustload.FormatError) as remote:
-        rustload.open(Recorded(bytes(data), 0)).materialize()
+        rustload.open(Ranges(bytes(data))).materialize()
     assert (remote.value.code, remote.value.member) == (local.value.code, local.value.member)
 
 
@@ -513,13 +489,13 @@ def test_many_arrays_of_an_npz_are_within_the_limits(tmp_path: Path) -> None:
     arrays = {f"a{number}": np.zeros(50_000) for number in range(30)}
     data = npz(tmp_path / "a.npz", arrays, deflated=False)
     with pytest.raises(rustload.LimitError, match="remote_requests"):
-        rustload.open(Recorded(data, 0), limits=rustload.Limits(remote_requests=5))
-    assert len(rustload.open(Recorded(data, 0), limits=rustload.Limits(remote_requests=100))) == 30
+        rustload.open(Ranges(data), limits=rustload.Limits(remote_requests=5))
+    assert len(rustload.open(Ranges(data), limits=rustload.Limits(remote_requests=100))) == 30
 
 
 def test_a_deflated_storage_is_read_by_several_ranges_at_once(tmp_path: Path) -> None:
     noise = np.random.default_rng(7).integers(0, 256, 9 << 20, np.uint8)
-    source = Recorded(npz(tmp_path / "a.npz", {"noise": noise}, deflated=True))
+    source = Ranges(npz(tmp_path / "a.npz", {"noise": noise}, deflated=True), 0.005)
     tensor = rustload.open(source)["noise"]
     source.calls.clear()
     assert np.array_equal(tensor.numpy(), noise)
@@ -527,4 +503,4 @@ def test_a_deflated_storage_is_read_by_several_ranges_at_once(tmp_path: Path) ->
     assert len(source.calls) <= 6
     assert max(map(len, source.calls)) == 8
     assert max(length for call in source.calls for _, length in call) <= 512 << 10
-    assert sum(length for call in source.calls for _, length in call) < source.size + (128 << 10)
+    assert source.nbytes < source.size + (128 << 10)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from ranged import Ranges
 from support import Reduced, cli
 
 import rustload
@@ -101,34 +102,14 @@ def test_small_and_odd_shapes(save: Callable[..., Path], capsys: pytest.CaptureF
 
 def test_only_what_is_shown_is_read(save: Callable[..., Path]) -> None:
     path = save({"x": torch.arange(1 << 22, dtype=torch.float32).view(2048, 2048)})
-    data = path.read_bytes()
-    read: list[int] = []
-
-    class Counted:
-        name = "counted.bin"
-
-        def __init__(self) -> None:
-            self.at = 0
-
-        def seek(self, offset: int, whence: int = 0) -> int:
-            self.at = offset + (0, self.at, len(data))[whence]
-            return self.at
-
-        def tell(self) -> int:
-            return self.at
-
-        def read(self, count: int = -1) -> bytes:
-            found = data[self.at :] if count < 0 else data[self.at : self.at + count]
-            self.at += len(found)
-            read.append(len(found))
-            return found
+    file = Ranges(path.read_bytes())
 
     from rustload._describe.values import show_numbers
 
-    with rustload.open(Counted()) as checkpoint:
-        read.clear()
+    with rustload.open(file) as checkpoint:
+        file.calls.clear()
         show_numbers(checkpoint["x"], 80, dequantize=False)
-        assert sum(read) < 1 << 20, "of 16 MiB"
+        assert file.nbytes < 1 << 20, "of 16 MiB"
 
 
 def test_a_pattern_also_matches_vectors(

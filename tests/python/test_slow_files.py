@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fuse_folder
 import pytest
 import torch
+from ranged import Ranges
+from support import saved
 
 import rustload
 
@@ -112,39 +111,18 @@ def test_doctor_says_how_a_slow_file_is_read_and_why(slow: Slow) -> None:
     assert (file["in_flight"], file["block"], file["views"]) == (16, 4 * MIB, False)
 
 
-class Store:
-    """An object in a store, in memory, whose requests take 2 ms."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.size, self.name = data, len(data), "store://model"
-        self.lock = threading.Lock()
-        self.requests = self.nbytes = self.now = self.most = 0
-
-    def read_ranges(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        with self.lock:
-            self.requests += len(ranges)
-            self.nbytes += sum(length for _, length in ranges)
-            self.now += 1
-            self.most = max(self.most, self.now)
-        time.sleep(0.002)
-        with self.lock:
-            self.now -= 1
-        return [memoryview(self.data)[start : start + length] for start, length in ranges]
-
-
 @pytest.mark.parametrize(("shape", "requests"), [((16, 16), 10), ((256, 200), 130)])
 def test_a_legacy_stream_is_opened_with_its_counts_read_several_at_once(
     shape: tuple[int, int], requests: int
 ) -> None:
     values = {f"w.{number}": torch.full(shape, float(number)) for number in range(100)}
-    file = io.BytesIO()
-    torch.save(values, file, _use_new_zipfile_serialization=False)
-    store = Store(file.getvalue())
+    data = saved(values, _use_new_zipfile_serialization=False)
+    store = Ranges(data, 0.002)
     with rustload.open(store, framework="torch") as ckpt:
         assert store.requests <= requests, f"{store.requests} requests"
         assert store.most > 1 or requests < 20
         assert all(torch.equal(ckpt[name].materialize(), value) for name, value in values.items())
-    cut = Store(file.getvalue()[:-100])
+    cut = Ranges(data[:-100], 0.002)
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(cut)
     assert caught.value.code == "Truncated"
@@ -152,13 +130,12 @@ def test_a_legacy_stream_is_opened_with_its_counts_read_several_at_once(
 
 def test_an_archive_behind_an_object_reads_close_to_its_bytes() -> None:
     values = {f"w.{number}": torch.full((64, 64), float(number)) for number in range(1000)}
-    file = io.BytesIO()
-    torch.save(values, file)
-    store = Store(file.getvalue())
+    data = saved(values)
+    store = Ranges(data, 0.002)
     with rustload.open(store, framework="torch") as ckpt:
         opening = store.nbytes
         found = dict(ckpt.stream())
     assert all(torch.equal(found[name], value) for name, value in values.items())
     assert store.nbytes - opening <= 1.02 * store.size, f"{store.nbytes - opening} bytes of {store.size}"
     assert store.requests <= 30
-    assert rustload.scan(Store(file.getvalue())).verdict == "inert"
+    assert rustload.scan(Ranges(data, 0.002)).verdict == "inert"

@@ -26,7 +26,7 @@ from attacks.pickles import (
 )
 from attacks.streams import info, safetensors
 from attacks.zips import Zip, around
-from ranges import Ranges
+from ranged import Ranges
 
 import rustload
 from rustload import _rustload

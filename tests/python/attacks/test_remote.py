@@ -12,7 +12,7 @@ from attacks import CASES, Case
 from attacks.registry import Shown
 from attacks.z_zip import local
 from attacks.zips import Zip
-from ranges import Ranges
+from ranged import Ranges
 
 import rustload
 

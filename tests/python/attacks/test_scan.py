@@ -10,7 +10,7 @@ import pytest
 from attacks import CASES, Case
 from attacks.registry import Named, Shown
 from quiet import crowding, within
-from ranges import Ranges
+from ranged import Ranges
 from schemas import check_sarif, new_errors, validator_of
 
 import rustload
