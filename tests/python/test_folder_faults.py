@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from folder_faults import NOBODY, as_nobody, ext4, mounted, run
+from support import names
 
 import rustload
 from rustload.errors import RustloadWarning
@@ -51,10 +52,6 @@ def value_of(path: Path) -> int:
 
 def hidden(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir() if one.name.startswith("."))
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
 
 
 def test_files_that_others_make_in_a_folder_meanwhile_are_kept(tmp_path: Path) -> None:

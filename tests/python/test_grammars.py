@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from attacks import CASES
+from support import repacked
 
 import rustload
 
@@ -42,14 +42,15 @@ def exported(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     honest, changed = folder / "honest.pt2", folder / "changed.pt2"
     torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), honest)
     assert rustload.scan(honest).verdict == "inert"
-    with zipfile.ZipFile(honest) as source, zipfile.ZipFile(changed, "w") as target:
-        for name in source.namelist():
-            data = source.read(name)
-            if "models/" in name:
-                graph = json.loads(data)
-                change(graph["graph_module"])
-                data = json.dumps(graph).encode()
-            target.writestr(name, data)
+
+    def other(name: str, data: bytes) -> bytes:
+        if "models/" not in name:
+            return data
+        graph = json.loads(data)
+        change(graph["graph_module"])
+        return json.dumps(graph).encode()
+
+    changed.write_bytes(repacked(honest, other))
     return changed
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import warnings
-import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import assert_same_bits, saved
+from support import assert_same_bits, repacked, saved
 from torch import nn
 
 import rustload
@@ -221,16 +220,6 @@ def test_the_tensor_names_of_a_torchscript_archive_are_its_state_dict_keys(make:
         assert list(ckpt) == list(expected)
         for key, want in expected.items():
             assert_same_bits(ckpt[key].materialize(), want)
-
-
-def repacked(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(file, "w") as out:
-        for name in source.namelist():
-            changed = change(name, source.read(name))
-            if changed is not None:
-                out.writestr(name, changed)
-    return file.getvalue()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

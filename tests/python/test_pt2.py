@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import DTYPES, Reduced, bits, patterns
+from support import DTYPES, Reduced, bits, deflated, patterns, repacked, saved
 from torch.export.pt2_archive._package import package_pt2
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -308,35 +308,6 @@ def test_storages_state_their_device(files):
     assert asked == ["cuda:1", "cuda:1"]
 
 
-def test_views_and_slices_read_the_file_lazily(tmp_path):
-    class Large(Holder):
-        pass
-
-    tensor = torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024)
-    torch.export.save(torch.export.export(Large({"w": tensor}), (ROW,)), tmp_path / "m.pt2")
-
-    class Counting(io.FileIO):
-        got = 0
-
-        def readinto(self, buffer: Any) -> int:
-            count = super().readinto(buffer) or 0
-            self.got += count
-            return count
-
-        def read(self, size: int = -1) -> bytes:
-            data = super().read(size) or b""
-            self.got += len(data)
-            return data
-
-    with Counting(tmp_path / "m.pt2") as file, rustload.open(file) as ckpt:
-        row = ckpt["w"][3].materialize(framework="torch")
-        assert torch.equal(row, tensor[3])
-        assert file.got < 1 << 20
-    with rustload.open(tmp_path / "m.pt2") as ckpt:
-        view = ckpt["w"].materialize(copy=False)
-        assert torch.equal(torch.as_tensor(view), tensor)
-
-
 def test_every_verb_reads_a_program(files, loaded, tmp_path, capsys):
     path, expected = files["transformer"], loaded("transformer")
     with rustload.open(path) as ckpt:
@@ -384,22 +355,9 @@ def test_several_programs_have_their_names_in_front(exported, tmp_path):
         }
 
 
-def repacked(
-    path: Path, change: Callable[[str, bytes], bytes | None], method: int = zipfile.ZIP_STORED
-) -> bytes:
-    """The archive with other members; a member for which `change` gives None is left out."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(path) as before, zipfile.ZipFile(file, "w", method) as after:
-        for name in before.namelist():
-            data = change(name, before.read(name))
-            if data is not None:
-                after.writestr(name, data)
-    return file.getvalue()
-
-
 def test_a_deflated_archive_reads_the_same(files):
     for name in ("transformer", "views", WRAPPED):
-        data = repacked(files[name], lambda _, data: data, zipfile.ZIP_DEFLATED)
+        data = deflated(files[name])
         with rustload.open(data) as ckpt, rustload.open(files[name]) as stored:
             assert list(ckpt) == list(stored)
             for key in ckpt:
@@ -419,12 +377,6 @@ def test_big_endian_programs_are_swapped(files, loaded):
     with rustload.open(repacked(files["linear"], swap)) as ckpt:
         for key, tensor in loaded("linear").items():
             assert bits(ckpt[key].materialize(framework="torch")) == bits(tensor)
-
-
-def saved(obj: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(obj, file)
-    return file.getvalue()
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import time
 from typing import Any
 
 import pytest
 import torch
-from support import module_of
+from support import module_of, saved
 from web_server import Server
 
 import rustload
@@ -46,9 +45,7 @@ def test_wrong_elements_are_found(faults: Any) -> None:
 def test_a_server_that_hangs_under_way_is_an_error_after_the_timeout_of_the_store() -> None:
     pytest.importorskip("fsspec")
     pytest.importorskip("urllib3")
-    stream = io.BytesIO()
-    torch.save({"w": torch.ones(200_000)}, stream)
-    server = Server(stream.getvalue())
+    server = Server(saved({"w": torch.ones(200_000)}))
     try:
         options = {"client_kwargs": {"timeout": 0.3}}
         checkpoint = rustload.open(server.url, remote=("http",), storage_options=options)

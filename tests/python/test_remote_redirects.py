@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import shutil
 import socket
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from support import coded, saved
 from web_server import Server
 
 import rustload
@@ -33,9 +33,7 @@ UNVERIFIED = {"ssl": False}  # the certificate is signed by nobody
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    content = io.BytesIO()
-    torch.save({"w": torch.arange(5000.0)}, content)
-    made = Server(content.getvalue())
+    made = Server(saved({"w": torch.arange(5000.0)}))
     yield made
     made.close()
 
@@ -90,9 +88,8 @@ def test_an_encrypted_url_is_not_redirected_to_one_without_encryption(
 ) -> None:
     url = redirects(server.url)
     for given in (url, redirects(url)):
-        with pytest.raises(ValueError, match=r"redirects to a URL whose scheme, 'http'") as caught:
+        with coded(ValueError, "RemoteScheme", match=r"redirects to a URL whose scheme, 'http'"):
             rustload.open(given, storage_options=UNVERIFIED)
-        assert caught.value.code == "RemoteScheme"  # type: ignore[attr-defined]
         assert not server.requests
     assert rustload.open(server.url, remote=("http",))["w"][7].torch() == 7
 
@@ -206,6 +203,5 @@ def test_shards_of_a_server_that_stops_are_not_called_missing(server: Server) ->
     with pytest.raises(OSError, match="ProtocolError"):
         rustload.open(f"{server.host}/{index}", remote=("http",))
     server.files = {index: text.encode()}
-    with pytest.raises(rustload.FormatError) as caught:
+    with coded(rustload.FormatError, "ShardMissing"):
         rustload.open(f"{server.host}/{index}", remote=("http",))
-    assert caught.value.code == "ShardMissing"

@@ -9,27 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import safetensors.torch
 import torch
+from support import WAIT, child, coded, limited_child, names
 
 import rustload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 MIB = 1 << 20
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benches.memory.limit import limited  # noqa: E402 - the path is set above
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -146,39 +139,21 @@ def test_a_file_object_is_neither_verified_nor_resumed(tmp_path: Path) -> None:
 
 
 # A child measures its own peak, beyond what its imports take.
-SAVES_ONCE = """
+SAVES_ONCE = f"""
 import sys, resource, rustload
+from process_memory import status
 source, target, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 limit = options.pop("limit", None)
 if limit:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-def anonymous():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
-before, peak = anonymous(), 0
+before = peak = status("RssAnon")
 def sample(*_):
     global peak
-    peak = max(peak, anonymous())
-print("ready", flush=True)
-sys.stdin.readline()
+    peak = max(peak, status("RssAnon"))
+{WAIT}
 rustload.save(rustload.open(source), target, progress=sample, **options)
 print(peak - before)
 """
-
-
-def child(source: Path, target: Path, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SAVES_ONCE, str(source), str(target), repr(options)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def peak_of(running: subprocess.Popen[str]) -> int:
-    assert running.stdout is not None
-    assert running.stdin is not None
-    running.stdin.write("go\n")
-    running.stdin.flush()
-    said = running.stdout.readlines()
-    assert running.wait() == 0
-    return int(said[-1])
 
 
 @pytest.fixture(scope="module")
@@ -193,24 +168,16 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}])
 def test_little_data_memory_is_enough(options: dict[str, Any], big: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    with child(big, path, limit=300 * MIB, threads=4, verify=True, **options) as running:
-        peak = peak_of(running)
+    options = {"limit": 300 * MIB, "threads": 4, "verify": True, **options}
+    peak = int(child(SAVES_ONCE, big, path, options).stdout.split()[-1])
     assert peak <= 300 * MIB // 4 + 64 * MIB
     assert len(rustload.open(path)) == 26
 
 
 def test_a_small_cgroup_is_enough(big: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    with child(big, path, dtype="float16", verify=True) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "ready\n"
-        try:
-            with limited(running.pid, 256 * MIB):
-                peak = peak_of(running)
-        except OSError as error:
-            running.kill()
-            pytest.skip(f"no cgroup with a limit of memory can be made here: {error}")
-    assert peak <= 256 * MIB // 4 + 64 * MIB
+    done = limited_child(256 * MIB, SAVES_ONCE, big, path, {"dtype": "float16", "verify": True})
+    assert int(done.stdout) <= 256 * MIB // 4 + 64 * MIB
     assert len(rustload.open(path)) == 26
 
 
@@ -227,8 +194,7 @@ for resume in (False, True):
     except OSError as error:
         print(error.errno, error.filename is not None)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == [str(errno.EFBIG), "True"] * 2
+    assert child(code).stdout.split() == [str(errno.EFBIG), "True"] * 2
     assert path.read_bytes() == b"old"
     # The second call was to be resumed.
     assert names(tmp_path) == [".m.safetensors.resume", "m.safetensors"]
@@ -299,9 +265,8 @@ def test_a_source_that_is_cut_meanwhile_leaves_nothing(source: Path, tmp_path: P
     ckpt = rustload.open(copy)
     os.truncate(copy, 50 * MIB)
     for dtype in (None, "bfloat16"):
-        with pytest.raises(rustload.FormatError) as caught:
+        with coded(rustload.FormatError, "FileChanged"):
             rustload.save(ckpt, tmp_path / "m.safetensors", dtype=dtype)
-        assert caught.value.code == "FileChanged"
     assert names(tmp_path) == ["copy.bin"]
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import pytest
 import torch
 from attacks import pickles as asm
-from support import Reduced, child, safetensors_bytes
+from support import Reduced, child, safetensors_bytes, saved
 
 import rustload
 
@@ -155,7 +155,7 @@ class TestTrace:
         assert (call.opcode, data[call.offset : call.offset + 1]) == ("REDUCE", b"R")
 
     def test_known_calls_are_counted_and_not_in_the_trace(self) -> None:
-        report = rustload.scan(torch_bytes({f"w{i}": torch.ones(2) for i in range(50)}))
+        report = rustload.scan(saved({f"w{i}": torch.ones(2) for i in range(50)}))
         assert (report.verdict, report.trace) == ("inert", [])
         calls = {f"{named.module}.{named.name}": named.calls for named in report.globals}
         assert calls["torch._utils._rebuild_tensor_v2"] == 50
@@ -231,18 +231,12 @@ INFLATED = {
 }
 
 
-def torch_bytes(obj: Any, **options: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(obj, file, **options)
-    return file.getvalue()
-
-
 class TestContainers:
     @pytest.mark.parametrize("legacy", [False, True])
     def test_zip_and_legacy_files_are_scanned(self, legacy: bool) -> None:
         options = {"_use_new_zipfile_serialization": not legacy}
-        assert rustload.scan(torch_bytes({"w": torch.ones(3)}, **options)).verdict == "inert"
-        report = rustload.scan(torch_bytes({"w": torch.ones(3), "e": EVIL}, **options))
+        assert rustload.scan(saved({"w": torch.ones(3)}, **options)).verdict == "inert"
+        report = rustload.scan(saved({"w": torch.ones(3), "e": EVIL}, **options))
         [found] = report.findings
         assert (found.verdict, found.module, found.name, found.arguments) == (
             "would execute",
@@ -278,10 +272,10 @@ class TestContainers:
         assert report.verdict == "would execute"
 
     def test_a_truncated_archive_is_scanned_up_to_its_end(self) -> None:
-        data = torch_bytes({"e": EVIL, "w": torch.ones(1000)})
+        data = saved({"e": EVIL, "w": torch.ones(1000)})
         report = rustload.scan(data[: len(data) // 2])
         assert (report.verdict, report.complete) == ("would execute", False)
-        good = torch_bytes({"w": torch.ones(1000)})
+        good = saved({"w": torch.ones(1000)})
         report = rustload.scan(good[: len(good) // 2])
         assert (report.verdict, report.complete) == ("unknown", False)
 
@@ -321,7 +315,7 @@ class TestContainers:
 
     def test_polyglots_are_scanned_in_every_format(self) -> None:
         evil = checkpoint(CALL + b".")
-        legacy = torch_bytes({"w": torch.ones(2)}, _use_new_zipfile_serialization=False)
+        legacy = saved({"w": torch.ones(2)}, _use_new_zipfile_serialization=False)
         st = safetensors_bytes(b'{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}', b"ab")
         for data in (legacy + evil, st + evil, st + CALL + b"."):
             report = rustload.scan(data)
@@ -370,13 +364,13 @@ class TestContainers:
         for compressed in (*COMPRESSED.values(), *INFLATED.values()):
             tensor = torch.frombuffer(bytearray(compressed), dtype=torch.uint8)
             for legacy in (False, True):
-                data = torch_bytes({"w": tensor}, _use_new_zipfile_serialization=not legacy)
+                data = saved({"w": tensor}, _use_new_zipfile_serialization=not legacy)
                 report = rustload.scan(data)
                 assert (report.verdict, report.findings) == ("inert", []), str(report)
 
     @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
     def test_legacy_streams_of_any_protocol_are_scanned_as_members(self, protocol: int) -> None:
-        data = torch_bytes({"e": EVIL}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        data = saved({"e": EVIL}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
         report = rustload.scan(checkpoint(b"N.", inner=data))
         assert {found.member for found in report.findings if found.verdict == "would execute"} == {
             "archive/inner!object"
@@ -392,7 +386,7 @@ class TestContainers:
 
     def test_an_extension_of_another_format_is_a_finding(self, tmp_path: Path) -> None:
         path = tmp_path / "m.safetensors"
-        path.write_bytes(torch_bytes({"w": torch.ones(2)}))
+        path.write_bytes(saved({"w": torch.ones(2)}))
         report = rustload.scan(path)
         assert (report.verdict, codes(report)) == ("inert", {"ExtensionMismatch"})
 
@@ -462,14 +456,14 @@ class TestBenignFiles:
     @pytest.mark.parametrize("name", sorted(benign()))
     def test_a_benign_file_would_not_execute(self, name: str, legacy: bool) -> None:
         with quiet():
-            data = torch_bytes(benign()[name], _use_new_zipfile_serialization=not legacy)
+            data = saved(benign()[name], _use_new_zipfile_serialization=not legacy)
         report = rustload.scan(data)
         assert report.verdict != "would execute", str(report)
         assert report.complete
 
     @pytest.mark.parametrize("name", ["state_dict", "optimizer", "parameter", "tied", "dtypes", "containers"])
     def test_plain_data_is_inert(self, name: str) -> None:
-        report = rustload.scan(torch_bytes(benign()[name]))
+        report = rustload.scan(saved(benign()[name]))
         assert (report.verdict, report.findings) == ("inert", []), str(report)
 
 
@@ -500,7 +494,7 @@ class TestSources:
     def test_directories_are_walked_and_other_files_skipped(self, tmp_path: Path) -> None:
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "b.bin").write_bytes(checkpoint(CALL + b"."))
-        (tmp_path / "a.pt").write_bytes(torch_bytes({"w": torch.ones(2)}))
+        (tmp_path / "a.pt").write_bytes(saved({"w": torch.ones(2)}))
         (tmp_path / "README.md").write_text("# A model\n")
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "link.pt").symlink_to(tmp_path / "a.pt")
@@ -728,8 +722,8 @@ class TestBounds:
     def test_flipped_bytes_never_break_a_scan(self, seed: int) -> None:
         random = np.random.default_rng(seed)
         sources = [
-            torch_bytes({"w": torch.ones(3), "e": EVIL}),
-            torch_bytes({"w": torch.ones(3), "e": EVIL}, _use_new_zipfile_serialization=False),
+            saved({"w": torch.ones(3), "e": EVIL}),
+            saved({"w": torch.ones(3), "e": EVIL}, _use_new_zipfile_serialization=False),
             checkpoint(pickle.dumps({}), **{"inner.pt": checkpoint(CALL + b".")}),
         ]
         for data in sources:
@@ -742,7 +736,7 @@ class TestBounds:
                 assert report.complete or report.verdict != "inert"
 
     def test_a_file_that_cannot_be_opened_is_never_inert(self) -> None:
-        data = torch_bytes({"w": torch.arange(6.0)})
+        data = saved({"w": torch.arange(6.0)})
         for length in range(0, len(data), 7):
             report = rustload.scan(data[:length])
             assert report.verdict != "inert", length

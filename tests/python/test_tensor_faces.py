@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from support import DTYPES, assert_same_bits, child, dtype_of
+from support import DTYPES, assert_same_bits, child, dtype_of, saved
 
 import rustload
 from rustload import DType
@@ -77,9 +77,8 @@ def test_a_dtype_is_pickled_as_a_plain_str(every):
     for made in (pickle.loads(pickle.dumps(found)), pickle.loads(pickle.dumps(found, 0))):
         assert (made, type(made)) == ("float16", str)
     assert copy.copy(found) is copy.deepcopy(found) is found
-    file = io.BytesIO()
-    torch.save({"dtype": str(found)}, file)
-    assert torch.load(io.BytesIO(file.getvalue()), weights_only=True) == {"dtype": "float16"}
+    file = io.BytesIO(saved({"dtype": str(found)}))
+    assert torch.load(file, weights_only=True) == {"dtype": "float16"}
 
 
 @pytest.mark.parametrize(

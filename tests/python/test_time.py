@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from attacks import CASES
-from support import Reduced, module_of
+from support import Reduced, module_of, saved
 
 import rustload
 
@@ -141,8 +141,6 @@ def test_a_state_of_a_class_with_the_tensors_own_data_is_kept() -> None:
 
     own = Own(torch.arange(3.0))
     own.block = 64  # type: ignore[attr-defined]
-    out = io.BytesIO()
-    torch.save({"w": own}, out)
-    ckpt = rustload.open(out.getvalue(), framework="torch")
+    ckpt = rustload.open(saved({"w": own}), framework="torch")
     assert ckpt["w"].materialize().tolist() == [0.0, 1.0, 2.0]
     assert ckpt["w"].attributes["block"] == 64

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
-from support import bits, patterns, pickled, rss_anon, saved, torch_child, torch_zip
+from support import bits, coded, deflated, patterns, pickled, rss_anon, saved, torch_child, torch_zip
 from torch_graph import assert_same_graph
 
 import rustload.torch
@@ -310,12 +310,7 @@ def test_a_bomb_is_stopped_by_a_limit() -> None:
 def test_deflated_storages_are_inflated(tmp_path: Path) -> None:
     path = tmp_path / "packed.pt"
     state = {"w": torch.arange(50_000.0), "b": torch.ones(3), "t": torch.zeros(3, dtype=torch.bool)}
-    with (
-        zipfile.ZipFile(io.BytesIO(saved(state))) as archive,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in archive.namelist():
-            packed.writestr(name, archive.read(name))
+    path.write_bytes(deflated(saved(state)))
     expected = torch.load(path)
     for mmap in (False, True):  # torch cannot map such a file; a storage that cannot be viewed is read
         assert_same_graph(rustload.torch.load(path, mmap=mmap), expected)
@@ -483,9 +478,8 @@ def test_errors_of_a_pipe(simple: Path) -> None:
     with pipe(saved(STATE)) as file, pytest.raises(ValueError, match="f must be a file path"):
         rustload.torch.load(file, mmap=True)
     os.mkfifo(simple.parent / "fifo")
-    with pytest.raises(rustload.FormatError) as caught:
+    with coded(rustload.FormatError, "NotRegularFile"):
         rustload.torch.load(simple.parent / "fifo")
-    assert caught.value.code == "NotRegularFile"
 
 
 def test_a_file_that_refuses_to_seek_is_read_to_its_end() -> None:
@@ -719,9 +713,7 @@ def test_meta_reads_no_tensor_data(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(8 << 20), "b": torch.zeros(5)}, path)
     code = """
     import sys, torch, rustload.torch
-    def read():
-        with open("/proc/self/io") as file:
-            return int(file.readline().split()[1])
+    from process_memory import read
     before = read()
     found = rustload.torch.load(sys.argv[1], "meta")
     assert found["w"].device.type == "meta"
@@ -921,9 +913,8 @@ def test_a_file_truncated_during_a_load_is_an_error(tmp_path: Path) -> None:
         os.truncate(path, 1000)
         return storage
 
-    with pytest.raises(rustload.FormatError) as info:
+    with coded(rustload.FormatError, "FileChanged"):
         rustload.torch.load(path, cut)
-    assert info.value.code == "FileChanged"
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint16", "bfloat16", "complex128"])
@@ -954,9 +945,8 @@ def test_sparse_indices_outside_the_shape_are_refused(layout: torch.layout) -> N
     if layout == torch.sparse_csr:
         member, index, wrong = "data/1", struct.pack("<2q", 1, 0), struct.pack("<2q", 1 << 40, 0)
     data = edited(dense.to_sparse(layout=layout), member, index, wrong)
-    with pytest.raises(rustload.FormatError) as info:
+    with coded(rustload.FormatError, "SparseInvariant"):
         rustload.torch.load(data)
-    assert info.value.code == "SparseInvariant"
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz")

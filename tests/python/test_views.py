@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import assert_same_bits, patterns, saved, torch_zip
+from support import assert_same_bits, coded, deflated, patterns, saved, torch_zip
 
 import rustload
 import rustload.torch
@@ -208,9 +208,8 @@ def test_two_checkpoints_of_one_file_share_no_edits(simple):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("how", [{"dtype": "float16"}, {"transpose": True}, {"transpose": (0, 1)}])
 def test_copy_false_with_a_conversion_is_a_buffer_error(simple, framework, how):
-    with pytest.raises(BufferError) as caught:
+    with coded(BufferError, "Buffer"):
         rustload.open(simple, framework=framework)["w"].materialize(copy=False, **how)
-    assert caught.value.code == "Buffer"
 
 
 def test_the_files_own_dtype_is_no_conversion(simple):
@@ -388,18 +387,12 @@ def test_results_are_aligned_to_the_element_size_whatever_the_offset_in_the_file
 def test_a_deflated_record_is_inflated_and_has_no_view(tmp_path):
     value = torch.arange(5000.0)
     packed = tmp_path / "packed.bin"
-    with (
-        zipfile.ZipFile(io.BytesIO(saved({"x": value}))) as plain,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out,
-    ):
-        for member in plain.namelist():
-            out.writestr(member, plain.read(member))
+    packed.write_bytes(deflated(saved({"x": value})))
     lazy = rustload.open(packed, framework="torch")["x"]
     assert_same_bits(lazy.materialize(), value)
     assert_same_bits(lazy[7:900:3].materialize(dtype="bfloat16"), value[7:900:3].bfloat16())
-    with pytest.raises(BufferError) as caught:
+    with coded(BufferError, "RecordCompressed"):
         lazy.materialize(copy=False)
-    assert caught.value.code == "RecordCompressed"
 
 
 def test_np_asarray_of_a_handle_is_its_array(simple):

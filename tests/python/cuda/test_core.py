@@ -12,7 +12,7 @@ import pytest
 import torch
 from attacks.distributed import Folder, archive, chunk
 from attacks.distributed import tensor as described
-from support import DTYPES, patterns, safetensors_bytes
+from support import DTYPES, deflated, patterns, safetensors_bytes, saved
 
 if TYPE_CHECKING:
     import subprocess
@@ -195,14 +195,8 @@ def test_every_storage_form_is_uploaded(on_fake: Run, save: Callable[..., Path],
 def test_bands_of_inflated_storages_do_not_deadlock(on_fake: Run, tmp_path: Path) -> None:
     """An inflated storage occupies the window until all of its bands are uploaded."""
     parts = {"a": patterns("uint8", (900, 5000)), "b": patterns("uint8", (900, 5000), seed=1)}
-    torch.save(parts, tmp_path / "plain.pt")
     path = tmp_path / "packed.pt"
-    with (
-        zipfile.ZipFile(tmp_path / "plain.pt") as source,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
-    ):
-        for member in source.namelist():
-            target.writestr(member, source.read(member))
+    path.write_bytes(deflated(saved(parts)))
     on_fake(
         COMPARE
         + """
