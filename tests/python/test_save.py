@@ -531,3 +531,17 @@ def test_names_that_are_left_out_are_where_huggingface_hub_has_them(tmp_path: Pa
         # Divided as its source is.
         rustload.convert(ours, tmp_path / f"as-{size}", ties="drop")
         assert names(tmp_path / f"as-{size}") == names(theirs)
+
+
+def test_a_callable_reads_the_shape_of_renamed_and_joined_tensors_and_of_arrays(tmp_path):
+    torch.save({"old.weight": torch.ones(2, 3), "old.bias": torch.ones(3)}, tmp_path / "m.pt")
+
+    def rule(tensor):
+        return tensor.ndim == 2 and (tensor.numel(), tensor.nbytes) == (6, 24)
+
+    rustload.convert(tmp_path / "m.pt", tmp_path / "c.safetensors", rename={"old": "new"}, transpose=rule)
+    assert rustload.open(tmp_path / "c.safetensors")["new.weight"].shape == (3, 2)
+    weight = rustload.open(tmp_path / "m.pt")["old.weight"]
+    values = {"a": torch.ones(2, 3), "renamed": weight, "joined": rustload.concat([weight[:1], weight[1:]])}
+    rustload.save(values, tmp_path / "s.safetensors", transpose=rule)
+    assert {lazy.shape for lazy in rustload.open(tmp_path / "s.safetensors").values()} == {(3, 2)}

@@ -52,6 +52,20 @@ class _Info(NamedTuple):
     is_kept_as_stored: bool = False
 
     @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together."""
+        return self.numel() * DTYPE_ROWS[self.dtype].itemsize
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
     def _is_kept_as_stored(self) -> bool:
         return self.is_kept_as_stored
 
