@@ -309,3 +309,60 @@ def test_an_overridden_load_state_dict_is_noted_and_not_called(save):
     assert any(
         "Whole has a load_state_dict of its own, which was not called" in note for note in report.notes
     )
+
+
+class _Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.other = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
+        self.register_buffer("cache", torch.zeros(6), persistent=False)
+
+
+class _ScaledAfter(_Own):
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        with torch.no_grad():
+            self.weight.mul_(2)
+            self.other.data += 1
+
+
+class _CachedAfter(_Own):
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self.cache = torch.cat([self.weight.detach(), self.other.detach()]).sum(1)
+
+
+class _SumOfTwo(_Own):
+    def _load_from_state_dict(self, state_dict, prefix, *_):
+        with torch.no_grad():
+            self.weight.copy_(state_dict[prefix + "weight"])
+            self.weight.add_(state_dict[prefix + "other"])
+            self.other.copy_(state_dict[prefix + "other"])
+
+
+class _OneBufferForAll(_Own):
+    def _load_from_state_dict(self, state_dict, prefix, *_):
+        buffer = torch.empty(2, 3)
+        with torch.no_grad():
+            for name in ("weight", "other"):
+                buffer.copy_(state_dict[prefix + name])
+                getattr(self, name).copy_(buffer)
+
+
+@pytest.mark.parametrize("kind", [_ScaledAfter, _CachedAfter, _SumOfTwo, _OneBufferForAll])
+def test_code_that_goes_on_with_what_it_copied_has_the_result_of_torch(kind, tmp_path):
+    state = {"weight": torch.arange(6.0).reshape(2, 3), "other": torch.arange(6.0, 12).reshape(2, 3)}
+    torch.save(state, tmp_path / "m.pt")
+    expected, found = kind(), kind()
+    expected.load_state_dict(dict(state))
+    rustload.torch.load_into(found, tmp_path / "m.pt")
+    for name in ("weight", "other", "cache"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_changing_a_meta_tensor_after_its_copy_is_an_error(tmp_path):
+    torch.save({"weight": torch.ones(2, 3), "other": torch.ones(2, 3)}, tmp_path / "m.pt")
+    with torch.device("meta"):
+        model = _ScaledAfter()
+    with pytest.raises(rustload.UnsupportedError, match="changes 'weight' after it is copied"):
+        rustload.torch.load_into(model, tmp_path / "m.pt")

@@ -235,13 +235,18 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _RecordCopies(TorchFunctionMode):
-    """Records `Tensor.copy_` into tensors of a module instead of executing it."""
+    """Records `Tensor.copy_` into tensors of a module instead of executing it.
+
+    A copy is executed after all, if the target has memory, before other code uses the target's elements; a computed source that
+    is about to be changed is cloned.
+    """
 
     def __init__(self, module: torch.nn.Module, prefix: str) -> None:
         super().__init__()
         self._module = module
         self._prefix = prefix
         self.copied: dict[str, Any] = {}
+        self._targets: dict[str, torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.copy_ and len(args) >= 2:
@@ -249,8 +254,41 @@ class _RecordCopies(TorchFunctionMode):
             if name is not None:
                 if args[1] is not args[0]:
                     self.copied[self._prefix + name] = args[1]
+                    self._targets[self._prefix + name] = args[0]
                 return args[0]
+        if self.copied and not _reads_metadata(func):
+            used = list(_tensors([*args, *(kwargs or {}).values()]))
+            self._execute_copies(func, used)
+            if _is_in_place(func) or "out" in (kwargs or {}):
+                self._keep_sources(used)
         return func(*args, **(kwargs or {}))
+
+    def _execute_copies(self, func: Any, used: list[torch.Tensor]) -> None:
+        """Executes the recorded copies into tensors that a function is about to use.
+
+        Raises:
+            UnsupportedError: The function would change a tensor on the meta device (code `DtypeUnsupported`).
+        """
+        for name, target in list(self._targets.items()):
+            value = self.copied[name]
+            if not any(one is target for one in used) or tuple(value.shape) != tuple(target.shape):
+                continue
+            if not target.is_meta:
+                with torch.no_grad():
+                    target.copy_(value)
+                del self.copied[name], self._targets[name]
+            elif _is_in_place(func):
+                text = f"the model's own loading code changes {name!r} after it is copied, and it is on the meta device"
+                raise _error(
+                    "DtypeUnsupported", text, "build the model with memory: not under torch.device('meta')"
+                )
+
+    def _keep_sources(self, used: list[torch.Tensor]) -> None:
+        """Clones the computed sources whose memory a function may be about to change."""
+        changed = {_memory(one) for one in used} - {None}
+        for name, value in self.copied.items():
+            if isinstance(value, torch.Tensor) and _memory(value) in changed:
+                self.copied[name] = value.detach().clone()
 
     def _name(self, target: Any) -> str | None:
         """The target's name in the module, its own tensors first."""
@@ -259,6 +297,58 @@ class _RecordCopies(TorchFunctionMode):
             for name, tensor in own.items():
                 if tensor is target:
                     return f"{prefix}.{name}" if prefix else name
+        return None
+
+
+_METADATA = frozenset(
+    (
+        "size",
+        "dim",
+        "numel",
+        "nelement",
+        "stride",
+        "element_size",
+        "is_floating_point",
+        "is_complex",
+        "is_contiguous",
+    )
+)
+_ALIASES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
+_IN_PLACE = frozenset(("__setitem__", "__set__"))
+
+
+def _reads_metadata(func: Any) -> bool:
+    """Whether a function of torch gives no elements of its arguments."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", None) not in _ALIASES
+    return name in _METADATA
+
+
+def _is_in_place(func: Any) -> bool:
+    """Whether a function of torch may change its first argument."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name in _IN_PLACE or (
+            name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+        )
+    return name.endswith("_") and name not in ("requires_grad_", "detach_")
+
+
+def _tensors(values: list[Any] | tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, also in lists, as `torch.cat` takes them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where the tensor's storage is; None if it has no memory of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):
         return None
 
 
