@@ -385,3 +385,18 @@ def test_threads_report_every_read_once_and_one_at_a_time(save):
     assert sorted(name for _, name in told) == sorted(state)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == sum(4 * len(tensor) for tensor in state.values())
+
+
+def test_every_use_of_a_handle_with_a_dtype_has_the_numbers_of_that_dtype(tmp_path):
+    torch.save({"w": torch.tensor([1.0001, 3.3333, -1e-3])}, tmp_path / "m.pt")
+    handle = state_dict(tmp_path / "m.pt", dtype="float16")["w"]
+    expected = handle.tensor()
+    assert expected.dtype == torch.float16
+    assert torch.equal(handle.to(torch.float64), expected.double())
+    assert torch.equal(handle.to(torch.float32), handle.float())
+    array = np.asarray(handle)
+    assert array.dtype == np.float16
+    assert np.array_equal(array, expected.numpy())
+    assert np.asarray(handle, dtype=np.float64).tolist() == expected.double().tolist()
+    with pytest.raises(ValueError, match="a copy is needed to make float16 of float32"):
+        np.array(handle, copy=False)

@@ -85,6 +85,9 @@ class TorchHandle(Operators):
         self, device: Any = None, dtype: str | None = None, *, copy: bool | None = None
     ) -> torch.Tensor:
         dtype = dtype or self._dtype
+        if self._dtype not in (dtype, self._lazy.dtype):
+            # The numbers are those of the handle's dtype, rounded to it, as `tensor()` gives them.
+            return self._read(device, copy=copy).to(torch_dtype(dtype))
         check_numbers(self._lazy)
         lazy = self._lazy if self._views is None else self._views.of(self._lazy)
         if not _casts_as_torch(lazy.dtype, dtype):
@@ -304,7 +307,17 @@ class TorchHandle(Operators):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:  # noqa: FBT001 - NumPy's signature
         """NumPy's conversion protocol."""
         check_numbers(self._lazy)
-        return self._lazy.__array__(dtype, copy=copy)
+        if self._dtype == self._lazy.dtype:
+            return self._lazy.__array__(dtype, copy=copy)
+        if copy is False:
+            raise ValueError(f"a copy is needed to make {self._dtype} of {self._lazy.dtype}")
+        is_exact = _casts_as_torch(self._lazy.dtype, self._dtype)
+        array = (
+            self._lazy.materialize(dtype=self._dtype, framework="numpy")
+            if is_exact
+            else self.tensor().numpy()
+        )
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def __bool__(self) -> bool:
         """The truth value of the only element, as in torch."""
