@@ -1446,6 +1446,10 @@ class Tensor:
         """The storage: the index of the file, and of the storage in it. Tied tensors have the same."""
 
     @property
+    def signs(self) -> tuple[bool, bool]:
+        """Whether torch's lazy conjugate and negative bits are set: what is in the storage is not what is read."""
+
+    @property
     def storage_nbytes(self) -> int:
         """The bytes of the storage, which may have more elements than the tensor."""
 

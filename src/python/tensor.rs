@@ -124,6 +124,12 @@ impl Tensor {
         self.0.storage()
     }
 
+    /// Whether torch's lazy conjugate and negative bits are set.
+    #[getter]
+    fn signs(&self) -> (bool, bool) {
+        (self.0.is_conjugate(), self.0.is_negative())
+    }
+
     #[getter]
     fn storage_nbytes(&self) -> u64 {
         self.0.storage_nbytes()

@@ -765,3 +765,18 @@ def test_a_load_fits_a_memory_limit_that_kills_torch_load(large):
     assert limited_child((144 + 64) << 20, LIMITED, large, "rustload").stdout == "finished\n"
     killed = limited_child((144 + 64) << 20, LIMITED, large, "torch")
     assert (killed.returncode, killed.stdout) == (-9, "")
+
+
+@pytest.mark.parametrize("kind", ["conjugate", "negative"])
+def test_a_lazy_conjugate_or_negative_is_not_tied_with_what_it_is_of(kind, tmp_path):
+    whole = torch.randn(3, 4, dtype=torch.complex64)
+    pair = (whole, whole.conj()) if kind == "conjugate" else (whole.imag, whole.conj().imag)
+    torch.save(dict(zip("ab", pair, strict=True)), tmp_path / "m.pt")
+    with torch.device("meta"):
+        model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.empty_like(pair[0])) for name in "ab"})
+    assert rustload.torch.load_into(model, tmp_path / "m.pt").tied == []
+    for name, one in zip("ab", pair, strict=True):
+        assert torch.equal(model[name].detach(), one.clone().resolve_conj().resolve_neg())
+    lazy = rustload.open(tmp_path / "m.pt")
+    assert lazy["a"] != lazy["b"]
+    assert len({lazy["a"], lazy["b"]}) == 2

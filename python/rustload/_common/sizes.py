@@ -50,7 +50,7 @@ def parse_bytes(value: int | str, name: str) -> int:
 
 def same_tensor(tensor: Tensor) -> Hashable:
     """A key that the names of one and the same tensor of a checkpoint share."""
-    return tensor.storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides
+    return tensor.storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides, tensor.signs
 
 
 def sizes_once(tensors: Iterable[Tensor]) -> list[int]:

@@ -51,7 +51,8 @@ class SaveOptions(WriteOptions, CastOptions, total=False):
         transpose: The tensors to transpose, in the same forms as `dtype`.
         ties: What to do with names of the same tensor. "auto" and "copy" write each in full, so that every name is in the file;
             but "auto" in `convert` leaves out the output head where the folder's `config.json` says that it is the embedding
-            (`tie_word_embeddings`). "drop" writes the first, and records the others in the metadata. "error" raises.
+            (`tie_word_embeddings`). "drop" writes the first, converted as its name asks, and records the others in the metadata.
+            "error" raises.
         keep: Names or glob patterns that "drop" prefers; without "drop", as with it.
         discard: Names or glob patterns that "drop" leaves out where another name is written; as `keep`.
         resume: Keeps what is written, in a folder beside the target, if the process is killed or the call fails. The same call

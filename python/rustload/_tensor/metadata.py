@@ -133,7 +133,7 @@ class Metadata(_rustload.Handle):
         core = self._core
         # The numbers of quantized ones are also those of their scales.
         scaled = core.id if self._is_scaled() else None
-        return core.storage, core.dtype, core.shape, core.strides, core.offset, scaled
+        return core.storage, core.dtype, core.shape, core.strides, core.offset, core.signs, scaled
 
     def _is_same(self, other: Any) -> bool:
         if type(self) is not type(other) or self._place() != other._place():

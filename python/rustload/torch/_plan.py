@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from rustload._common.sizes import same_tensor
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _error
 from rustload.torch._hooks import ComputedTensor
@@ -338,7 +339,7 @@ def _identity(lazy: LazyTensor | ComputedTensor) -> Any:
     """A key that is equal for two tensors of a file with the same elements."""
     if isinstance(lazy, ComputedTensor):
         return id(lazy.tensor)
-    return lazy._core.storage, lazy._core.offset, lazy._core.dtype, lazy.shape, lazy.strides
+    return same_tensor(lazy._core)
 
 
 def is_batch_counter(slot: Slot) -> bool:
