@@ -182,8 +182,7 @@ fn every_kind_of_result_is_that_of_bytes_in_memory() {
         ];
         let steps = TensorIndex::Range { start: Some(1), stop: None, step: Some(3) };
         for request in &requests {
-            for items in [vec![], vec![range(5, 9)], vec![range(0, 64), range(100, 103)], vec![steps]]
-            {
+            for items in [vec![], vec![range(5, 9)], vec![range(0, 64), range(100, 103)], vec![steps]] {
                 let of = |from: &Checkpoint| from.tensor("layers.42.weight").unwrap().index(&items).unwrap();
                 let found = bytes_of(&of(&checkpoint), request);
                 assert_eq!(found, bytes_of(&of(&expected), request), "{alignment} {items:?}");
