@@ -23,10 +23,9 @@ pub(crate) struct StagedFile {
     overwrite: bool,
     /// Whether the kernel is to write data to the disk while more is made.
     writes_back: bool,
-    /// Whether the data stays under its temporary name if it is not completed.
-    stays: bool,
-    /// The process that made it: a forked child, which has a copy, removes nothing.
-    process: u32,
+    /// The process that removes the data if it is not completed, and no forked child of it; `None` if the data stays under its
+    /// temporary name.
+    remover: Option<u32>,
     /// Keeps other writers of the target out; `None` if the caller has the lock.
     lock: Option<TargetLock>,
     /// Those of what is written, for a manifest.
@@ -65,8 +64,7 @@ impl StagedFile {
             temporary,
             overwrite,
             writes_back: false,
-            stays: false,
-            process: process_id(),
+            remover: Some(process_id()),
             lock,
             digests,
         };
@@ -94,17 +92,8 @@ impl StagedFile {
             }
         };
         let (temporary, lock, digests) = (Some(data), None, None);
-        let staged = StagedFile {
-            file,
-            target,
-            temporary,
-            overwrite,
-            writes_back: false,
-            stays: true,
-            process: process_id(),
-            lock,
-            digests,
-        };
+        let (writes_back, remover) = (false, None);
+        let staged = StagedFile { file, target, temporary, overwrite, writes_back, remover, lock, digests };
         staged.prepare(replaced, len)?;
         Ok((staged, is_there))
     }
@@ -129,7 +118,7 @@ impl StagedFile {
 
     /// Removes the data too, if it is not completed.
     pub(crate) fn distrust(&mut self) {
-        self.stays = false;
+        self.remover = Some(process_id());
     }
 
     /// Lets the kernel begin to write the data to the disk as soon as it is in the page cache. So fsync has little to wait for, and
@@ -248,8 +237,8 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        let is_left = !self.stays && self.process == process_id();
-        if let Some(temporary) = self.temporary.as_ref().filter(|_| is_left) {
+        let is_mine = self.remover == Some(process_id());
+        if let Some(temporary) = self.temporary.as_ref().filter(|_| is_mine) {
             let _ = fs::remove_file(temporary);
         }
     }
@@ -301,7 +290,7 @@ mod tests {
             let mut staged = StagedFile::create(&target, 3, false).unwrap();
             // As where the file system has no files without a name.
             staged.temporary = Some(part.clone());
-            staged.process = process;
+            staged.remover = Some(process);
             drop(staged);
             assert_eq!(part.exists(), is_left);
         }
