@@ -27,9 +27,7 @@ pub struct IoChoice {
     /// [`Io::Buffered`] or [`Io::Direct`].
     pub io: Io,
     /// The reason, in words.
-    pub reason: String,
-    /// The share of the file that is in the page cache, from samples; `None` if it was not sampled or the system does not tell.
-    pub cached: Option<f64>,
+    pub reason: &'static str,
 }
 
 /// Offsets, sizes and addresses of direct reads are multiples of this: enough for every disk whose blocks are at most a page.
@@ -64,6 +62,8 @@ impl IoChoice {
         }
     }
 
+    /// The page cache is sampled only if that decides, because each sample leaves a page in it, and many single pages there make the
+    /// kernel's read-ahead slower.
     fn from(
         requested: Io,
         len: u64,
@@ -71,38 +71,27 @@ impl IoChoice {
         available: u64,
         cached: impl FnOnce() -> Option<f64>,
     ) -> IoChoice {
-        let choose = |io, reason: &str, cached| IoChoice { io, reason: reason.to_owned(), cached };
-        match requested {
-            Io::Buffered => return choose(Io::Buffered, "buffered reads were requested", None),
-            Io::Direct => return choose(Io::Direct, "direct reads were requested", None),
-            Io::Auto => {}
-        }
-        match file_system.kind {
-            FileSystemKind::Local => {}
-            FileSystemKind::Memory => return choose(Io::Buffered, "the file is in memory", cached()),
-            FileSystemKind::Network => {
-                let reason = "the file is not on a disk of this machine: it is read by many ranges at once, and not mapped";
-                return choose(Io::Buffered, reason, cached());
+        let buffered = |reason| IoChoice { io: Io::Buffered, reason };
+        match (requested, file_system.kind) {
+            (Io::Buffered, _) => buffered("buffered reads were requested"),
+            (Io::Direct, _) => IoChoice { io: Io::Direct, reason: "direct reads were requested" },
+            (Io::Auto, FileSystemKind::Memory) => buffered("the file is in memory"),
+            (Io::Auto, FileSystemKind::Network) => buffered(
+                "the file is not on a disk of this machine: it is read by many ranges at once, and not mapped",
+            ),
+            (Io::Auto, FileSystemKind::Unknown) => buffered("the file system is not known"),
+            (Io::Auto, FileSystemKind::Local) if len < DIRECT_MIN_FILE_BYTES => buffered("the file is small"),
+            (Io::Auto, FileSystemKind::Local) if len <= available / 2 => {
+                buffered("the file fits in the page cache, for the next load")
             }
-            FileSystemKind::Unknown => return choose(Io::Buffered, "the file system is not known", cached()),
-        }
-        if len < DIRECT_MIN_FILE_BYTES {
-            return choose(Io::Buffered, "the file is small", cached());
-        }
-        match cached() {
-            None => choose(Io::Buffered, "the system does not tell what is in the page cache", None),
-            Some(share) if share >= WARM_SHARE => {
-                choose(Io::Buffered, "enough of the file is in the page cache", Some(share))
-            }
-            Some(share) if len <= available / 2 => {
-                let reason = "the file is not in the page cache yet, and fits there for the next load";
-                choose(Io::Buffered, reason, Some(share))
-            }
-            Some(share) => {
-                let reason =
-                    "the file is not in the page cache, and larger than half of the available memory";
-                choose(Io::Direct, reason, Some(share))
-            }
+            (Io::Auto, FileSystemKind::Local) => match cached() {
+                None => buffered("the system does not tell what is in the page cache"),
+                Some(share) if share >= WARM_SHARE => buffered("enough of the file is in the page cache"),
+                Some(_) => IoChoice {
+                    io: Io::Direct,
+                    reason: "the file is not in the page cache, and larger than half of the available memory",
+                },
+            },
         }
     }
 }
@@ -133,9 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn an_explicit_request_does_not_sample_the_page_cache() {
+    fn the_page_cache_is_sampled_only_if_that_decides() {
         let never = || -> Option<f64> { panic!("the page cache was sampled") };
         assert_eq!(IoChoice::from(Io::Direct, 1, &local(), 1, never).io, Io::Direct);
         assert_eq!(IoChoice::from(Io::Buffered, 1 << 40, &local(), 1, never).io, Io::Buffered);
+        // Nor does a choice that does not depend on it.
+        assert_eq!(IoChoice::from(Io::Auto, 1 << 30, &local(), 2 << 30, never).io, Io::Buffered);
     }
 }

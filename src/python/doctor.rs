@@ -24,7 +24,7 @@ pub(crate) fn probe<'py>(
     let IoArg(io) = io;
     let result = run::detached(py, || Probe::run(&path, io, measure, allocate_aligned))?;
     let reason = match io {
-        Io::Auto => result.io_choice.reason,
+        Io::Auto => result.io_choice.reason.to_owned(),
         _ => format!("io={:?} was asked for", IoArg(io).word()),
     };
     let out = PyDict::new(py);
