@@ -32,9 +32,11 @@ IN_A_TEST = "PYTEST_CURRENT_TEST" in os.environ
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Modules of the package without examples are not imported: their libraries take seconds, or are not installed."""
-    if collection_path.suffix != ".py" or not collection_path.is_relative_to(PACKAGE):
+    """Modules without examples or tests are not imported: their libraries take seconds, or are not installed."""
+    if collection_path.suffix != ".py":
         return None
+    if not collection_path.is_relative_to(PACKAGE):
+        return None if collection_path.name.startswith(("test_", "conftest")) else True
     # The examples of what the extension defines are found in the package itself.
     examples = collection_path.name == "__init__.py" or ">>>" in collection_path.read_text(encoding="utf-8")
     return None if examples else True
