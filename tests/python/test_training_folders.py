@@ -126,3 +126,24 @@ def test_the_flat_parameters_of_fsdp_are_noted(tmp_path):
     path.write_bytes(rank_file({"layer._flat_param": sharded(local((1, 3)), (0, 0), (1, 3))}, row(0)))
     [note] = rustload.open(path).notes
     assert "layer._flat_param is the flat parameter of a unit of FSDP" in note
+
+
+@pytest.mark.parametrize("inside", ["", "iter_0000020"])
+def test_a_converted_folder_of_ranks_opens_in_its_place(root, tmp_path, inside):
+    source, target = root / inside, tmp_path / "out"
+    (source / "tokenizer.json").write_text("{}")
+    report = rustload.convert(source, target, copy_others=True)
+    # Files of two ranks have one name, and the file that names the last iteration does not lead to the new ones.
+    assert [name for name in report.files if "model" in name] == [
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ]
+    assert (target / "tokenizer.json").exists()
+    assert not (target / "latest_checkpointed_iteration.txt").exists()
+    assert rustload.diff(source, target, data=True).equal
+    # In the source's folder one of both would never be opened.
+    for within in (None, source / "out.safetensors"):
+        with pytest.raises(ValueError, match=r"dst= is to be outside of"):
+            rustload.convert(source, within)

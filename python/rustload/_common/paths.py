@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "FOLDER_FILES",
     "StrPath",
     "file_bytes",
     "note_checkpoints_below",
@@ -29,7 +30,7 @@ __all__ = [
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_FOLDER_FILES = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
+FOLDER_FILES = (".metadata", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
 """Files whose folder is a checkpoint."""
 _ENTRIES_SEARCHED_MAX = 2000
 """The most directory entries to search for a note."""
@@ -151,7 +152,7 @@ def _checkpoints_below(folder: Path) -> Iterator[str]:
     """Files in subfolders, one to three levels down, with the suffix of a checkpoint, and folders of distributed checkpoints."""
     for entry in itertools.islice(folder.rglob("*"), _ENTRIES_SEARCHED_MAX):
         if 2 <= len(entry.relative_to(folder).parts) <= 4:
-            if entry.name in _FOLDER_FILES:
+            if entry.name in FOLDER_FILES:
                 yield str(entry.parent)
             elif entry.suffix in _WEIGHT_SUFFIXES:
                 yield str(entry)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rustload import _rustload
 from rustload._common.manifest import file_of, manifest_of
 from rustload._common.manifest_forms import Listed
+from rustload._common.paths import FOLDER_FILES
 from rustload._common.waiting import in_parallel
 from rustload._remote.folder import LOOKUPS_MAX, joined
 from rustload.errors import _error
@@ -52,7 +53,7 @@ def uncopied(given: Checkpoints, parts: list[Part], target: Target) -> list[str]
         for name in names
         if not name.startswith(".")
         and name not in sources
-        and _INDEX.fullmatch(name) is None
+        and not _leads(name)
         and not os.path.exists(os.path.join(target.path, name))
     )
 
@@ -62,8 +63,9 @@ def others_of(
 ) -> tuple[Copies, list[str]]:
     """The files to copy to `target`, by their paths in the folder that was given, and the paths of pickles, which are not copied.
 
-    Left out are hidden files, the checkpoints that are converted, indexes, `target`, and pickles, which are told by extension and
-    content. Of a link, the file that it leads to is copied. With a manifest, nothing is read that differs from it.
+    Left out are hidden files, the checkpoints that are converted, what leads to them (an index, `latest`), `target`, and pickles,
+    which are told by extension and content. Of a link, the file that it leads to is copied. With a manifest, nothing is read that
+    differs from it.
 
     Raises:
         FormatError: The manifest does not list one (code `ManifestMissing`), or lists another (`ManifestMismatch`).
@@ -101,7 +103,7 @@ def _files(root: str, parts: list[Part], target: str, pickles: list[str]) -> Cop
             if name.startswith(".") or not os.path.isfile(path):
                 continue
             real = os.path.realpath(path)
-            if real in sources or _INDEX.fullmatch(name):
+            if real in sources or _leads(name):
                 continue
             if not any(os.path.commonpath([real, one]) == one for one in allowed):
                 text = f"would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
@@ -125,9 +127,7 @@ def _objects(root: ObjectFolder, parts: list[Part], pickles: list[str]) -> Copie
         names = [
             name
             for name in sorted(folder.names())
-            if not name.startswith(".")
-            and joined(folder.name, name) not in sources
-            and _INDEX.fullmatch(name) is None
+            if not name.startswith(".") and joined(folder.name, name) not in sources and not _leads(name)
         ]
         by_name = [name for name in names if os.path.splitext(name)[1].lower() in _PICKLES]
         pickles += [f"{prefix}{name}" for name in by_name]
@@ -141,6 +141,11 @@ def _objects(root: ObjectFolder, parts: list[Part], pickles: list[str]) -> Copie
             if not name.startswith(".")
         ]
     return found
+
+
+def _leads(name: str) -> bool:
+    """Whether a file leads to the source's files, which the target does not have."""
+    return name in FOLDER_FILES or _INDEX.fullmatch(name) is not None
 
 
 def _as_listed(copies: Copies, root: str | ObjectFolder, manifest: ManifestLike) -> Copies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -122,10 +123,14 @@ class Part:
         # Joined tensors are in none of the files alone.
         self._is_joined = checkpoint._core.is_joined
         is_metadata = self.paths[:1] and self.paths[0].endswith(_METADATA)
-        in_several = (self._is_joined and len(self.paths) > 1) or is_metadata
+        in_several = (
+            (self._is_joined and len(self.paths) > 1) or is_metadata or _has_folders(source, self.paths)
+        )
         self.is_whole_folder = bool(in_several) and not isinstance(source.path, list)
-        is_named = self.paths and not self._is_joined
-        first = file_name_for(self.paths[0]) if is_named else "model.safetensors"
+        names = [] if self._is_joined else [file_name_for(path) for path in self.paths]
+        # Files of different folders may have one name.
+        self._file_names = names if len(set(names)) == len(names) else []
+        first = self._file_names[0] if self._file_names else "model.safetensors"
         self._stem = source.stem or _NUMBER.sub("", first.removesuffix(".safetensors"))
         self.label = f"{source.folder}{self._stem}"
 
@@ -150,12 +155,9 @@ class Part:
             by_file.setdefault(0 if self._is_joined else value._core.file, []).append(written)
         numbers = sorted(by_file) or [0]
         count = len(numbers)
-        if name is None and count == max(len(self.paths), 1):
-            names = [file_name_for(path) for path in self.paths] or [shard_name(stem, 1, 1)]
-        else:
+        names = self._file_names
+        if name is not None or count == 1 or count != len(names):
             names = [shard_name(stem, at, count) for at in range(1, count + 1)]
-        if count == 1:
-            names = [shard_name(stem, 1, 1)]
         return [
             File(
                 self._prefix + file,
@@ -167,6 +169,16 @@ class Part:
             )
             for file, number in zip(names, numbers, strict=True)
         ]
+
+
+def _has_folders(source: Source, paths: Iterable[str]) -> bool:
+    """Whether the source is a folder on disk whose files are in folders of it."""
+    home = source.home
+    return (
+        home is not None
+        and source.path == home.name
+        and any(os.path.dirname(os.path.relpath(path, home.name)) for path in paths)
+    )
 
 
 def _main_dtype(written: Iterable[tuple[str, Values, Request]], tensors: Iterable[LazyTensor]) -> str | None:

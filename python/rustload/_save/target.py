@@ -96,7 +96,10 @@ class Target(NamedTuple):
                 note = "give the folder as the source to convert all, or another folder as the target"
                 raise _error("Value", text, note, argument="dst")
         if any(part.is_whole_folder for part in parts):
-            text = f"is to be outside of {folder or '.'!r}: the safetensors files would be opened in place of the checkpoint"
+            text = (
+                f"is to be outside of {folder or '.'!r}: "
+                "the safetensors files would be opened in place of the checkpoint, or never"
+            )
             name = os.path.basename(os.path.abspath(folder)) + "-safetensors"
             raise _error("Value", text, f"give another folder, such as {name!r}", argument="dst")
 
