@@ -239,7 +239,7 @@ def assert_unpicklable(ckpt: rustload.Checkpoint, source: str) -> None:
     for one in (ckpt, ckpt["a"], handle, ckpt.select("a"), rustload.concat([ckpt["a"]])):
         with pytest.raises(TypeError, match=f"opened from {source}.*another process cannot open") as caught:
             pickle.dumps(one)
-        assert "open a path" in caught.value.__notes__[0]
+        assert "open a path without manifest=" in caught.value.__notes__[0]
 
 
 def test_what_another_process_cannot_open_is_a_type_error_that_says_why(tmp_path):
@@ -247,6 +247,7 @@ def test_what_another_process_cannot_open_is_a_type_error_that_says_why(tmp_path
     data = path.read_bytes()
     assert_unpicklable(rustload.open(data), "bytes in memory")
     assert_unpicklable(rustload.open(CountingFile(data)), "the object 'counting'")
+    assert_unpicklable(rustload.open(path, manifest=rustload.Manifest.of(path)), "the object")
     with path.open("rb") as file:
         path.unlink()
         assert_unpicklable(rustload.open(file), "a descriptor of this process")

@@ -79,7 +79,7 @@ def _unpicklable(core: _rustload.Checkpoint) -> BaseException:
     if core.reopening() is not None:
         what = f"a descriptor of this process ({core.files[0]})"
     text = f"it cannot be pickled, because it was opened from {what}, which another process cannot open"
-    note = "open a path, or open the checkpoint in the process that uses it, or materialize what that process needs"
+    note = "open a path without manifest=, open it in the process that uses it, or materialize what that process needs"
     return _error("Type", text, note)
 
 
