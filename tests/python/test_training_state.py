@@ -210,6 +210,18 @@ def test_tied_tensors_and_names_that_are_not_written(tmp_path: Path) -> None:
     assert (report.skipped_objects, report.skipped_at) == (1, ("b.1",))
 
 
+def test_tied_tensors_of_a_checkpoint_keep_their_places(tmp_path: Path) -> None:
+    weight = torch.randn(3)
+    state = {"a": {"b": weight, "c": [weight, 2]}, "d": weight, "e": weight[1:]}
+    torch.save(state, tmp_path / "t.pt")
+    ckpt = rustload.open(tmp_path / "t.pt")
+    for ties, names in (("auto", ["a.b", "a.c.0", "d", "e"]), ("drop", ["a.b", "e"])):
+        for given in (ckpt, ckpt.objects):
+            rustload.save(given, tmp_path / "t.safetensors", keep_nesting=True, ties=ties)
+            assert sorted(rustload.open(tmp_path / "t.safetensors")) == names
+            assert same(rustload.torch.load(tmp_path / "t.safetensors"), state)
+
+
 def test_objects_are_written_to_a_file_as_convert_does(tmp_path: Path) -> None:
     state = {
         "w": torch.ones(1),

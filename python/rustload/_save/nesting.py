@@ -106,6 +106,8 @@ class _Record:
     def __init__(self, tree: Any, names: Mapping[str, Any], *, is_exact: bool) -> None:
         self.skipped: list[str] = []
         self._names = names
+        # A tensor that a checkpoint has at several places is there the handle of the first.
+        self._places = {one.path: name for name, one in names.items() if isinstance(one, LazyTensor)}
         self._used: set[str] = set()
         self._is_exact = is_exact
         self._left = _NODES_MAX
@@ -124,9 +126,13 @@ class _Record:
         if self._left < 0:
             raise _too_large(f"{_NODES_MAX:,} containers and values")
         if isinstance(value, (Named, LazyTensor)):
-            if value.name in self._names:
-                self._used.add(value.name)
-                return value.name
+            name = value.name
+            if isinstance(value, LazyTensor):
+                placed = self._places.get(path, name)
+                name = placed if self._names.get(placed) == value else name
+            if name in self._names:
+                self._used.add(name)
+                return name
         elif isinstance(value, (Mapping, list, tuple)):
             if len(path) == DEPTH_MAX:
                 text = f"cannot keep values that are nested more deeply than {DEPTH_MAX} containers"
