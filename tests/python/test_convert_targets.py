@@ -162,6 +162,11 @@ def test_files_that_are_not_copied_are_in_the_report(
     says = f"rustload: not copied, as they are pickles: state{os.sep}named.json, training_args.bin\n"
     assert capsys.readouterr().err == says
     assert rustload.convert(source, tmp_path / "one.safetensors").not_copied == ()
+    # Of a pipeline, those at the top: not those beside the first of its checkpoints.
+    (tmp_path / "pipeline").mkdir()
+    model(tmp_path / "pipeline" / "unet")
+    (tmp_path / "pipeline" / "model_index.json").write_text("{}")
+    assert rustload.convert(tmp_path / "pipeline", tmp_path / "new").not_copied == ("model_index.json",)
 
 
 def test_an_existing_file_is_named_as_the_target_was_given(

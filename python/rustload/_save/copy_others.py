@@ -15,6 +15,7 @@ from rustload._common.manifest_forms import Listed
 from rustload._common.paths import FOLDER_FILES
 from rustload._common.waiting import in_parallel
 from rustload._remote.folder import LOOKUPS_MAX, joined
+from rustload._save.sources import LocalFolder
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ _INDEX = re.compile(r".+\.(bin|safetensors)\.index(\..+)?\.json")
 
 def uncopied(given: Checkpoints, parts: list[Part], target: Target) -> list[str]:
     """The files at the top of a model's folder, without hidden files and the converted ones, that are not in another folder."""
-    home = given.store if given.store is not None and given.store.is_listed else given.found[0].home
-    if target.is_file or target.joins or given.is_file or home is None or not (given.store or given.folder):
+    home: LocalFolder | ObjectFolder | None = LocalFolder(given.folder) if given.folder else None
+    if given.store is not None:
+        home = given.store if given.store.is_listed else given.found[0].home
+    if target.is_file or target.joins or given.is_file or home is None:
         return []
     names: list[str] = []
     with suppress(OSError):

@@ -20,6 +20,7 @@ from rustload.errors import _error
 
 __all__ = [
     "Checkpoints",
+    "LocalFolder",
     "Source",
     "file_name_for",
     "find_checkpoints",
