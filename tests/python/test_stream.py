@@ -690,6 +690,11 @@ def test_an_exception_of_progress_ends_the_stream(simple):
         rustload.open(simple).materialize(progress=wrong)
 
 
+def test_a_stop_iteration_of_progress_is_not_the_end_of_the_stream(simple):
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(rustload.open(simple).stream(progress=lambda *_call: next(iter(()))))
+
+
 @pytest.mark.parametrize("name", ["small.bin", "small.safetensors"])
 def test_20000_small_tensors_take_few_system_calls(save, name):
     state = {f"layer.{n}.weight": torch.full((64,), float(n)) for n in range(20_000)}

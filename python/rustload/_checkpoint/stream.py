@@ -189,6 +189,10 @@ class Stream(Iterator[tuple[str, Any]]):
                 if self._display is not None:
                     for position in range(first, end):
                         self._display.report(self._sizes[position], self._names[position])
+            except StopIteration as error:
+                self._end()
+                # `next` would hand it on, and end the loop as if all tensors had come.
+                raise RuntimeError("a callback or file object of the stream raised StopIteration") from error
             except BaseException:
                 self._end()
                 raise
