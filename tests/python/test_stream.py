@@ -440,11 +440,18 @@ def test_a_stream_outlives_its_checkpoint(simple):
 
 @pytest.mark.parametrize(("text", "size"), [
     ("1", 1), ("1k", 1000), ("1KB", 1000), ("1 KiB", 1024), ("1.5MiB", 3 << 19), ("2gb", 2 * 10**9), ("1TiB", 1 << 40), (7, 7),
+    (np.int32(7), 7),
 ])  # fmt: skip
 def test_memory_sizes_are_parsed(text, size):
     from rustload._common.sizes import parse_bytes
 
     assert parse_bytes(text, "memory") == size
+
+
+@pytest.mark.parametrize("given", [None, True, 1.5, np.float64(2), b"1"])
+def test_a_size_of_another_type_is_a_type_error(simple, given):
+    with pytest.raises(TypeError, match="memory= is a number of bytes or a str"):
+        rustload.open(simple).stream(memory=given)
 
 
 def run_in_threads(count, work):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,15 @@ def parse_bytes(value: int | str, name: str) -> int:
         if found is None or found[2] not in _UNITS:
             raise _error("Value", f"{name}={value!r} is not a size; write 268435456, '256MiB' or '1GB'")
         value = int(float(found[1]) * _UNITS[found[2]])
-    given: object = value
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise _error("Type", f"is a number of bytes or a str, not {given!r}", argument=name)
-    if value < 1:
+    try:
+        # Integers of NumPy too. A bool is one of Python's, and meant as another argument.
+        count = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except TypeError:
+        text = f"is a number of bytes or a str, not {value!r}"
+        raise _error("Type", text, argument=name) from None
+    if count < 1:
         raise _error("Value", f"is a positive number of bytes, not {value}", argument=name)
-    return min(value, 1 << 62)
+    return min(count, 1 << 62)
 
 
 def same_tensor(tensor: Tensor) -> Hashable:
