@@ -154,6 +154,31 @@ def test_key_strip_and_rename_name_the_results(ckpt, order):
     assert list(stripped) == list(wanted)
 
 
+class Text(str):
+    __slots__ = ()
+
+
+def test_names_of_results_are_plain_texts(ckpt):
+    name = Text("ema.enc.0.weight")
+    for found in (
+        ckpt.materialize([name]),
+        ckpt.select(name),
+        ckpt.select([name]).materialize(),
+        ckpt.materialize("ema.enc.0.weight", rename=Text),
+        ckpt.materialize(rename={"enc.0.weight": Text("w")}, key=Text("ema")),
+    ):
+        assert {type(one) for one in found} == {str}
+
+
+@pytest.mark.parametrize("new", [5, ["a"], b"w", True])
+def test_a_rename_that_gives_no_text_is_a_type_error(ckpt, new):
+    for rename in (lambda _: new, {"ema": new}):
+        with pytest.raises(TypeError, match=r"rename= gives .*, not a str or None"):
+            ckpt.materialize(rename=rename)
+        with pytest.raises(TypeError, match=r"rename= gives .*, not a str or None"):
+            ckpt.rename(rename)
+
+
 def test_two_results_of_one_name_are_an_error(ckpt):
     for use in (
         lambda: ckpt.materialize(strip=["state_dict.module.", "ema."]),

@@ -45,7 +45,8 @@ def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] 
     found: list[str] = []
     for name in [given] if isinstance(given, str) else given:
         if not isinstance(name, str) or is_literal(name) or name in tensors:
-            found.append(name)
+            # The results have plain names, as a pickle of their dict should.
+            found.append(str.__str__(name) if isinstance(name, str) else name)
             continue
         matched = matching(tensors, name)
         if not matched:
@@ -162,7 +163,7 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
     if isinstance(rename, Mapping):
         return _mapping_renamer(rename)
     if callable(rename):
-        return rename  # type: ignore[no-any-return]  # its return type is not checked
+        return lambda name: _new_name(rename(name))
     if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
         raise _error("Type", f"is a mapping, pairs or a callable, not {rename!r}", argument="rename")
     pairs = [(re.compile(pattern), new) for pattern, new in rename]
@@ -173,6 +174,19 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
         return name
 
     return substitute
+
+
+def _new_name(new: Any) -> str | None:
+    """The result of a `rename`, as a plain str; None omits the name.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if new is None:
+        return None
+    if not isinstance(new, str):
+        raise _error("Type", f"gives {new!r}, not a str or None", argument="rename")
+    return str.__str__(new)
 
 
 def _check_rename(rename: Any, names: list[str]) -> None:
@@ -216,7 +230,7 @@ def _prefixes(names: list[str]) -> dict[str, None]:
 
 def _mapping_renamer(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]:
     """Applies the first that matches: the full name, the longest prefix, or else every regular expression in turn."""
-    exact = {key.rstrip("."): new for key, new in rename.items() if isinstance(key, str)}
+    exact = {key.rstrip("."): _new_name(new) for key, new in rename.items() if isinstance(key, str)}
     patterns = [(key, new) for key, new in rename.items() if not isinstance(key, str)]
     for key, _ in patterns:
         if not isinstance(key, re.Pattern):

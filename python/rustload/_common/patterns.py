@@ -69,7 +69,7 @@ def matching(names: Collection[str], pattern: str) -> list[str]:
         ValueError: The braces of the pattern are wrong.
     """
     if pattern in names or is_literal(pattern):
-        return [pattern] if pattern in names else []
+        return [str.__str__(pattern)] if pattern in names else []
     match = _compiled(pattern).match
     return [name for name in names if match(name)]
 
