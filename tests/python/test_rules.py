@@ -46,6 +46,14 @@ def test_the_first_matching_pattern_decides(ckpt):
     assert rules.transpose(ckpt["int16"]) is None
 
 
+@pytest.mark.parametrize("argument", ["dtype", "transpose"])
+def test_a_pattern_that_is_no_text_is_a_type_error(ckpt, argument):
+    with pytest.raises(TypeError, match="a pattern is a str, not 5"):
+        ckpt["float32"].materialize(**{argument: {5: None}})
+    with pytest.raises(TypeError, match=f"{argument}= has a int where"):
+        ckpt.materialize(**{argument: {5: None}})
+
+
 def test_patterns_are_case_sensitive(ckpt):
     assert Rules(dtype={"FLOAT32": "bfloat16"}).dtype(ckpt["float32"]) is None
 

@@ -83,8 +83,12 @@ def _compile(pattern: str) -> re.Pattern[str]:
     """The regular expression of a glob pattern, which has to match a whole name.
 
     Raises:
+        TypeError: The pattern is not a str.
         ValueError: The braces of the pattern are wrong.
     """
+    given: object = pattern
+    if not isinstance(given, str):
+        raise _error("Type", f"a pattern is a str, not {given!r}")
     parts: list[str] = []
     # Where the alternatives of the open braces begin in the pattern.
     begins: list[int] = []
