@@ -399,13 +399,17 @@ def test_sums_count_the_same_tensor_once_where_it_folds(folder):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-@pytest.mark.parametrize("args", [("info",), ("info", "--json"), ("scan",), ("doctor", "--no-measure")])
-def test_a_failed_write_of_the_output_is_one_line_and_exit_code_3(folder, args):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "args", [("info",), ("info", "--json"), ("scan",), ("doctor", "--no-measure"), ("info", "-h"), ("-V",)]
+)
+def test_a_failed_write_of_the_output_is_one_line_and_exit_code_3(folder, args, unbuffered):
     torch.save({"w": torch.zeros(2)}, folder / "ok.pt")
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(
             [sys.executable, "-m", "rustload", *args, "ok.pt"],
             cwd=folder,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import rustload
 from rustload._cli.arguments import add_manifest
@@ -49,6 +49,10 @@ class Parser(argparse.ArgumentParser):
 
     # Suggestions for a misspelled or missing command.
     hints: Sequence[str] = ()
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Prints the help or the version; argparse would ignore that it cannot be written."""
+        print(message, end="", file=file)
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits with code 2."""
