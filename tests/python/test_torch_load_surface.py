@@ -432,7 +432,9 @@ def test_consecutive_legacy_streams_are_read_one_by_one(make: Callable[[Path], A
     for _ in parts:
         assert_same_graph(rustload.torch.load(file), torch.load(theirs))
         assert file.tell() == theirs.tell()
-    for opened in (file, theirs):
+    for load, opened in ((rustload.torch.load, file), (torch.load, theirs)):
+        with pytest.raises(EOFError):
+            load(opened)
         getattr(opened, "close", int)()
 
 

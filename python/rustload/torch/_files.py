@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rustload._rustload import Limits
 
-__all__ = ["are_paths", "is_archive", "is_path", "opened", "read_again", "seek_past", "seekable"]
+__all__ = ["are_paths", "is_archive", "is_at_end", "is_path", "opened", "read_again", "seek_past", "seekable"]
 
 _ZIP = b"PK\x03\x04"
 
@@ -104,6 +104,12 @@ def read_again(f: Any, start: int | None) -> Iterator[IO[bytes] | None]:
     else:
         f.seek(start)
         yield f
+
+
+def is_at_end(f: Any, start: int) -> bool:
+    """Whether an open file has nothing from `start` on."""
+    f.seek(start)
+    return not f.read(1)
 
 
 def seek_past(f: Any, start: int, core: _rustload.Checkpoint) -> None:

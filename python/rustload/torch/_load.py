@@ -11,7 +11,7 @@ from rustload._checkpoint.nesting import nested
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open.surface import safe_open
-from rustload.errors import UnsupportedError, _check_one_of, _error
+from rustload.errors import FormatError, UnsupportedError, _check_one_of, _error
 from rustload.torch import _allowed, _files, _load_errors
 from rustload.torch._build import Builder
 from rustload.torch._locations import storages
@@ -83,7 +83,8 @@ def load(
             `pickle.UnpicklingError`, and its message begins with `Weights only load failed.`
         ValueError: `weights_only=False`, or `mmap=True` without a path.
         RuntimeError: As in torch: the device does not exist, `mmap=True` for a legacy file, or a TorchScript archive.
-        FormatError: The file is not a checkpoint, or is damaged; the record of a nested state too (code `Nesting`).
+        FormatError: The file is not a checkpoint, or is damaged; the record of a nested state too (code `Nesting`). It is
+            also an EOFError if nothing is left of an open file.
         LimitError: The file exceeds a limit, or it is a pipe or another object that is not a regular file, and larger than half
             of the available memory.
         OSError: The file cannot be read.
@@ -184,6 +185,10 @@ def _load_pickled(
     except UnsupportedError as error:
         if error.code == "TarUnsupported":
             raise _load_errors.tar() from error
+        raise
+    except FormatError as error:
+        if start is not None and _files.is_at_end(f, start):
+            raise _load_errors.at_end(error) from None
         raise
     formats = {core.format, *core.file_formats}
     if "torch-tar" in formats and strict:

@@ -6,9 +6,10 @@ import pickle
 import pickletools
 from typing import IO, NoReturn
 
-from rustload.errors import _error
+from rustload.errors import FormatError, _error
 
 __all__ = [
+    "at_end",
     "is_distributed",
     "is_torchscript",
     "no_archive",
@@ -96,6 +97,17 @@ def _refuse(
     error = _error(code, f"Weights only load failed. {text}", advice)
     error.module, error.name = module, name  # type: ignore[attr-defined]  # DisallowedError has both
     raise error
+
+
+class _EndOfFileError(FormatError, EOFError):
+    """Nothing is left of an open file. Programs that load one object after another from it end with EOFError."""
+
+
+def at_end(error: FormatError) -> FormatError:
+    """The error as one that is an EOFError too."""
+    made = _EndOfFileError(*error.args)
+    made.__dict__.update(error.__dict__)
+    return made
 
 
 def no_path() -> ValueError:
