@@ -632,6 +632,11 @@ def test_a_callable_may_return_another_storage() -> None:
     assert not found["w"].any()
 
 
+@pytest.mark.parametrize("location", [0, None, b"cpu", torch.device("cpu")])
+def test_a_location_in_a_dict_that_is_no_text_has_torchs_error(location: Any) -> None:
+    assert_same_error(io.BytesIO(saved(STATE)), map_location={"cpu": location})
+
+
 def test_a_callable_that_returns_no_storage_is_a_type_error() -> None:
     theirs, ours = errors(io.BytesIO(saved(STATE)), lambda _storage, _location: 7)
     assert type(ours) is type(theirs) is TypeError

@@ -247,7 +247,8 @@ def _target(map_location: MapLocation, location: str | None) -> str | None:
     if map_location is None or location is None:
         return location or "cpu"
     if isinstance(map_location, dict):
-        return map_location.get(location, location)
+        found: object = map_location.get(location, location)
+        return found if isinstance(found, str) else None  # torch refuses it
     return str(map_location) if isinstance(map_location, (str, torch.device)) else None
 
 
