@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -368,7 +369,14 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
         ({"c": torch.zeros(2, dtype=torch.complex128)}, rustload.UnsupportedError, "complex128"),
         ({"s": torch.eye(3).to_sparse()}, rustload.UnsupportedError, "sparse"),
         ({"m": torch.empty(2, device="meta")}, rustload.UnsupportedError, "meta"),
+        (
+            {"n": torch.nested.nested_tensor([x], layout=torch.jagged)},
+            rustload.UnsupportedError,
+            "'n' is a nested tensor",
+        ),
         ({"o": np.array([None])}, rustload.UnsupportedError, "object"),
+        ({"l": np.ones(2, np.longdouble)}, rustload.UnsupportedError, "'l' is of dtype float128"),
+        ({"i": np.ones(2, ml_dtypes.int4)}, rustload.UnsupportedError, "'i' is of dtype int4"),
         ({"t": np.array(["a"])}, rustload.UnsupportedError, "NumPy array of <U1"),
         ({"epoch": 3}, TypeError, "'epoch' is an int"),
         ({"__metadata__": x}, ValueError, "__metadata__"),

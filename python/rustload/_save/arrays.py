@@ -92,14 +92,28 @@ def unsupported(name: str, what: str, *remedies: str | _Remedy) -> BaseException
     return _error("NotSafetensors", text, *remedies)
 
 
+def _dtype(name: str, dtype: Any) -> str:
+    """The dtype of a tensor or array, as torch spells it.
+
+    Raises:
+        UnsupportedError: rustload does not know it.
+    """
+    try:
+        return dtype_name(dtype)
+    except ValueError:
+        raise unsupported(name, f"of dtype {dtype}", "convert it to another dtype, or leave it out") from None
+
+
 def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
+    if tensor.is_nested:
+        raise unsupported(name, "a nested tensor", "write the tensors of .unbind()")
     if tensor.layout != torch.strided:
         raise unsupported(name, "a sparse tensor", "write its components, or .to_dense()")
     if tensor.is_quantized:
         raise unsupported(name, "a quantized tensor", "write .dequantize() or .int_repr()")
     if tensor.device.type == "meta":
         raise unsupported(name, "on the meta device", "it has no elements: give it some first")
-    dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+    dtype, shape = _dtype(name, tensor.dtype), tuple(tensor.shape)
 
     def make() -> Any:
         plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
@@ -116,7 +130,7 @@ def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
 def _of_numpy(name: str, array: Any, numpy: Any) -> Deferred:
     if array.dtype.hasobject or array.dtype.kind not in "biufcV" or array.dtype.fields is not None:
         raise unsupported(name, f"a NumPy array of {array.dtype}", "convert it to numbers, or leave it out")
-    dtype, shape = dtype_name(array.dtype.newbyteorder("=")), tuple(array.shape)
+    dtype, shape = _dtype(name, array.dtype.newbyteorder("=")), tuple(array.shape)
 
     def make() -> Any:
         plain = (
@@ -147,7 +161,7 @@ def _of_buffer(view: memoryview) -> Deferred | None:
 
 
 def _of_jax(name: str, array: Any) -> Deferred:
-    dtype, shape = dtype_name(array.dtype), tuple(array.shape)
+    dtype, shape = _dtype(name, array.dtype), tuple(array.shape)
     numpy = _numpy(name)
 
     def make() -> Any:
@@ -166,7 +180,7 @@ def _of_dlpack(name: str, value: Any) -> Deferred:
         def make() -> Any:
             return _of_numpy(name, value.get(), numpy)[3]()
 
-        return dtype_name(value.dtype), tuple(value.shape), None, make
+        return _dtype(name, value.dtype), tuple(value.shape), None, make
     return _of_numpy(name, numpy.from_dlpack(value), numpy)
 
 
