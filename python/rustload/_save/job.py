@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._common.dtypes import DTYPE_ROWS
@@ -18,7 +19,7 @@ from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error, _pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from rustload import _rustload
     from rustload._save.arrays import Values
@@ -168,7 +169,9 @@ def header_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """
     if metadata is None:
         return {"format": "pt"}
-    given: Mapping[Any, Any] = metadata
+    given: Any = metadata
+    if not isinstance(given, Mapping):
+        raise _error("Type", f"is texts by texts, not {given!r}", argument="metadata")
     for key, value in given.items():
         if not (isinstance(key, str) and isinstance(value, str)):
             raise _error("Type", f"is texts by texts, not {value!r} at {key!r}", argument="metadata")
