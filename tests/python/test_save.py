@@ -395,10 +395,21 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
         rustload.save({"x": x}, path, max_shard_size="1GB")
     with pytest.raises(ValueError, match="not a name of a file"):
         rustload.save({"x": x}, tmp_path / "folder", name="a/b")
-    with pytest.raises(TypeError, match="texts by texts"):
-        rustload.save({"x": x}, path, metadata={"a": 1})  # type: ignore[dict-item]
+    for metadata in ({"a": 1}, ["a"]):
+        with pytest.raises(TypeError, match="texts by texts"):
+            rustload.save({"x": x}, path, metadata=metadata)  # type: ignore[arg-type]
+    for rules in ({"dtype": {"y": "float16"}}, {"transpose": {"y": True}}):
+        with pytest.raises(rustload.TensorNotFoundError, match="y"):
+            rustload.save({"x": x}, path, **rules)  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["m.safetensors"]
+
+
+def test_a_pattern_of_save_that_matches_no_name_is_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(
+        rustload.RustloadWarning, match=r"dtype= has the pattern '\*\.wieght'.* matches no name"
+    ):
+        rustload.save({"a.weight": torch.ones(2)}, tmp_path / "m.safetensors", dtype={"*.wieght": "float16"})
 
 
 def test_an_expanded_tensor_is_limited(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rustload import _rustload
 from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._common.options import filled, takes
+from rustload._common.patterns import warn_of_unused_patterns
 from rustload._save.folder import write_folder
 from rustload._save.job import (
     SHARD_BYTES,
@@ -71,6 +72,8 @@ def save(
         FileExistsError: The target exists, and is not to be replaced.
         OSError: The disk is full, or refuses otherwise; what was read back differs from the source (`code` "VerifyFailed");
             another call or process is writing the same target (`code` "TargetBusy").
+        TensorNotFoundError: A rule of `dtype` or `transpose` has the name of a tensor that does not exist; a pattern without a
+            match emits a `RustloadWarning`.
         TypeError: A value is not a tensor, and not kept otherwise.
         UnsupportedError: A tensor has no form in a safetensors file, such as complex128.
         ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
@@ -99,6 +102,7 @@ def save_with(
     how = filled(save, options)
     rule = TieRule.checked(how["ties"], how["keep"], how["discard"])
     given = Given(tensors, keep_nesting=keep_nesting, keep_objects=objects is not None)
+    warn_of_unused_patterns(lambda: given.items, dtype=how["dtype"], transpose=how["transpose"])
     texts = header_texts(how["metadata"])
     dropped = dropped_names(given.items, given.values, rule)
     whole = [(gone, kept) for gone, kept in dropped.items() if gone not in texts]
