@@ -170,6 +170,13 @@ def test_names_of_results_are_plain_texts(ckpt):
         assert {type(one) for one in found} == {str}
 
 
+@pytest.mark.parametrize("given", [5, [5], b"a"])
+@pytest.mark.parametrize("argument", ["key", "strip"])
+def test_a_key_or_prefix_of_another_type_is_a_type_error(ckpt, argument, given):
+    with pytest.raises(TypeError, match=f"{argument}= is a .*, not "):
+        ckpt.materialize(**{argument: given})
+
+
 @pytest.mark.parametrize("new", [5, ["a"], b"w", True])
 def test_a_rename_that_gives_no_text_is_a_type_error(ckpt, new):
     for rename in (lambda _: new, {"ema": new}):

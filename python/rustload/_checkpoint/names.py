@@ -83,7 +83,7 @@ def select_names(
         TypeError: `rename` has another type.
     """
     names, short = _under_key(checkpoint, key)
-    prefixes = [strip] if isinstance(strip, str) else list(strip or ())
+    prefixes = _prefixes_of(strip)
     if prefixes:
         whole, short = short, [strip_prefix(name, prefixes) for name in short]
         if short == whole:
@@ -127,6 +127,8 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> tuple[list[str
             for name, path in paths
             if path[: len(key)] == key and len(path) > len(key)
         }
+    elif not isinstance(key, str):
+        raise _error("Type", f"is a dotted name or a tuple of keys, not {key!r}", argument="key")
     else:
         prefix = key.rstrip(".") + "."
         below = {name: name.removeprefix(prefix) for name in checkpoint if name.startswith(prefix)}
@@ -141,6 +143,20 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> tuple[list[str
     return list(below), list(below.values())
 
 
+def _prefixes_of(strip: Any) -> list[str]:
+    """The prefixes of `strip=`.
+
+    Raises:
+        TypeError: It is not a str, and not several.
+    """
+    given = [strip] if isinstance(strip, str) else strip or ()
+    prefixes = list(given) if isinstance(given, Iterable) else [given]
+    for one in prefixes:
+        if not isinstance(one, str):
+            raise _error("Type", f"is a prefix or a list of prefixes, not {strip!r}", argument="strip")
+    return prefixes
+
+
 def strip_prefix(name: str, prefixes: list[str]) -> str:
     """Removes the first of the prefixes that the name has."""
     for prefix in prefixes:
@@ -152,7 +168,7 @@ def strip_prefix(name: str, prefixes: list[str]) -> str:
 
 def renamer(strip: Strip, rename: Rename) -> Callable[[str], str | None]:
     """The function from a name below `key` to its new name, as `select_names` applies it; None omits it."""
-    prefixes = [strip] if isinstance(strip, str) else list(strip or ())
+    prefixes = _prefixes_of(strip)
     change = _renamer(rename)
     return lambda name: change(strip_prefix(name, prefixes))
 
