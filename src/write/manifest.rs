@@ -202,8 +202,9 @@ pub(crate) fn statement(manifest: &Manifest, name: &str) -> Result<String> {
     let (mut root, mut resources) = (Sha256::new(), String::new());
     for (name, file) in files {
         if name.contains([':', '\\', '\0', '\n', '\r']) {
-            let text = format!("{name:?} is not the plain name of a file in the folder");
-            return Err(Error::new(Code::ManifestInvalid, text));
+            let text =
+                format!("a manifest cannot list {name:?}: it has a colon, a backslash or a line break");
+            return Err(Error::new(Code::Value, text).note("Rename the file."));
         }
         let size = file.size_and_piece().map_or(0, |(size, _)| size);
         let mut start = 0_u64;
@@ -337,6 +338,6 @@ mod tests {
         assert_eq!(code(vec![("a", file(5)), ("b", file(4))]), Err(Code::Value));
         assert_eq!(code(vec![("a", file(5)), ("b", ListedFile::whole([0; 32]))]), Err(Code::Value));
         assert_eq!(code(vec![]), Err(Code::Value));
-        assert_eq!(code(vec![("a:b", file(5))]), Err(Code::ManifestInvalid));
+        assert_eq!(code(vec![("a:b", file(5))]), Err(Code::Value));
     }
 }

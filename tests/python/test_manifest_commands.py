@@ -189,3 +189,17 @@ def test_an_existing_manifest_is_replaced_on_demand(
     manifest.write_text("old")
     assert main([*arguments, "--overwrite"]) == 0
     assert json.loads(manifest.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("a\nb.bin", "a line break"), ("sur\udcff.bin", "it is not UTF-8")]
+)
+def test_a_name_that_a_manifest_cannot_have_is_to_be_changed(
+    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(b"content")
+    assert main(["manifest", str(tmp_path)]) == 3
+    error = capsys.readouterr().err
+    assert "a manifest cannot list" in error
+    assert why in error
+    assert "Rename the file." in error

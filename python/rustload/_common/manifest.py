@@ -111,13 +111,17 @@ class Manifest:
 
         Raises:
             OSError: A file cannot be read.
-            ValueError: `piece` is not a size.
+            ValueError: `piece` is not a size, or a file's name is not UTF-8.
         """
         size = parse_bytes(piece, "piece")
         made = cls.__new__(cls)
         files = {}
         # By folders first, as model signing orders paths.
-        for name, one in sorted(_files_below(os.fsdecode(path)), key=lambda found: found[0].split("/")):
+        found = sorted(_files_below(os.fsdecode(path)), key=lambda one: one[0].split("/"))
+        for name, _ in found:
+            if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
+                raise _error("Value", f"a manifest cannot list {name!r}: it is not UTF-8", "Rename the file.")
+        for name, one in found:
             with open(one, "rb", buffering=0) as file:
                 digests = list(_digests(file, size))
                 length = file.tell()
