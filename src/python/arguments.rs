@@ -132,7 +132,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for OrderArg {
         if !given.is_instance_of::<PyTuple>() && !given.is_instance_of::<PyList>() {
             return Err(wrong(Code::Type, "transpose", "True, False, None or a tuple of dimensions", given));
         }
-        let dims = given.try_iter()?.map(|dim| dim?.call_method0("__int__")?.extract());
+        // `extract` takes what has `__index__`: integers of NumPy, but no floats.
+        let dims = given.try_iter()?.map(|dim| dim?.extract());
         dims.collect::<PyResult<_>>().map(|dims| OrderArg(Order::Permute(dims)))
     }
 }

@@ -38,6 +38,8 @@ def test_an_unknown_word_is_a_value_error_that_lists_the_words(made, argument, a
         ("threads", 1.5, TypeError),
         ("transpose", 1, TypeError),
         ("transpose", "ij", TypeError),
+        ("transpose", (1.0, 0), TypeError),
+        ("transpose", ["a"], TypeError),
         ("dtype", "float17", ValueError),
         ("dtype", int, TypeError),
     ],
