@@ -155,12 +155,8 @@ fn check_cover(infos: &[RawInfo], data: Region) -> Result<()> {
             return refuse(format!("tensor {name:?} ends at {end}, before it begins at {begin}"));
         }
         if *begin != next {
-            let what = if *begin < next {
-                "overlaps the tensor before it"
-            } else {
-                "has a gap before it, after the tensor"
-            };
-            return refuse(format!("tensor {name:?} at {begin} {what}, which ends at {next}"));
+            let what = if *begin < next { "overlaps the tensor" } else { "leaves a gap after the data" };
+            return refuse(format!("tensor {name:?} at {begin} {what} before it, which ends at {next}"));
         }
         next = *end;
     }

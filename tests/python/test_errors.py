@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,20 @@ def test_the_error_for_a_truncated_safetensors_has_the_sizes(save, cut):
     text = str(caught.value)
     assert {str(size), str(4000), str(cut)} & set(text.replace(",", " ").replace("(", " ").split()), text
     assert note_of(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "start", "text"),
+    [
+        ("[2]", 4, "leaves a gap after the data before it, which ends at 0"),
+        ("[2.0]", 0, "2.0 in shape is not an unsigned 64-bit integer"),
+    ],
+)
+def test_the_error_for_a_header_says_what_it_has(tmp_path, shape, start, text):
+    header = b'{"a":{"dtype":"F32","shape":%b,"data_offsets":[%d,%d]}}' % (shape.encode(), start, start + 8)
+    path = file(tmp_path, len(header).to_bytes(8, "little") + header + bytes(start + 8))
+    with pytest.raises(rustload.FormatError, match=re.escape(text)):
+        rustload.open(path)
 
 
 def test_a_missing_file_is_file_not_found_with_its_name(tmp_path):

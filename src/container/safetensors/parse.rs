@@ -378,6 +378,7 @@ impl Visitor<'_> for NumberSeed<'_> {
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<u64, E> {
-        Err(self.refuse(value))
+        // 2.0 is shown as such, not as the integer that it is not.
+        Err(self.refuse(format_args!("{value:?}")))
     }
 }
