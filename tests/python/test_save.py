@@ -470,7 +470,8 @@ def test_a_writer_refuses_what_was_not_declared(tmp_path: Path) -> None:
         ("z", x, None, '"z" was declared'),
         ("x", x[:2], None, "declared was"),
         ("x", x[:2], (3, 0), "does not lie inside"),
-        ("x", x[:2], (-1, 0), "without negative"),
+        ("x", x[:2], (-1, 0), "whole numbers from 0 on"),
+        ("x", x[:2], (0.5, 0), "whole numbers from 0 on"),
         ("x", x[0], (0, 0), "does not lie inside"),
         ("y", torch.zeros(2, dtype=torch.complex64), None, "lossy"),
     ]:

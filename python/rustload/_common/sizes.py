@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rustload.errors import _error
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rustload._rustload import Tensor
 
-__all__ = ["format_bytes", "parse_bytes", "same_tensor", "sizes_once"]
+__all__ = ["format_bytes", "parse_bytes", "same_tensor", "sizes_once", "whole_number"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -41,15 +41,20 @@ def parse_bytes(value: int | str, name: str) -> int:
         if found is None or found[2] not in _UNITS:
             raise _error("Value", f"{name}={value!r} is not a size; write 268435456, '256MiB' or '1GB'")
         value = int(float(found[1]) * _UNITS[found[2]])
-    try:
-        # Integers of NumPy too. A bool is one of Python's, and meant as another argument.
-        count = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
-    except TypeError:
-        text = f"is a number of bytes or a str, not {value!r}"
-        raise _error("Type", text, argument=name) from None
+    count = whole_number(value)
+    if count is None:
+        raise _error("Type", f"is a number of bytes or a str, not {value!r}", argument=name)
     if count < 1:
         raise _error("Value", f"is a positive number of bytes, not {value}", argument=name)
     return min(count, 1 << 62)
+
+
+def whole_number(value: Any) -> int | None:
+    """The int that it is, or an integer of another library; None for what is neither, and for a bool."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def same_tensor(tensor: Tensor) -> Hashable:

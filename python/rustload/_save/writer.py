@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
 from rustload._common.request import Request
+from rustload._common.sizes import whole_number
 from rustload._rustload import dtype_name
 from rustload._save.arrays import values_of
 from rustload._save.job import header_texts, local_path, write_options
@@ -97,9 +98,9 @@ class Writer:
                 meanwhile by `discard`.
         """
         request = Request(copy=True, allow_lossy=allow_lossy)
-        start = None if at is None else [int(index) for index in at]
-        if start is not None and any(index < 0 for index in start):
-            text = f"is the index of the first element, without negative numbers, not {at!r}"
+        start: Any = None if at is None else [whole_number(index) for index in at]
+        if start is not None and any(index is None or index < 0 for index in start):
+            text = f"is the index of the first element, whole numbers from 0 on, not {at!r}"
             raise _error("Value", text, argument="at")
         self._core.write(name, values_of(name, tensor), request, start)
 
