@@ -314,6 +314,7 @@ def test_arguments_are_checked(simple: Path) -> None:
     for arguments in ({"atol": -1.0}, {"rtol": float("nan")}, {"key": "nothing"}, {"threads": 0}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             rustload.diff(simple, simple, data=True, **arguments)  # type: ignore[arg-type]
+    assert rustload.diff(simple, simple, data=True, atol=np.float32(0.5), rtol=np.int64(0)).same
     with pytest.raises(ValueError, match="no tensor is under key 'nothing'") as raised:
         rustload.diff(simple, simple, key="nothing")
     assert "exchange them to map names of the other" in raised.value.__notes__[-1]

@@ -225,6 +225,8 @@ def test_arguments_are_checked(simple: Path) -> None:
             ckpt.stats(**arguments)  # type: ignore[arg-type]
     with pytest.raises(rustload.TensorNotFoundError):
         ckpt.stats("nothing")
+    # NumPy's numbers are numbers.
+    assert ckpt["w"].stats(sample=np.int64(5), bins=np.int8(3)) == ckpt["w"].stats(sample=5, bins=3)
 
 
 def test_a_changed_file_is_an_error(save: Callable[..., Path]) -> None:

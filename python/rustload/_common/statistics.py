@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rustload import _rustload
 from rustload._common.json_values import Signed
 from rustload._common.request import Request
+from rustload._common.sizes import whole_number
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -105,19 +106,29 @@ class Statistics(NamedTuple):
 NOTHING = Statistics(0, 0, 0, 0, 0, 0, None, None, None, None, None, [], None, sampled=False)
 
 
+def _count(name: str, value: Any, most: int | None = None) -> int | None:
+    """The number that an argument is; None for None.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is below 1 or above `most`.
+    """
+    if value is None:
+        return None
+    count = whole_number(value)
+    if count is None:
+        raise _error("Type", f"is an int, not {value!r}", argument=name)
+    if count < 1 or (most is not None and count > most):
+        upper = f" to {most:,}" if most else " on"
+        raise _error("Value", f"is a number from 1{upper}, not {value!r}", argument=name)
+    return count
+
+
 def statistics_of(
     cores: Sequence[_rustload.Tensor | _rustload.Joined], options: StatsOptions
 ) -> list[Statistics]:
     """The statistics of tensors, in their order."""
-    sample, bins = options["sample"], options["bins"]
-    for name, value, most in (("sample", sample, None), ("bins", bins, BINS_MAX)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _error("Type", f"is an int, not {value!r}", argument=name)
-        if value < 1 or (most is not None and value > most):
-            upper = f" to {most:,}" if most else " on"
-            raise _error("Value", f"is a number from 1{upper}, not {value!r}", argument=name)
+    sample, bins = _count("sample", options["sample"]), _count("bins", options["bins"], BINS_MAX)
     request = Request(dequantize=options["dequantize"], threads=options["threads"])
     tensors = list(cores)
     found = _rustload.statistics(tensors, request, bins=bins, sample=sample, threads=request.threads)

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import time
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload import _rustload
@@ -100,8 +101,9 @@ def diff(
     start = time.perf_counter()
     for argument, value in (("atol", atol), ("rtol", rtol)):
         given: Any = value
-        if not isinstance(given, (int, float)) or not given >= 0:
+        if not isinstance(given, Real) or not float(given) >= 0:
             raise _error("Value", f"is a number from 0 on, not {value!r}", argument=argument)
+    atol, rtol = float(atol), float(rtol)
     request = Request(allow_lossy=True, dequantize=dequantize, threads=threads)
     notes: list[str] = []
     label_a, whole_a = _opened(a, manifest, dequantize=dequantize)
