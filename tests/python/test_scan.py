@@ -940,3 +940,10 @@ def test_what_a_file_of_keras_is_not_scanned_for_is_shown(tmp_path: Path) -> Non
     assert next(line for line in str(report).splitlines() if "not scanned" in line).strip().startswith(why)
     html = report._repr_html_()
     assert html.index("keras.models.load_model") < html.index("JSON, on which")
+
+
+def test_a_checkpoint_is_not_a_list_of_paths(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
+    for given in (rustload.open(tmp_path / "m.pt"), {str(tmp_path / "m.pt"): 1}):
+        with pytest.raises(TypeError, match="scan takes paths, bytes and binary files, not a "):
+            rustload.scan(given)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import json
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +107,19 @@ class TestAllowances:
     def test_a_string_is_not_a_tuple_of_names(self) -> None:
         with pytest.raises(TypeError, match="tuple of names"):
             rustload.Policy(allow="mylib.Config")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("field", ["allow", "exclude"])
+    @pytest.mark.parametrize("given", [5, [5], [b"a.b"]])
+    def test_names_are_texts(self, field: str, given: Any) -> None:
+        with pytest.raises(TypeError, match=f"{field} is a tuple of names, not "):
+            rustload.Policy(**{field: given})
+
+    def test_a_path_is_not_a_policy(self, file: Path) -> None:
+        with pytest.raises(
+            TypeError, match=r"policy= is a rustload\.Policy or None, not 'p\.toml'"
+        ) as caught:
+            rustload.scan(file, policy="p.toml")  # type: ignore[arg-type]
+        assert "Policy.from_file" in caught.value.__notes__[0]
 
     def test_unused_allowances_are_named(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         code, _, err = run(capsys, "--allow", "mylib.*", "--allow", "gone.Class", file)

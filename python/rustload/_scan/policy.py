@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -53,14 +54,17 @@ class Policy:
 
         Raises:
             ValueError: A name cannot be allowed, or `fail_on` is none of its values.
-            TypeError: `allow` or `exclude` is a single string.
+            TypeError: `allow` or `exclude` is a single string, or not of strings.
         """
         for field in ("allow", "exclude"):
             given: Any = getattr(self, field)
             if isinstance(given, str):
                 text = f"{field} is a tuple of names, not a string: {field}=({given!r},)"
                 raise _error("Type", text)
-            object.__setattr__(self, field, tuple(given))
+            names = tuple(given) if isinstance(given, Iterable) else (given,)
+            if not all(isinstance(name, str) for name in names):
+                raise _error("Type", f"{field} is a tuple of names, not {given!r}")
+            object.__setattr__(self, field, names)
         if self.fail_on not in get_args(FailOn):
             values = " or ".join(map(repr, get_args(FailOn)))
             raise _error("Value", f"fail_on is {values}, not {self.fail_on!r}")

@@ -14,13 +14,13 @@ from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload._scan.gate import Gate
+from rustload._scan.policy import Policy
 from rustload._scan.report import ScanReport
 from rustload._scan.verdict import ORDER
 from rustload.errors import _error
 
 if TYPE_CHECKING:
     from rustload._rustload import Limits
-    from rustload._scan.policy import Policy
 
 __all__ = ["merged", "report_on", "scan"]
 
@@ -64,16 +64,21 @@ def scan(
 
     Raises:
         OSError: A path does not exist, a directory cannot be listed, or the baseline cannot be read.
-        TypeError: `source` is none of the above.
+        TypeError: `source` is none of the above, or `policy` is not one.
         UnsupportedError: The package for a URL is missing.
         ValueError: The baseline of the policy is not a report, or the scheme of a URL is not in `remote`.
     """
+    given: Any = policy
+    if given is not None and not isinstance(given, Policy):
+        note = "rustload.Policy.from_file(path) reads one"
+        raise _error("Type", f"is a rustload.Policy or None, not {given!r}", note, argument="policy")
     gate = Gate(policy, limits)
     single = (str, bytes, bytearray, memoryview, os.PathLike, io.IOBase)
     if (
         isinstance(source, single)
         or hasattr(source, "fs")
         or is_file_object(source)
+        or isinstance(source, Mapping)
         or not isinstance(source, Iterable)
     ):
         sources = [source]
