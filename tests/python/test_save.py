@@ -492,6 +492,17 @@ def test_a_writer_refuses_what_was_not_declared(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "declared",
+    ["float32", ("float32", 2), ("float32", (-1,)), ("float32", (1.5,)), torch.ones(2), ("float32",), None],
+)
+def test_a_declaration_of_a_writer_is_a_dtype_and_a_shape(declared: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'w' is not declared as a name with a dtype and a shape"):
+        rustload.Writer(tmp_path / "m.safetensors", {"w": declared})
+    with pytest.raises(TypeError, match="5 is not declared"):
+        rustload.Writer(tmp_path / "m.safetensors", {5: ("float32", (1,))})  # type: ignore[dict-item]
+
+
 def test_other_libraries_read_what_is_written(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
@@ -64,9 +65,10 @@ class Writer:
         Raises:
             FileExistsError: The file exists, and is not to be replaced.
             OSError: The disk is full, or refuses otherwise.
+            TypeError: What is declared is not a dtype and a shape.
             UnsupportedError: The format lacks a dtype.
         """
-        declared = [(name, dtype_name(dtype), list(shape)) for name, (dtype, shape) in tensors.items()]
+        declared = [_declared(name, what) for name, what in tensors.items()]
         self._core = _rustload.Writer(
             local_path(path),
             declared,
@@ -132,3 +134,17 @@ class Writer:
                 self.close()
         finally:
             self.discard()
+
+
+def _declared(name: Any, what: Any) -> tuple[str, str, list[int]]:
+    """A tensor as it is declared: its name, dtype and shape.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if isinstance(what, (tuple, list)) and len(what) == 2 and isinstance(what[1], Collection):
+        sizes = [size for one in what[1] if (size := whole_number(one)) is not None and size >= 0]
+        if isinstance(name, str) and len(sizes) == len(what[1]):
+            return name, dtype_name(what[0]), sizes
+    text = f"{name!r} is not declared as a name with a dtype and a shape, such as ('float32', (2, 3)), but as {what!r}"
+    raise _error("Type", text)
