@@ -120,7 +120,7 @@ def _missing(given: str) -> BaseException:
             "glob patterns are not expanded here: pass sorted(glob.glob(...)), the shards of one checkpoint"
         )
     elif path.parts[:1] == ("~",):
-        error.add_note("~ is not expanded here: use os.path.expanduser")
+        error.add_note("~ is not expanded here: write the home folder in its place")
     elif path.parts and not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
         name = given if len(path.parts) == 2 else "ORGANIZATION/NAME"
         error.add_note(f"for a model of the Hugging Face Hub, pass {f'hf://{name}'!r}")
