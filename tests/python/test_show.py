@@ -217,6 +217,10 @@ def test_unknown_names_are_errors_that_suggest_others(
     assert "missing.pt" in err
 
 
+def test_the_empty_name_is_two_quotes(save: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, save({"": torch.ones(1)}), "")[1].startswith('""  float32  [1]\n')
+
+
 def test_a_name_with_brackets_is_itself(
     save: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,7 +201,7 @@ class _Shown:
             lines = show_numbers(part, columns, dequantize=self._dequantize)
         self._begin()
         of = f" of {list(tensor.shape)}" if spelled else ""
-        label = page.safe(tensor.name) + (f"[{spelled}]" if spelled else "")
+        label = (page.safe(tensor.name) or '""') + (f"[{spelled}]" if spelled else "")
         page.cells([("1", label), ("36", str(tensor.dtype)), ("", f"{list(part.shape)}{of}")], 0)
         for line in lines:
             page.line(f"  {line}")
