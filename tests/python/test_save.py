@@ -503,6 +503,18 @@ def test_a_declaration_of_a_writer_is_a_dtype_and_a_shape(declared: Any, tmp_pat
         rustload.Writer(tmp_path / "m.safetensors", {5: ("float32", (1,))})  # type: ignore[dict-item]
 
 
+def test_a_writer_has_the_working_directory_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with rustload.Writer("m.safetensors", {"x": ("uint8", (1,))}, write_manifest=True) as writer:
+        monkeypatch.chdir("later")
+        writer.write("x", torch.zeros(1, dtype=torch.uint8))
+    assert names(tmp_path) == ["later", "m.safetensors", "m.safetensors.manifest.json"]
+    assert names(tmp_path / "later") == []
+
+
 def test_other_libraries_read_what_is_written(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)

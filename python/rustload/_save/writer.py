@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +15,6 @@ from rustload._save.job import header_texts, local_path, write_options
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
 
 __all__ = ["Writer"]
@@ -68,9 +68,13 @@ class Writer:
             TypeError: What is declared is not a dtype and a shape.
             UnsupportedError: The format lacks a dtype.
         """
+        where = local_path(path)
+        if not os.path.isabs(where):
+            # The program may change its working directory before `close`, which gives the file its name.
+            where = os.path.join(os.getcwd(), where)
         declared = [_declared(name, what) for name, what in tensors.items()]
         self._core = _rustload.Writer(
-            local_path(path),
+            where,
             declared,
             metadata=list(header_texts(metadata).items()),
             options=write_options(
