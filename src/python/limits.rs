@@ -1,6 +1,6 @@
 //! `Limits`: the Python class of upper bounds.
 
-use pyo3::exceptions::{PyAttributeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyTuple};
 
@@ -35,10 +35,14 @@ impl Limits {
                 *limit = u64::MAX;
                 continue;
             }
-            if value.lt(0)? {
+            let number = value
+                .call_method0("__index__")
+                .map_err(|_| PyTypeError::new_err(format!("limit {name} is a number, not {value:?}")))?;
+            if number.lt(0)? {
                 return Err(PyValueError::new_err(format!("limit {name} is negative")));
             }
-            *limit = value.extract()?;
+            // What does not fit is larger.
+            *limit = number.extract().unwrap_or(u64::MAX);
         }
         Ok(Limits(core))
     }

@@ -110,6 +110,16 @@ def test_a_missing_file_is_file_not_found_with_its_name(tmp_path):
     assert caught.value.code == "Io"
 
 
+def test_a_missing_file_has_its_name_where_the_working_directory_is_gone(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("none.bin")
+    assert caught.value.filename == "none.bin"
+
+
 def test_an_empty_file_of_proc_is_an_error():
     with coded(rustload.FormatError, "NotRegularFile"):
         rustload.open("/proc/self/status")

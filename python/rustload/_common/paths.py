@@ -125,7 +125,8 @@ def _missing(given: str) -> BaseException:
         name = given if len(path.parts) == 2 else "ORGANIZATION/NAME"
         error.add_note(f"for a model of the Hugging Face Hub, pass {f'hf://{name}'!r}")
     else:
-        error.add_note(f"the working directory is {_printable(str(Path.cwd()))}; check the spelling")
+        with contextlib.suppress(OSError):  # it may be gone too
+            error.add_note(f"the working directory is {_printable(str(Path.cwd()))}; check the spelling")
     return error
 
 
