@@ -479,6 +479,14 @@ def test_a_path_without_a_command_gets_a_hint(folder):
     assert "did you mean" not in run(folder, "frobnicate").stderr
 
 
+def test_a_file_named_as_an_option_gets_a_hint(folder):
+    (folder / "small.pt").rename(folder / "-s.pt")
+    done = run(folder, "info", "-s.pt")
+    assert done.returncode == 2
+    assert "\n  did you mean the file: ./-s.pt\n" in done.stderr
+    assert run(folder, "info", "./-s.pt").returncode == 0
+
+
 def test_all_commands_document_color_alike(folder):
     texts = {
         run(folder, name, "--help").stdout.split("--color")[-1].split("\n  --")[0].split("exit")[0].strip()

@@ -139,9 +139,12 @@ def _near(word: str, options: Mapping[str, str]) -> str:
 
 
 def _hints(given: Sequence[str]) -> Sequence[str]:
-    """Suggestions if the first argument is a misspelled command, or a path without a command."""
+    """Suggestions if an argument is a file named as an option, or the first one a misspelled command, or a path without one."""
     from rustload._common.similar import similar
 
+    for word in given:
+        if word.startswith("-") and os.path.lexists(word):
+            return (f"  did you mean the file: {_quoted(f'./{word}')}",)
     words = [word for word in given if not word.startswith("-")]
     if not words or words[0] in COMMANDS:
         return ()
@@ -150,9 +153,13 @@ def _hints(given: Sequence[str]) -> Sequence[str]:
         return (f"  did you mean: rustload {near[0]}",)
     if not (os.path.lexists(words[0]) or "." in words[0]):
         return ()
+    return (f"  did you mean: rustload info {_quoted(words[0])}",)
+
+
+def _quoted(word: str) -> str:
     import shlex
 
-    return (f"  did you mean: rustload info {shlex.quote(words[0])}",)
+    return shlex.quote(word)
 
 
 def parser(given: Sequence[str]) -> Parser:
@@ -177,5 +184,6 @@ def parser(given: Sequence[str]) -> Parser:
             if name in OPENING:
                 add_manifest(command)
             options = {one.dest: (one.option_strings or [str(one.metavar)])[-1] for one in command._actions}
+            command.hints = made.hints
             command.set_defaults(run=module.run, refuse=command.error, options=options)
     return made
