@@ -73,6 +73,13 @@ def test_a_request_keeps_what_it_is_given_and_changes_in_copies():
         made.but(overflow="nan")
 
 
+@pytest.mark.parametrize("given", ["5", 1.5, None, b"5"])
+def test_a_limit_of_another_type_is_named(given):
+    with pytest.raises(TypeError, match="limit tensors is a number, not "):
+        rustload.Limits(tensors=given)
+    assert rustload.Limits(tensors=1 << 70).tensors == (1 << 64) - 1
+
+
 def test_limits_pickle_with_what_differs():
     limits = rustload.Limits(tensors=7, depth=9)
     again = pickle.loads(pickle.dumps(limits))
