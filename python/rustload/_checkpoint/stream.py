@@ -192,7 +192,7 @@ class Stream(Iterator[tuple[str, Any]]):
             except StopIteration as error:
                 self._end()
                 # `next` would hand it on, and end the loop as if all tensors had come.
-                raise RuntimeError("a callback or file object of the stream raised StopIteration") from error
+                raise RuntimeError("a callback of the stream raised StopIteration") from error
             except BaseException:
                 self._end()
                 raise
