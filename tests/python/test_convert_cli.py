@@ -115,6 +115,15 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.startswith("rustload: error: ")
 
 
+@pytest.mark.parametrize(("option", "form"), [("--rename", "OLD=NEW"), ("--metadata", "KEY=TEXT")])
+def test_a_pair_has_the_form_that_the_help_shows(
+    option: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _cli.main(["convert", "a", option, "x"])
+    assert f"argument {option}: 'x' is not of the form {form}" in capsys.readouterr().err
+
+
 def test_a_name_with_an_equals_sign_can_be_left_out(folder: Path) -> None:
     assert _cli.main(["convert", str(folder / "c.bin"), "--rename", "c = d=", "-q"]) == 0
     assert list(rustload.open("c.safetensors")) == ["a"]

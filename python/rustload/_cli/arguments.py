@@ -111,14 +111,14 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def pair(text: str) -> tuple[str, str]:
-    """`NAME=TEXT`, divided at the first `=`."""
+def pair(text: str, form: str = "KEY=TEXT") -> tuple[str, str]:
+    """A pair, divided at the first `=`; `form` is how the help spells it."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=TEXT")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form {form}")
     return key, value
 
 
 def rename(text: str) -> tuple[str, str | None]:
     """`OLD=NEW`, divided at the first `=`; `OLD=`, where OLD may have others, leaves the name out."""
-    return (text[:-1], None) if len(text) > 1 and text.endswith("=") else pair(text)
+    return (text[:-1], None) if len(text) > 1 and text.endswith("=") else pair(text, "OLD=NEW")
