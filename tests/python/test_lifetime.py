@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import gc
 import hashlib
@@ -87,6 +89,24 @@ def test_mapping_and_descriptor_are_released_with_the_last_result(simple, collec
     del part
     collect()
     assert (mappings_of(simple), open_files().count(str(simple))) == (0, 0)
+
+
+def test_a_file_that_libraries_have_probed_is_closed_without_a_collection(save, collect):
+    """np.asarray and hasattr ask for attributes that handles lack; their errors must not be in cycles with the handles."""
+    path = save({"w": torch.ones(6), "o": collections.Counter()})
+    np.asarray(rustload.open(path)["w"])
+    collect()
+    gc.disable()
+    try:
+        ckpt = rustload.open(path)
+        for one in (ckpt, ckpt["w"], ckpt.objects["o"]):
+            with contextlib.suppress(AttributeError):  # as hasattr does from CPython 3.12 on
+                _ = one.missing
+        np.asarray(ckpt["w"])
+        del ckpt, one
+        assert (mappings_of(path), open_files().count(str(path))) == (0, 0)
+    finally:
+        gc.enable()
 
 
 def test_an_owned_result_holds_neither_mapping_nor_descriptor(simple, collect):

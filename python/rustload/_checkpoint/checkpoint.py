@@ -307,18 +307,21 @@ class Checkpoint(TensorMapping):
 
         def __getattr__(self, name: str) -> Any:
             """Raises, with a note on what to use in place of attributes of a state dict or a module."""
-            error = AttributeError(f"'Checkpoint' object has no attribute {name!r}", name=name, obj=self)
-            if name == "state_dict":
-                error.add_note(
-                    "ckpt.materialize() is a dict of tensors, rustload.torch.state_dict(ckpt) one of lazy handles"
-                )
-            elif name in ("load_state_dict", "eval", "parameters", "to", "cuda", "half"):
-                error.add_note(
-                    "a checkpoint is not a model: rustload.torch.load_into(model, ckpt) loads it into one"
-                )
-            elif note := _HINTS.get(name):
-                error.add_note(note)
-            raise error
+            raise self._no_attribute(name)  # not held by a variable: with the frame it would be a cycle
+
+    def _no_attribute(self, name: str) -> AttributeError:
+        error = AttributeError(f"'Checkpoint' object has no attribute {name!r}", name=name, obj=self)
+        if name == "state_dict":
+            error.add_note(
+                "ckpt.materialize() is a dict of tensors, rustload.torch.state_dict(ckpt) one of lazy handles"
+            )
+        elif name in ("load_state_dict", "eval", "parameters", "to", "cuda", "half"):
+            error.add_note(
+                "a checkpoint is not a model: rustload.torch.load_into(model, ckpt) loads it into one"
+            )
+        elif note := _HINTS.get(name):
+            error.add_note(note)
+        return error
 
 
 _HINTS = {

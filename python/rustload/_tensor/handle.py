@@ -464,15 +464,16 @@ class LazyTensor(Operators, Metadata):
 
         def __getattr__(self, name: str) -> Any:
             """Raises, with a note that a framework tensor may have the attribute."""
-            error = AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
-            if not name.startswith("_"):
-                note = f"a lazy tensor holds no elements; the result of .materialize() may have {name!r}"
-                error.add_note(
-                    f"{note}; materialize(framework={name!r}) makes one" if name in ("jax", "cupy") else note
-                )
-            raise error
+            raise self._no_attribute(name)  # not held by a variable: with the frame it would be a cycle
+
+    def _no_attribute(self, name: str) -> AttributeError:
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        error = AttributeError(text, name=name, obj=self)
+        note = f"a lazy tensor holds no elements; the result of .materialize() may have {name!r}"
+        made = f"; materialize(framework={name!r}) makes one" if name in ("jax", "cupy") else ""
+        if not name.startswith("_"):
+            error.add_note(note + made)
+        return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the paths, the identity of the files, the name and the slice: no elements.

@@ -146,12 +146,15 @@ class Opaque(Container):
 
         def __getattr__(self, name: str) -> Any:
             """Raises, with a note on where the attributes of the value are."""
-            error = AttributeError(f"'Opaque' object has no attribute {name!r}", name=name, obj=self)
-            if name == "__dict__":
-                self._with_note(error)
-            elif not name.startswith("_"):
-                self._with_note(error, name)
-            raise error
+            raise self._no_attribute(name)  # not held by a variable: with the frame it would be a cycle
+
+    def _no_attribute(self, name: str) -> Exception:
+        error = AttributeError(f"'Opaque' object has no attribute {name!r}", name=name, obj=self)
+        if name == "__dict__":
+            self._with_note(error)
+        elif not name.startswith("_"):
+            self._with_note(error, name)
+        return error
 
     def _with_note(self, error: Exception, key: Any = None) -> Exception:
         """Adds a note to the error on where the data of the value are, in particular those of `key`."""
