@@ -41,8 +41,9 @@ impl Limits {
             if number.lt(0)? {
                 return Err(PyValueError::new_err(format!("limit {name} is negative")));
             }
-            // What does not fit is larger.
-            *limit = number.extract().unwrap_or(u64::MAX);
+            *limit = number
+                .extract()
+                .map_err(|_| PyValueError::new_err(format!("limit {name} does not fit in 64 bits")))?;
         }
         Ok(Limits(core))
     }
