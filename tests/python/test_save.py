@@ -375,6 +375,7 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
             "'n' is a nested tensor",
         ),
         ({"o": np.array([None])}, rustload.UnsupportedError, "object"),
+        ({"m": np.ma.masked_equal([1, 2], 2)}, rustload.UnsupportedError, "'m' is a masked array"),
         ({"l": np.ones(2, np.longdouble)}, rustload.UnsupportedError, "'l' is of dtype float128"),
         ({"i": np.ones(2, ml_dtypes.int4)}, rustload.UnsupportedError, "'i' is of dtype int4"),
         ({"t": np.array(["a"])}, rustload.UnsupportedError, "NumPy array of <U1"),

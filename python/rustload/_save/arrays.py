@@ -55,6 +55,8 @@ def values_of(name: str, value: Any) -> Values:
         return _of_torch(name, value, torch)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        if isinstance(value, numpy.ma.MaskedArray):
+            raise unsupported(name, "a masked array", "write .filled(), and .mask beside it")
         return _of_numpy(name, numpy.asarray(value), numpy)
     if isinstance(value, _rustload.Buffer) and value.__dlpack_device__()[0] == _HOST:
         return value.dtype, value.shape, None, lambda: value.as_bytes().__dlpack__()
