@@ -15,7 +15,7 @@ const UNBOUNDED: &str = "available_memory";
 /// >>> rustload.Limits(tensors=10_000_000).tensors
 /// 10000000
 ///
-/// `available_memory=None` ends its comparison. `Limits.describe()` lists the names. Another name, or a negative value, is a ValueError.
+/// `available_memory=None` ends its comparison. `Limits.describe()` lists the names. Another name, a negative value, or one above 64 bits is a ValueError.
 #[pyclass(frozen, module = "rustload")]
 pub(crate) struct Limits(pub(super) Core);
 
