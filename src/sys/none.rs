@@ -106,6 +106,10 @@ pub(crate) fn open_folder(_folder: &Path) -> io::Result<File> {
     unsupported()
 }
 
+pub(crate) fn sync_file(_file: &File) -> io::Result<()> {
+    unsupported()
+}
+
 pub(crate) fn sync_folder(_folder: &File) -> io::Result<()> {
     unsupported()
 }

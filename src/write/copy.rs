@@ -35,7 +35,7 @@ pub(super) fn copy(
     }
     let nbytes = fs::copy(source, target).map_err(failed)?;
     if sync {
-        File::open(target).and_then(|file| file.sync_all()).map_err(failed)?;
+        File::open(target).and_then(|file| sys::sync_file(&file)).map_err(failed)?;
     }
     Ok((nbytes, None))
 }
@@ -69,7 +69,7 @@ pub(super) fn fetch(
     })?;
     source.check_unchanged()?;
     if sync {
-        file.sync_all().map_err(failed)?;
+        sys::sync_file(&file).map_err(failed)?;
     }
     let read = |offset, out: &mut [u8]| file.read_exact_at(out, offset).map_err(failed);
     let listed = digests.map_or(Ok(None), |digests| digests.finish(read))?;

@@ -52,7 +52,7 @@ impl Publication {
         let mut file = fs::File::create(outer.join(STEPS))?;
         writeln!(file, "{value}")?;
         if *sync {
-            file.sync_all()?;
+            sys::sync_file(&file)?;
         }
         sync_folder(outer, *sync)
     }

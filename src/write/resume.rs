@@ -129,7 +129,7 @@ impl Staging {
             (finished, valid) = (Finished::default(), 0);
             clear(&folder).map_err(failed)?;
             let mut file = sys::append_private_file(&plan_path).map_err(failed)?;
-            file.write_all(plan.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+            file.write_all(plan.as_bytes()).and_then(|()| sys::sync_file(&file)).map_err(failed)?;
         }
         let mut journal = sys::append_private_file(&journal_path).map_err(failed)?;
         // What follows the last whole line was being written when the process was killed.
@@ -172,7 +172,7 @@ impl Staging {
 
     fn sync_journal(&self) -> Result<()> {
         let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        journal.sync_all().map_err(|error| Error::io(error, self.folder.clone()))
+        sys::sync_file(&journal).map_err(|error| Error::io(error, self.folder.clone()))
     }
 
     fn note(&self, line: &str) -> Result<()> {

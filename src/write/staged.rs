@@ -109,7 +109,7 @@ impl StagedFile {
 
     /// Waits until the data is on the disk. If that fails, it is not kept: pages that are missing there look written afterwards.
     pub(crate) fn sync(&mut self) -> Result<()> {
-        let synced = self.file.sync_all().and_then(|()| sys::flush(&self.file));
+        let synced = sys::sync_file(&self.file).and_then(|()| sys::flush(&self.file));
         if synced.is_err() {
             self.distrust();
         }

@@ -86,9 +86,23 @@ pub(crate) fn open_folder(folder: &Path) -> io::Result<File> {
     File::open(folder)
 }
 
+/// Returns once an open file is on the disk.
+pub(crate) fn sync_file(file: &File) -> io::Result<()> {
+    match file.sync_all() {
+        // The standard library has the disk write what it holds too (`F_FULLFSYNC`), which file systems of other machines do not know.
+        #[cfg(target_os = "macos")]
+        Err(error)
+            if matches!(Errno::from_io_error(&error), Some(Errno::NOTSUP | Errno::NOTTY | Errno::INVAL)) =>
+        {
+            Ok(rustix::fs::fsync(file)?)
+        }
+        synced => synced,
+    }
+}
+
 /// Returns once the names in an open folder are on the disk.
 pub(crate) fn sync_folder(folder: &File) -> io::Result<()> {
-    folder.sync_all()
+    sync_file(folder)
 }
 
 /// Makes a folder for this user alone.

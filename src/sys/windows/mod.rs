@@ -144,6 +144,11 @@ pub(crate) fn open_folder(folder: &Path) -> io::Result<File> {
         .open(folder)
 }
 
+/// Returns once an open file is on the disk.
+pub(crate) fn sync_file(file: &File) -> io::Result<()> {
+    file.sync_all()
+}
+
 /// Returns once the names in an open folder are on the disk, where the file system can tell.
 pub(crate) fn sync_folder(folder: &File) -> io::Result<()> {
     match folder.sync_all() {
