@@ -188,7 +188,6 @@ def as_layout(path: str, kind: str = "TorchSerialization") -> Callable[[dict[str
         (lambda stated: data(stated).update(placements=[{"type": "Shard", "dim": 2}]), "DcpMetadata"),
         (lambda stated: data(stated).update(placements=[{"type": "Partial"}]), "DcpMetadata"),
         (lambda stated: data(stated).update(placements=[]), "DcpMetadata"),
-        (lambda stated: data(stated)["mesh_spec"].update(mesh_data=(0, 1, 2, 2)), "DcpMetadata"),
         (lambda stated: data(stated)["mesh_spec"].update(mesh_data=(1, 0, 2, 3)), "DcpChunk"),
         (lambda stated: data(stated)["mesh_spec"].update(mesh_shape=(2,)), "DcpMetadata"),
         (
@@ -210,6 +209,13 @@ def as_layout(path: str, kind: str = "TorchSerialization") -> Callable[[dict[str
 )  # fmt: skip
 def test_what_contradicts_the_files_is_refused(tmp_path, change, code):
     refused(restate(tmp_path / "step", change), code)
+
+
+def test_a_rank_that_is_in_a_mesh_twice_contradicts_it(tmp_path):
+    folder = restate(
+        tmp_path / "step", lambda stated: data(stated)["mesh_spec"].update(mesh_data=(0, 1, 2, 2))
+    )
+    assert "one for each of its places" in str(refused(folder, "DcpMetadata"))
 
 
 def test_a_rank_without_a_file_and_a_name_without_a_tensor(tmp_path):
