@@ -204,9 +204,9 @@ def test_values_beyond_a_limit_are_noted(folder):
     assert "the values are not shown: " in done.stdout
 
 
-def test_info_and_doctor_refuse_standard_input(folder):
-    for command in ("info", "doctor"):
-        done = run(folder, command, "-")
+def test_only_scan_takes_standard_input(folder):
+    for command in ("info", "doctor", "stats", "convert", "diff x"):
+        done = run(folder, *command.split(), "-")
         assert (done.returncode, done.stdout) == (2, "")
         assert "works only with rustload scan" in done.stderr
 

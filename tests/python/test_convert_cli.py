@@ -84,6 +84,7 @@ def test_one_line_says_what_was_written(folder: Path, capsys: pytest.CaptureFixt
         (["last.ckpt", "x", "--ties", "copy", "--keep", "a"], "--ties is 'copy', and only 'drop' goes with names"),
         (["t.bin"], "In Python, pass trailing='ignore' if you know why they are there."),
         (["none.ckpt"], "no such file"),
+        (["last.ckpt", ""], "'': no such file"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_option_and_exits_with_3(

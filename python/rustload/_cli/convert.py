@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, add_json, dtype, pair, rename, size
+from rustload._cli.arguments import REPEATED, add_json, dtype, file, pair, rename, size
 from rustload._cli.exit_codes import READ_FAILED, USAGE, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.patterns import matches
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("src", metavar="SRC", help="a file, a folder, an index file, or a URL")
+    add("src", metavar="SRC", type=file, help="a file, a folder, an index file, or a URL")
     target = parser.add_mutually_exclusive_group()
     target.add_argument("dst", nargs="?", metavar="DST", help="a file or a folder")
     target.add_argument("-o", "--output", metavar="DST", help="the same")
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     _warn_of_code(args.src, args.manifest)
     with report_warnings(args.options):
         try:
-            report = rustload.convert(args.src, args.dst or args.output, **options)
+            report = rustload.convert(args.src, args.output if args.dst is None else args.dst, **options)
         except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
             code = VERIFY_FAILED if getattr(error, "code", None) == "VerifyFailed" else READ_FAILED
             if getattr(error, "argument", None) == "dst":

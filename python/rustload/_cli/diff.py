@@ -7,7 +7,7 @@ import sys
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, rename
+from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, file, rename
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("a", metavar="A", help=SOURCE)
-    add("b", metavar="B", help="another one")
+    add("a", metavar="A", type=file, help=SOURCE)
+    add("b", metavar="B", type=file, help="another one")
     add("--data", action="store_true", help="compare every element, by its bytes")
     add(
         "--atol",

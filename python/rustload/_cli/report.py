@@ -86,7 +86,9 @@ def report_error(error: Exception, options: Mapping[str, str] = _NO_OPTIONS) -> 
     message = _message(error, options)
     notes = [_note(one, options) for one in getattr(error, "__notes__", [])]
     if isinstance(error, OSError) and error.strerror:
-        message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
+        message = error.strerror.lower()
+        if error.filename is not None:
+            message = f"{error.filename or repr('')}: {message}"
     print_messages([f"rustload: error: {message}", *(f"  note: {note}" for note in notes)])
     return {
         "class": type(error).__name__,

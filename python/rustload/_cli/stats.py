@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, number
+from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, file, number
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, selected
 from rustload._common.columns import columns_of
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("paths", nargs="+", metavar="PATH", help=SOURCE)
+    add("paths", nargs="+", metavar="PATH", type=file, help=SOURCE)
     add(
         "--select",
         dest="pattern",
