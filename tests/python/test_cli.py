@@ -266,6 +266,28 @@ def test_a_closed_pipe_exits_with_141_without_a_message(folder):
     assert (process.returncode, errors) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "broken pipe"), OSError(28, "No space left on device")]
+)
+@pytest.mark.parametrize("args", [("view", "--force"), ("show", "a.bias", "zzz")])
+def test_output_that_cannot_be_written_is_no_error_of_a_file(folder, monkeypatch, capsys, args, error):
+    from rustload import _cli
+
+    def fail(_self):
+        raise error
+
+    monkeypatch.chdir(folder)
+    torch.save({"a.bias": torch.zeros(2)}, "ok.pt")
+    monkeypatch.setattr("rustload._common.terminal.Page.flush", fail)
+    monkeypatch.setattr(_cli.command, "_redirect_stdout_to_devnull", lambda: None)
+    messages = []
+    monkeypatch.setattr(_cli.command, "print_messages", messages.extend)
+    code = _cli.main([args[0], "ok.pt", *args[1:]])
+    full = ["rustload: error: the output could not be written: no space left on device"]
+    assert (code, messages) == ((141, []) if error.errno == 32 else (3, full))
+    assert capsys.readouterr().err == ""
+
+
 def test_ctrl_c_exits_with_130_without_a_message(monkeypatch, capsys):
     from rustload import _cli
 

@@ -117,15 +117,17 @@ def run(args: argparse.Namespace) -> int:
     page = Page(sys.stdout, args.color)
     shown = _Shown(page, document, dequantize=args.dequantize, as_json=args.json)
     try:
-        with rustload.open(args.path, dequantize=args.dequantize, manifest=args.manifest) as checkpoint:
+        opened = rustload.open(args.path, dequantize=args.dequantize, manifest=args.manifest)
+    except (RustloadError, OSError, ValueError, MemoryError) as error:
+        document["errors"].append(report_error(error, args.options))
+    else:
+        with opened as checkpoint:
             for name in args.names:
                 try:
                     shown.show(checkpoint, name)
-                except (RustloadError, ValueError, IndexError, MemoryError) as error:
+                except (RustloadError, OSError, ValueError, IndexError, MemoryError) as error:
                     page.flush()
                     document["errors"].append(report_error(error, args.options))
-    except (RustloadError, OSError, ValueError, MemoryError) as error:
-        document["errors"].append(report_error(error, args.options))
     if args.json:
         print_document(document)
     else:

@@ -71,23 +71,23 @@ def run(args: argparse.Namespace) -> int:
         manifest=args.manifest,
         overwrite=args.overwrite,
     )
+    has_page = args.svg is None or args.output is not None
+    written: list[Path] = []
+    code = 0
     try:
         if args.svg is not None:
-            _print(view(args.svg, svg=True))
-        if args.svg is None or args.output is not None:
-            page = view(args.output, stats=stats, scan=args.scan)
-            _print(page)
-            if args.open:
-                import webbrowser
-
-                webbrowser.open(page.resolve().as_uri())
+            written.append(view(args.svg, svg=True))
+        if has_page:
+            written.append(view(args.output, stats=stats, scan=args.scan))
     except (RustloadError, OSError, ValueError, MemoryError) as error:
         report_error(error, args.options)
-        return READ_FAILED
-    return 0
-
-
-def _print(written: Path) -> None:
+        code = READ_FAILED
     page = Page(sys.stdout, "never")
-    page.line(page.safe(str(written)))
+    for path in written:
+        page.line(page.safe(str(path)))
     page.flush()
+    if args.open and has_page and not code:
+        import webbrowser
+
+        webbrowser.open(written[-1].resolve().as_uri())
+    return code
