@@ -349,6 +349,12 @@ def test_no_secret_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) 
             shown += traceback.format_exception(error)
     assert command.main(["info", "--json", url]) != 0
     assert command.main(["scan", "--json", url]) != 0
+    server.fault = lambda _: None
+    folder = url.replace("model.bin", "")
+    assert command.main(["scan", folder, "--exclude", "*"]) == 3
+    for usage in ([url], ["info", "--bogus", url], ["verify", url, url, "--manifest", "x"]):
+        with pytest.raises(SystemExit):
+            command.main(usage)
     captured = capsys.readouterr()
     shown += [captured.out, captured.err]
     # The tracebacks quote lines of this file, which names the variable and not the text.

@@ -16,6 +16,7 @@ import rustload
 from rustload._cli.arguments import add_manifest
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._common.terminal import message_line, print_messages, terminal_columns
+from rustload._remote.urls import is_url, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ class Parser(argparse.ArgumentParser):
 
     # Suggestions for a misspelled or missing command.
     hints: Sequence[str] = ()
+    # What is parsed; URLs in it may have secrets.
+    given: Sequence[str] = ()
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Prints the help or the version; argparse would ignore that it cannot be written."""
@@ -56,7 +59,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits with code 2."""
-        print_messages([f"rustload: error: {message}", *self.hints, f"  see: {self.prog} --help"])
+        lines = [f"rustload: error: {message}", *self.hints]
+        for url in filter(is_url, self.given):
+            lines = [line.replace(url, name_of(url)) for line in lines]
+        print_messages([*lines, f"  see: {self.prog} --help"])
         self.exit(USAGE)
 
 
@@ -173,7 +179,7 @@ def parser(given: Sequence[str]) -> Parser:
         epilog="rustload help COMMAND shows the options of a command, and its exit codes.",
         formatter_class=functools.partial(argparse.HelpFormatter, width=width),
     )
-    made.hints = _hints(given)
+    made.given, made.hints = given, _hints(given)
     made.add_argument("-V", "--version", action="version", version=f"rustload {rustload.__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     for name, what in COMMANDS.items():
@@ -184,6 +190,6 @@ def parser(given: Sequence[str]) -> Parser:
             if name in OPENING:
                 add_manifest(command)
             options = {one.dest: (one.option_strings or [str(one.metavar)])[-1] for one in command._actions}
-            command.hints = made.hints
+            command.given, command.hints = given, made.hints
             command.set_defaults(run=module.run, refuse=command.error, options=options)
     return made

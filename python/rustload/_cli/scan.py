@@ -214,11 +214,13 @@ def run(args: argparse.Namespace) -> int:
     except (RustloadError, OSError, ValueError) as error:
         report_error(error)
         return USAGE
-    for path in args.paths:
+    for given in args.paths:
+        # The URL as it was given may have secrets.
+        path = name_of(given) if is_url(given) else given
         try:
-            part = _report(path, gate)
+            part = _report(given, gate)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
-            part = _failed(name_of(path) if is_url(path) else path, report_error(error))
+            part = _failed(path, report_error(error))
         if not part["files"]:
             why = "all that it has is left out by name" if part["excluded"] else "it has no files"
             print_messages([f"rustload: nothing to scan: {path}: {why}"])
