@@ -245,8 +245,8 @@ def test_a_url_is_shown_without_its_secrets(checkpoint_io):
 def test_the_environment_can_forbid_urls(checkpoint_io, save, monkeypatch):
     checkpoint_io().save_checkpoint({"w": torch.arange(5)}, "memory://run.ckpt")
     path = save({"w": torch.ones(3)}, "run.ckpt")
-    monkeypatch.setenv("RUSTLOAD_REMOTE", "hf")
-    for url in ("memory://run.ckpt", "simplecache::memory://run.ckpt"):
+    monkeypatch.setenv("RUSTLOAD_REMOTE", "hf,https")
+    for url in ("memory://run.ckpt", "simplecache::memory://run.ckpt", "https://x/y::memory://run.ckpt"):
         with pytest.raises(ValueError, match=r"'memory' is not allowed|chained URLs are not taken"):
             checkpoint_io().load_checkpoint(url)
     for local in (path, f"file://{path}"):

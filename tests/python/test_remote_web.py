@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import save
+from support import coded
 from web_server import Server
 
 import rustload
@@ -113,6 +114,17 @@ def test_an_answer_in_chunks_is_taken_if_it_is_whole(server: Counting) -> None:
         with pytest.raises(OSError, match="came for") as caught:
             source.read_ranges([(100, 5000)])
         assert caught.value.code == "RemoteRange"  # type: ignore[attr-defined]
+
+
+def test_a_host_or_path_with_two_colons_is_no_chain_of_urls(server: Counting) -> None:
+    server.files["a::b"] = server.data
+    assert row(rustload.open(f"{server.host}/a::b", remote=HTTP)["w"], 7)
+    with pytest.raises(OSError, match=r"http://\[::1\]:1/x: the store cannot be reached"):
+        rustload.open("http://[::1]:1/x", remote=HTTP)
+    # fsspec, which reads the Hub, divides URLs there.
+    for url in ("x::memory:", "x%3A%3Amemory:"):
+        with coded(ValueError, "RemoteScheme", match="chained"):
+            rustload.open(f"https://huggingface.co/org/model/resolve/main/{url}")
 
 
 @pytest.mark.parametrize("key", ["timeout", "headers", "cookies", "params", "auth", "ssl", "client_kwargs"])

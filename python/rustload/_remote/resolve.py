@@ -73,7 +73,7 @@ def _at_url(
     scheme = check_scheme(url, remote)
     if scheme in ("http", "https") and "hf" in allowed_schemes(remote):
         url = hub_url(url)
-        scheme = url.partition("://")[0].lower()
+        scheme = check_scheme(url, remote)
     if scheme == "hf" and is_offline():
         return cached(url)
     if scheme in ("http", "https"):

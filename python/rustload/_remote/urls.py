@@ -48,12 +48,13 @@ def is_url(given: object) -> bool:
     return isinstance(given, str) and _URL.match(given) is not None
 
 
-def check_scheme(url: str, remote: Collection[str]) -> str:
+def check_scheme(url: str, remote: Collection[str], *, by_fsspec: bool = False) -> str:
     """The scheme of a URL.
 
     Args:
         url: A URL.
         remote: The schemes that are allowed.
+        by_fsspec: Whether fsspec opens URLs of web servers too: it divides any URL at `::`, as in the host `[::1]`.
 
     Raises:
         TypeError: `remote` is not a collection of schemes.
@@ -63,7 +64,7 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
     found = _URL.match(url)
     scheme = found[1].lower() if found else ""
     note: str | _Remedy
-    if "::" in url:
+    if "::" in url and (by_fsspec or scheme not in ("http", "https")):
         note = "open it with fsspec.open(...), and pass what that returns"
         raise _error("RemoteScheme", f"{name_of(url)}: chained URLs are not taken", note)
     if scheme in remote:
@@ -100,7 +101,7 @@ def check_environment(url: str) -> None:
         ValueError: The environment does not allow the scheme, or the URL is chained.
     """
     if ENVIRONMENT in os.environ:
-        check_scheme(url, DEFAULT_SCHEMES)
+        check_scheme(url, DEFAULT_SCHEMES, by_fsspec=True)
 
 
 def name_of(url: str) -> str:
