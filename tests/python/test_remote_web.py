@@ -127,6 +127,13 @@ def test_a_host_or_path_with_two_colons_is_no_chain_of_urls(server: Counting) ->
             rustload.open(f"https://huggingface.co/org/model/resolve/main/{url}")
 
 
+def test_a_malformed_url_is_an_error_without_its_password() -> None:
+    for host in ("u:[s3cr3t]@127.0.0.1:1", "u:[s3cr3t@127.0.0.1:1"):
+        with coded(OSError, "Io", match="http://127") as caught:
+            rustload.open(f"http://{host}/x", remote=HTTP)
+        assert "s3cr3t" not in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ["timeout", "headers", "cookies", "params", "auth", "ssl", "client_kwargs"])
 def test_an_option_of_another_type_is_an_error(server: Counting, key: str) -> None:
     with pytest.raises(TypeError, match="storage_options=") as caught:

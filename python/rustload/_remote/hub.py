@@ -37,7 +37,10 @@ def hub_url(url: str) -> str:
 
     Without huggingface_hub, the URL of a file (`/resolve/`) is unchanged too: any file system for the web can read it.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text may have a part of a password
+        return url
     hosts = {"huggingface.co", "hf.co", urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc} - {""}
     matched = _WEB.fullmatch(parts.path)
     if parts.scheme not in ("https", "http") or parts.netloc not in hosts or matched is None:
