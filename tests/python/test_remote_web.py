@@ -116,6 +116,19 @@ def test_an_answer_in_chunks_is_taken_if_it_is_whole(server: Counting) -> None:
         assert caught.value.code == "RemoteRange"  # type: ignore[attr-defined]
 
 
+def test_a_server_that_states_no_bytes_for_head_is_asked_again(
+    server: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, data = server.answer, server.data
+
+    def answer_without_bytes(handler: Any, *, body: bool) -> None:
+        server.data = data if body else b""
+        answer(handler, body=body)
+
+    monkeypatch.setattr(server, "answer", answer_without_bytes)
+    assert row(rustload.open(server.url, remote=HTTP)["w"], 7)
+
+
 def test_a_host_or_path_with_two_colons_is_no_chain_of_urls(server: Counting) -> None:
     server.files["a::b"] = server.data
     assert row(rustload.open(f"{server.host}/a::b", remote=HTTP)["w"], 7)
