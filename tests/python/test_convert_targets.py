@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save, save_file
+from support import names
 from web_server import Server
 
 import rustload
@@ -221,3 +222,22 @@ def test_a_url_without_a_target_is_wrong_usage(
     finally:
         server.close()
     assert "rustload: error: DST is needed for a URL" in capsys.readouterr().err
+
+
+def test_nothing_is_written_into_the_cache_for_a_url_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = tmp_path / "models--org--m" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    torch.save({"w": torch.ones(2)}, snapshot / "pytorch_model.bin")
+    (tmp_path / "models--org--m" / "refs").mkdir()
+    (tmp_path / "models--org--m" / "refs" / "main").write_text("a" * 40)
+    for url in ("hf://org/m", "hf://org/m/pytorch_model.bin"):
+        assert _cli.main(["convert", url]) == 2
+        assert "rustload: error: DST is needed for a URL" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="dst= is needed"):
+        rustload.convert(["hf://org/m/pytorch_model.bin"])
+    assert names(snapshot) == ["pytorch_model.bin"]
+    assert _cli.main(["convert", "hf://org/m", str(tmp_path / "out")]) == 0

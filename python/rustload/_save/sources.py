@@ -16,6 +16,7 @@ from rustload._common.paths import file_bytes, path_list
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
+from rustload._remote.urls import is_url
 from rustload.errors import _error
 
 __all__ = [
@@ -72,12 +73,14 @@ class Checkpoints(NamedTuple):
         found: The checkpoints.
         is_file: Whether it is one file, which becomes one file.
         store: The folder of the checkpoints in a store.
+        is_cache: Whether they were given as URLs and are in the Hub's cache on disk, into which nothing is written.
     """
 
     folder: str | None
     found: list[Source]
     is_file: bool = False
     store: ObjectFolder | None = None
+    is_cache: bool = False
 
 
 def find_checkpoints(given: Any) -> Checkpoints:
@@ -88,6 +91,7 @@ def find_checkpoints(given: Any) -> Checkpoints:
         FormatError: Shards are missing.
         TypeError: It is nothing that `rustload.open` takes.
     """
+    is_cache = any(map(is_url, given if isinstance(given, (list, tuple)) else (given,)))
     given = remote_source(given)
     if isinstance(given, ObjectFolder):
         if not given.chosen:
@@ -102,13 +106,13 @@ def find_checkpoints(given: Any) -> Checkpoints:
     first = paths[0] if paths else ""
     folder = os.path.dirname(first)
     if len(paths) != 1:
-        return Checkpoints(folder, [Source("", paths, None, LocalFolder(folder))])
+        return Checkpoints(folder, [Source("", paths, None, LocalFolder(folder))], is_cache=is_cache)
     if not os.path.isdir(first):
         index = _INDEX.fullmatch(os.path.basename(first))
         is_file = not (first.endswith(".json") and ".index." in first)
         source = Source("", first, _stem(index) if index else None, LocalFolder(folder))
-        return Checkpoints(folder, [source], is_file=is_file)
-    return Checkpoints(first, _in_folder(LocalFolder(first)))
+        return Checkpoints(folder, [source], is_file=is_file, is_cache=is_cache)
+    return Checkpoints(first, _in_folder(LocalFolder(first)), is_cache=is_cache)
 
 
 class LocalFolder:

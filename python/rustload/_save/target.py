@@ -46,7 +46,7 @@ class Target(NamedTuple):
             ValueError: The target is not one for this source, or for the other arguments.
         """
         if dst is None:
-            if given.folder is None:
+            if given.folder is None or given.is_cache:
                 raise _error("Value", "is needed for a URL, an object or several files", argument="dst")
             if not given.is_file:
                 target = cls(given.folder or ".", is_file=False, joins=True)
