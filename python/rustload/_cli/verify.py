@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if unlisted:
         page.line(f"not listed: {', '.join(map(page.safe, unlisted))}")
     if not faults:
-        page.line(f"{count(len(manifest.files), 'listed file')}: no difference")
+        is_file = not os.path.isdir(source) if isinstance(source, str) else hasattr(source, "read_ranges")
+        chosen = 1 if is_file else len(getattr(source, "chosen", ()))
+        page.line(f"{count(chosen or len(manifest.files), 'listed file')}: no difference")
     page.flush()
     return GATE_FAILED if faults else 0
