@@ -19,6 +19,7 @@ from test_file_objects import CountingFile
 from web_server import Server
 
 import rustload
+from rustload._cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +85,9 @@ def test_every_source_has_the_same_weights(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gptq v1", "awq", "pack 8 group asymmetric"])
 @pytest.mark.parametrize("form", ["safetensors", "sharded"])
-def test_the_configuration_in_a_folder_of_a_store_is_read(name: str, form: str, tmp_path: Path) -> None:
+def test_the_configuration_in_a_folder_of_a_store_is_read(
+    name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("urllib3")
     fsspec = pytest.importorskip("fsspec")
     case = CASES[name]()
@@ -109,6 +112,9 @@ def test_the_configuration_in_a_folder_of_a_store_is_read(name: str, form: str, 
         server.fault = lambda number: "403" if "config" in server.requests[number].path else None
         with pytest.raises(OSError, match="403"):
             list(rustload.open(f"{server.host}/", dequantize=True, remote=("http",)))
+        monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
+        assert main(["info", f"{server.host}/{last}"]) == 0
+        assert "the quantized weights are not shown: http" in capsys.readouterr().out
     finally:
         server.close()
         memory.rm("quantized", recursive=True)

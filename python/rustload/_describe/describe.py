@@ -263,9 +263,15 @@ def _quantized(
     checkpoint: Checkpoint, chosen: Mapping[str, LazyTensor]
 ) -> tuple[list[QuantizedSum], list[str]]:
     """The quantized weights by scheme, and a note on those that `dequantize=True` refuses."""
+    try:
+        weights = checkpoint._core.quantized_weights()
+    except (
+        OSError
+    ) as error:  # of a configuration beside a file in a store, which only the file's URL may show
+        return [], [f"the quantized weights are not shown: {error}"]
     sums: dict[tuple[str, int, str], QuantizedSum] = {}
     known = set()
-    for name, dtype, elements, (scheme, bits, stored, stored_nbytes) in checkpoint._core.quantized_weights():
+    for name, dtype, elements, (scheme, bits, stored, stored_nbytes) in weights:
         if name in chosen or stored[0] in chosen:
             empty: QuantizedSum = {
                 "scheme": scheme,
