@@ -179,6 +179,32 @@ def test_a_file_or_a_folder_in_a_store_is_verified(
         memory.rm("/verified", recursive=True)
 
 
+@pytest.mark.parametrize("command", sorted(OPENING))
+def test_a_file_at_a_signed_url_is_read_as_a_manifest_lists(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("urllib3")
+    monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
+    path, manifest = _model(tmp_path / "m")
+    server = Server({"m é.bin": path.read_bytes()})
+    server.fault = lambda number: None if "sig=1" in server.requests[number].path else "403"
+    url = f"{server.host}/m%20%C3%A9.bin?sig=1"
+    more = {
+        "show": ["a"],
+        "view": ["-o", str(tmp_path / "v.html")],
+        "diff": [url, "--data"],
+        "convert": [str(tmp_path / "o.safetensors")],
+    }
+    try:
+        for listed, code in (("m é.bin", 0), ("other", 1 if command == "scan" else 3)):
+            manifest.write_text(
+                rustload.Manifest.of(path).to_json().replace('"m.bin', f'"{listed}'), encoding="utf-8"
+            )
+            assert main([command, url, *more.get(command, []), "--manifest", str(manifest)]) == code
+    finally:
+        server.close()
+
+
 def test_an_existing_manifest_is_replaced_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from rustload._common.paths import (
     path_list,
 )
 from rustload._frameworks import adapters
-from rustload._remote.folder import ObjectFolder, ObjectList
+from rustload._remote.folder import ObjectFolder, ObjectList, in_folder
 from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
@@ -101,7 +101,7 @@ def open(
 
         listed = core_of(manifest, source)
     if isinstance(source, ObjectRanges):
-        source = ObjectList([source]) if listed is None else _in_folder(source)
+        source = ObjectList([source]) if listed is None else in_folder(source)
     content = file_bytes(source)
     if content is None and is_file_object(source):
         source = source_of(source, from_start=True)
@@ -132,13 +132,3 @@ def opened(
         return given, given
     checkpoint = open(given, framework=framework, limits=limits, dequantize=dequantize)
     return checkpoint, checkpoint
-
-
-def _in_folder(file: ObjectRanges) -> ObjectFolder:
-    """The folder of an object, of which it is named: what a manifest lists are names in a folder."""
-    from urllib.parse import unquote
-
-    if file.home is None:
-        return ObjectList([file])
-    last = file.name.rpartition("/")[2]
-    return file.home.choose((unquote(last) if file.name.startswith(("http:", "https:")) else last,))

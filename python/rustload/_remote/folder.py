@@ -11,7 +11,16 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["LOOKUPS_MAX", "ObjectFolder", "ObjectList", "check_plain", "joined", "names_others", "trimmed"]
+__all__ = [
+    "LOOKUPS_MAX",
+    "ObjectFolder",
+    "ObjectList",
+    "check_plain",
+    "in_folder",
+    "joined",
+    "names_others",
+    "trimmed",
+]
 
 LOOKUPS_MAX = 10_000
 """The most files that are looked up one by one, where a store does not list folders."""
@@ -53,13 +62,14 @@ class ObjectFolder(ABC):
         chosen: The files of it that the user named: an index, or shards; empty for the folder itself.
     """
 
-    __slots__ = ("_folders", "chosen", "name")
+    __slots__ = ("_folders", "_opened", "chosen", "name")
 
     def __init__(self, name: str) -> None:
         """A folder of that name, of which no file was named by the user."""
         self.name = name
         self.chosen: tuple[str, ...] = ()
         self._folders: dict[str, ObjectFolder] = {}
+        self._opened: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         """The name."""
@@ -108,6 +118,12 @@ class ObjectFolder(ABC):
 
         chosen = copy.copy(self)
         chosen.chosen = tuple(names)
+        return chosen
+
+    def of_file(self, name: str, file: Any) -> Self:
+        """The same folder, of which this file is named. It is read as it was opened: its own URL may have a signature."""
+        chosen = self.choose((name,))
+        chosen._opened = {**self._opened, name: file}
         return chosen
 
     @abstractmethod
@@ -180,3 +196,15 @@ class ObjectList(ObjectFolder):
     def _folder(self, name: str) -> ObjectFolder:
         """There is none."""
         raise KeyError(name)
+
+
+def in_folder(file: Any) -> ObjectFolder:
+    """The folder of an object, of which it is named: what a manifest lists are names in a folder."""
+    from urllib.parse import unquote
+
+    if file.home is None:
+        return ObjectList([file])
+    last = file.name.rpartition("/")[2]
+    name = unquote(last) if file.name.lower().startswith(("http:", "https:")) else last
+    home: ObjectFolder = file.home
+    return home.of_file(name, file)

@@ -89,14 +89,13 @@ def _in_folder(file: FsspecRanges, folder: ObjectFolder) -> FsspecRanges:
 class FsspecFolder(ObjectFolder):
     """A folder of any file system of fsspec."""
 
-    __slots__ = ("_entries", "_fs", "_opened", "_path")
+    __slots__ = ("_entries", "_fs", "_path")
 
     def __init__(self, fs: Any, path: str, name: str) -> None:
         """A folder at a path of a file system, with its name for messages."""
         super().__init__(name)
         self._fs, self._path = fs, path
         self._entries: dict[str, dict[str, Any]] | None = None
-        self._opened: dict[str, Any] = {}
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """What is in the folder, by name. The store is asked once."""

@@ -71,14 +71,13 @@ def _links(page: str) -> list[str]:
 class HttpFolder(ObjectFolder):
     """A folder of a web server: files whose URLs have the same beginning. Its listing is a page with links to them."""
 
-    __slots__ = ("_names", "_opened", "_url", "_web")
+    __slots__ = ("_names", "_url", "_web")
 
     def __init__(self, web: Web, url: str, name: str) -> None:
         """A folder at a URL without a slash at its end, with its name for messages."""
         super().__init__(name)
         self._web, self._url = web, url
         self._names: list[str] | None = None
-        self._opened: dict[str, Any] = {}
 
     @property
     def is_listed(self) -> bool:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rustload import _rustload
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.paths import file_bytes, path_list
-from rustload._remote.folder import ObjectFolder
+from rustload._remote.folder import ObjectFolder, in_folder
+from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload._scan.gate import Gate
@@ -95,6 +96,8 @@ def scan(
 def report_on(source: Any, gate: Gate) -> dict[str, Any]:
     """The report on one source, as a dict in the form of the JSON report; not judged yet."""
     options = gate.options(source)
+    if gate.manifest is not None and isinstance(source, ObjectRanges):
+        source = in_folder(source)
     if isinstance(source, ObjectFolder):
         name = source.name
         is_excluded = options.excludes
