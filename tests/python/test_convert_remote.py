@@ -125,3 +125,19 @@ def test_the_others_of_a_repository_are_of_the_same_commit(tmp_path: Path, sourc
     assert files == sorted({"model.safetensors", *OTHERS, "extra/deep/vocab.txt", "extra/merges.txt"})
     for name in OTHERS:
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_the_command_line_requests_no_more_than_the_function(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("urllib3")
+    monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    server = Server(contents(source))
+    try:
+        rustload.convert(f"{server.host}/", tmp_path / "one")
+        number = len(server.requests)
+        assert command.main(["convert", f"{server.host}/", str(tmp_path / "two"), "-q"]) == 0
+        assert len(server.requests) == 2 * number
+    finally:
+        server.close()

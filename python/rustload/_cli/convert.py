@@ -16,6 +16,8 @@ from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._common.terminal import Page, print_messages
 from rustload._describe.scanned import scanned
 from rustload._describe.text import scan_text
+from rustload._remote.hub import is_offline
+from rustload._remote.urls import is_url
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -212,7 +214,9 @@ def _note_others(names: Sequence[str], *, copy_others: bool) -> None:
 
 
 def _warn_of_code(path: str, manifest: str | None) -> None:
-    """Says what unpickling the source would execute."""
+    """Says what unpickling the source would execute; of a URL, only where it is in the Hub's cache."""
+    if is_url(path) and not is_offline():
+        return
     try:
         with warnings.catch_warnings(action="ignore"), rustload.open(path, manifest=manifest) as checkpoint:
             seen = scanned(checkpoint, manifest)
