@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,3 +90,29 @@ def test_limits_pickle_with_what_differs():
     again = pickle.loads(pickle.dumps(limits))
     assert (again.tensors, again.depth, again.nodes) == (7, 9, rustload.Limits().nodes)
     assert repr(again) == repr(limits)
+
+
+@pytest.mark.parametrize(
+    ("verb", "argument", "given"),
+    [
+        ("convert", "name", 3), ("convert", "select", 3), ("convert", "select", b"w"), ("convert", "select", [3]),
+        ("save", "keep", 3), ("save", "discard", [None]), ("diff", "select", 3),
+        ("diff", "rename", [3]), ("diff", "rename", ["ab"]), ("diff", "rename", ("a", "b")),
+        ("diff", "rename", [("a", None)]), ("diff", "rename", [("a", "b", "c")]),
+        ("diff", "rename", [("(", "a")]), ("diff", "rename", [("a", r"\9")]),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_an_error_that_names_it(tmp_path, verb, argument, given):
+    path = str(tmp_path / "m.safetensors")
+    rustload.save({"w": np.ones(2)}, path)
+    first = rustload.open(path) if verb == "save" else path
+    with pytest.raises((TypeError, ValueError), match=f"^{argument}= "):
+        getattr(rustload, verb)(first, path if verb == "diff" else tmp_path / "out", **{argument: given})
+
+
+def test_wrong_frameworks_and_paths_are_errors_of_the_documented_types(tmp_path):
+    rustload.save({"w": np.ones(2)}, tmp_path / "m.safetensors")
+    with pytest.raises(ValueError, match="is not one of torch"):
+        rustload.open(tmp_path / "m.safetensors", framework=["numpy"])
+    with pytest.raises(TypeError, match="PathLike"):
+        rustload.Manifest.of(tmp_path / "m.safetensors").check(3)

@@ -182,7 +182,7 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
         return lambda name: _new_name(rename(name))
     if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
         raise _error("Type", f"is a mapping, pairs or a callable, not {rename!r}", argument="rename")
-    pairs = [(re.compile(pattern), new) for pattern, new in rename]
+    pairs = [_pair(given) for given in rename]
 
     def substitute(name: str) -> str:
         for pattern, new in pairs:
@@ -190,6 +190,25 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
         return name
 
     return substitute
+
+
+def _pair(given: Any) -> tuple[re.Pattern[str], Any]:
+    """A regular expression and its replacement, of which `rename` has several.
+
+    Raises:
+        TypeError: It is not such a pair.
+        ValueError: The expression is not one, or the replacement names a group that it does not have.
+    """
+    try:
+        pattern, new = [given] if isinstance(given, str) else given
+        compiled = re.compile(pattern)
+        if not callable(new):
+            compiled.sub(new, "")  # an error if there is no such group
+    except (TypeError, ValueError, re.error) as error:
+        code, why = ("Value", f": {error}") if isinstance(error, re.error) else ("Type", "")
+        text = f"has {given!r}, which is not a regular expression and a replacement{why}"
+        raise _error(code, text, argument="rename") from None
+    return compiled, new
 
 
 def _new_name(new: Any) -> str | None:

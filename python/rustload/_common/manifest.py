@@ -151,7 +151,7 @@ class Manifest:
             FormatError: The manifest does not list the file (code `ManifestMissing`).
             OSError: A file cannot be read.
         """
-        return self._faults(path)
+        return self._faults(os.fsdecode(path))
 
     def _faults(self, source: Any) -> list[Fault]:
         """As `check`; the source may also be an `ObjectFolder`, or a file of one."""

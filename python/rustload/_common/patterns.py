@@ -15,7 +15,7 @@ import itertools
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from rustload._common.similar import did_you_mean, similar
 from rustload.errors import RustloadWarning, _clipped, _error, _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 __all__ = [
     "NAMES_SEARCHED_MAX",
@@ -31,6 +31,7 @@ __all__ = [
     "matches",
     "matching",
     "no_match",
+    "patterns_of",
     "refuse_rules_without_effect",
     "similar_parts",
     "unknown_name",
@@ -51,6 +52,20 @@ _STEPS_MAX = 1024
 _TOKEN = re.compile(r"\[!?\]?[^\]]*\]|[{},]")
 _BETWEEN_PARTS = re.compile(r"(?:\[[^\]]*\]?|[.*?{},\s])+")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)(?: step ([0-9]+))?")
+
+
+def patterns_of(given: Any, argument: str) -> list[str]:
+    """The names and patterns of an argument that takes one or several.
+
+    Raises:
+        TypeError: It is neither a str nor an iterable of them.
+    """
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    patterns = list(several)
+    for one in patterns:
+        if not isinstance(one, str):
+            raise _error("Type", f"is a name or pattern, or several, not {one!r}", argument=argument)
+    return patterns
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -16,7 +16,7 @@ from rustload._checkpoint.open import open as open_checkpoint
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.options import NamesOptions, filled, takes
-from rustload._common.patterns import matches, no_match
+from rustload._common.patterns import matches, no_match, patterns_of
 from rustload._common.progress import reporting
 from rustload._common.request import Request
 from rustload._diff.report import DiffReport, TensorDiff
@@ -123,7 +123,7 @@ def diff(
             if name in more:
                 tensors[name] = tensors[kept]
     if select is not None:
-        patterns = [select] if isinstance(select, str) else list(select)
+        patterns = patterns_of(select, "select")
         names_of_both = [*of_a, *of_b]
         of_a, of_b = _selected(patterns, of_a), _selected(patterns, of_b)
         if not (of_a or of_b):

@@ -185,13 +185,13 @@ def _is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def framework_name(name: str) -> str:
+def framework_name(name: Any) -> str:
     """Normalizes a framework name: one of `NAMES`, or an alias that safetensors uses.
 
     Raises:
         ValueError: The framework is not supported; the note says how to convert to it.
     """
-    found = _ALIASES.get(name, name)
+    found = _ALIASES.get(name, name) if isinstance(name, str) else ""
     if found not in NAMES:
         note = "a dtype goes into dtype=, a device into device="
         if str(name).lower() in _UNSUPPORTED:

@@ -211,8 +211,11 @@ def check_name(name: str) -> str:
     """The name of a folder's files without its extension.
 
     Raises:
+        TypeError: It is not a str.
         ValueError: It is not a name of a file.
     """
+    if not isinstance(name, str):
+        raise _error("Type", f"is a str, not {name!r}", argument="name")
     stem = name.removesuffix(".safetensors")
     if not stem or "/" in stem or "\0" in stem:
         raise _error("Value", f"{name!r} is not a name of a file", argument="name")

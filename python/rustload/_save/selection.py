@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rustload._common.patterns import is_literal, matching, no_match, unknown_name, warn_user
-from rustload.errors import _error
+from rustload._common.patterns import is_literal, matching, no_match, patterns_of, unknown_name, warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,11 +28,7 @@ class Selection:
         Raises:
             TypeError: It is neither a str nor an iterable of them.
         """
-        given = [select] if isinstance(select, str) else select
-        self._patterns: list[str] | None = None if given is None else list(given)
-        for pattern in self._patterns or ():
-            if not isinstance(pattern, str):
-                raise _error("Type", f"is a name or pattern, or several, not {pattern!r}", argument="select")
+        self._patterns = None if select is None else patterns_of(select, "select")
         self.literal = frozenset(filter(is_literal, self._patterns or ()))
         self._unmatched = dict.fromkeys(self._patterns or ())
 

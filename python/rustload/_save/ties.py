@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _rustload
-from rustload._common.patterns import matches
+from rustload._common.patterns import matches, patterns_of
 from rustload._common.request import Request
 from rustload._save.sources import read_small
 from rustload.errors import _check_one_of, _error
@@ -48,10 +48,11 @@ class TieRule(NamedTuple):
         """The rule of the arguments as the user gave them.
 
         Raises:
+            TypeError: `keep` or `discard` is neither a str nor an iterable of them.
             ValueError: `ties` is none of the possible values, or does not go with the others.
         """
         _check_one_of("ties", ties, ("auto", "copy", "drop", "error"))
-        lists = [[given] if isinstance(given, str) else list(given) for given in (keep, discard)]
+        lists = [patterns_of(keep, "keep"), patterns_of(discard, "discard")]
         if any(lists) and ties in ("copy", "error"):
             text = f"is {ties!r}, and only 'drop' goes with names to keep or to discard"
             raise _error("Value", text, argument="ties")
