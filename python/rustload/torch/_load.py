@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rustload._checkpoint.nesting import nested
+from rustload._checkpoint.nesting import NESTING_KEY, nested
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
 from rustload._safe_open.surface import safe_open
@@ -102,7 +102,7 @@ def load(
     if mmap is None:
         mmap = _mmap_by_default()
     if is_safetensors:
-        return _safetensors(f, map_location, limits)
+        return _safetensors(f, map_location, limits, mmap=mmap)
     encoding = pickle_load_args.get("encoding")
     return _load_pickled(
         f, map_location, mmap=mmap, strict=unknown == "error", limits=limits, encoding=encoding
@@ -157,8 +157,12 @@ def _mmap_by_default() -> bool:
     return bool(config.load.mmap)
 
 
-def _safetensors(f: Any, map_location: MapLocation, limits: Limits | None) -> Any:
-    """Loads a safetensors file as `safetensors.torch.load_file` does, which torch calls for such paths; restores a nesting."""
+def _safetensors(f: Any, map_location: MapLocation, limits: Limits | None, *, mmap: bool) -> Any:
+    """Loads a safetensors file as `safetensors.torch.load_file` does, which torch calls for such paths; restores a nesting.
+
+    The tensors of a nesting own their memory, unless `mmap` is True: an optimizer keeps them, and LBFGS sums in another order if
+    they are not aligned as torch aligns its own.
+    """
     if isinstance(map_location, dict) or callable(map_location):
         what = "dict" if isinstance(map_location, dict) else "callable"
         raise RuntimeError(
@@ -168,7 +172,10 @@ def _safetensors(f: Any, map_location: MapLocation, limits: Limits | None) -> An
     device = "cpu" if map_location is None else str(map_location)
     path = f if hasattr(f, "read_ranges") else os.fspath(f)
     with safe_open(path, framework="pt", device=device, limits=limits) as file:
-        return nested(file.get_tensors(), file.metadata() or {})
+        metadata = file.metadata() or {}
+        if NESTING_KEY in metadata and not mmap:
+            return nested(file._opened().materialize(device=device, copy=True), metadata)
+        return nested(file.get_tensors(), metadata)
 
 
 def _load_pickled(
