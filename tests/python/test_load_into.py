@@ -687,6 +687,21 @@ def test_extra_state_is_found_below_a_key_and_under_another_name(save, key, stri
     assert (report.missing, report.unexpected) == ([], [])
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_extra_state_may_have_tensors(save, strict):
+    given = {"count": 3, "history": [torch.arange(3), (torch.ones(2, 2), None)]}
+    source = torch.nn.Sequential(Counting(2, 2))
+    source[0].get_extra_state = lambda: given
+    path = save(source.state_dict())
+    model = torch.nn.Sequential(Counting(2, 2))
+    report = load_into(model, path, strict=strict)
+    path.write_bytes(b"")
+    (first, (second, none)), count = model[0].extra["history"], model[0].extra["count"]
+    assert_same_bits(first, torch.arange(3))
+    assert_same_bits(second, torch.ones(2, 2))
+    assert (none, count, report.missing, report.unexpected) == (None, 3, [], [])
+
+
 def test_an_error_while_loading_has_a_note_with_the_tensor(save):
     path = save(allocated().state_dict())
     ckpt = rustload.open(path)

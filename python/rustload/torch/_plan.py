@@ -11,6 +11,7 @@ import torch
 from rustload._common.sizes import same_tensor
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _error
+from rustload.torch._dcp_contents import with_tensors
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._report import PART_OF, Mismatch
 from rustload.torch._shards import is_dtensor, local_of, local_runs, local_tensor, runs_shape
@@ -365,12 +366,14 @@ def _extra_states(
             continue
         name = f"{prefix}.{EXTRA}" if prefix else EXTRA
         if name in left:
-            plan.extra.append((module, left.pop(name).materialize(framework="torch")))
+            plan.extra.append((module, left.pop(name).materialize(framework="torch", copy=True)))
             continue
         if others is None:
             others = {new_name(old): value for old, value in _saved_states(checkpoint, key)}
         if name in others:
-            plan.extra.append((module, others[name]))
+            plan.extra.append((module, with_tensors(others[name])))
+            for inner in [one for one in left if one.startswith(f"{name}.")]:
+                del left[inner]
         else:
             plan.missing[name] = ()
 
