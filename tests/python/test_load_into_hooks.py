@@ -349,15 +349,29 @@ class _OneBufferForAll(_Own):
                 getattr(self, name).copy_(buffer)
 
 
-@pytest.mark.parametrize("kind", [_ScaledAfter, _CachedAfter, _SumOfTwo, _OneBufferForAll])
+class _Assigned(_Own):
+    """Assigns what it gets, as torch's observers do with a buffer, and torchmetrics with an attribute."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        self.cache = state_dict[prefix + "weight"]
+        self.note = state_dict.pop(prefix + "other")
+        with torch.no_grad():
+            self.other.copy_(self.note)
+        state_dict[prefix + "other"] = self.other
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+@pytest.mark.parametrize("kind", [_ScaledAfter, _CachedAfter, _SumOfTwo, _OneBufferForAll, _Assigned])
 def test_code_that_goes_on_with_what_it_copied_has_the_result_of_torch(kind, tmp_path):
     state = {"weight": torch.arange(6.0).reshape(2, 3), "other": torch.arange(6.0, 12).reshape(2, 3)}
     torch.save(state, tmp_path / "m.pt")
     expected, found = kind(), kind()
     expected.load_state_dict(dict(state))
     rustload.torch.load_into(found, tmp_path / "m.pt")
-    for name in ("weight", "other", "cache"):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    for name in ("weight", "other", "cache", "note"):
+        if hasattr(expected, name):
+            assert type(getattr(found, name)) is type(getattr(expected, name)), name
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
 def test_changing_a_meta_tensor_after_its_copy_is_an_error(tmp_path):

@@ -144,7 +144,17 @@ def run_custom_loading(
         _run(custom, model, handles, "", metadata)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swapping)
+        _read_kept(model)
     return custom
+
+
+def _read_kept(model: torch.nn.Module) -> None:
+    """Puts tensors in the place of handles that code has assigned to a module, as observers and torchmetrics do."""
+    for module in model.modules():
+        for held in (module._parameters, module._buffers, vars(module)):
+            for name, value in list(held.items()):
+                if isinstance(value, TorchHandle):
+                    held[name] = value.clone()
 
 
 def _run(
