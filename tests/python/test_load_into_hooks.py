@@ -260,10 +260,28 @@ def test_post_hooks_see_the_loaded_values_and_may_clear_names(save, start):
     report = load_into(model, path, rename={"other": None})
     assert (report.missing, report.unexpected) == ([], [])
     assert_same_bits(seen[0][0], state["0.weight"])
-    assert seen[0][1:] == (["0.bias"], ["0.extra", "other"])
+    assert seen[0][1:] == (["0.bias"], ["other", "0.extra"])
     model[0].register_load_state_dict_post_hook(lambda *_: 3)
     with pytest.raises(TypeError, match="gave a value"):
         load_into(model, path, rename={"other": None})
+
+
+def test_a_post_hook_hides_no_names_of_later_modules(save):
+    path = save({"0.weight": r(2, 2), "2.weight": r(2, 2), "2.more": r(1)})
+    built, found = ([torch.nn.Linear(2, 2) for _ in range(3)] for _ in range(2))
+
+    def forgive(_module, keys):
+        keys.missing_keys.clear()
+        keys.unexpected_keys.clear()
+
+    for layers in (built, found):
+        layers[1].register_load_state_dict_post_hook(forgive)
+    expected = torch.nn.Sequential(*built).load_state_dict(torch.load(path), strict=False)
+    report = load_into(torch.nn.Sequential(*found), path, strict=False)
+    assert (report.missing, report.unexpected) == (["2.bias"], ["2.more"])
+    assert (expected.missing_keys, expected.unexpected_keys) == (report.missing, report.unexpected)
+    with pytest.raises(rustload.ModelMismatchError, match="1 missing, 1 unexpected"):
+        load_into(torch.nn.Sequential(*found), path)
 
 
 def test_versions_of_modules_are_those_that_were_saved(save):

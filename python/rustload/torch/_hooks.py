@@ -377,12 +377,25 @@ def check_scaled(tensors: Mapping[str, LazyTensor | ComputedTensor]) -> None:
 def run_post_hooks(model: torch.nn.Module, missing: list[str], unexpected: list[str]) -> bool:
     """Calls the post hooks of `load_state_dict`, which may change the lists, as `Module.load_state_dict` does.
 
+    A hook gets the names of its module and of those before it, so one that clears the lists hides none of later modules.
+
     Returns:
         Whether there were any hooks.
     """
-    keys = torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
+    keys = torch.nn.modules.module._IncompatibleKeys([], [])
+    left: list[dict[str, list[str]]] = [{}, {}]
+    for names, by_module in zip((missing, unexpected), left, strict=True):
+        for name in names:
+            by_module.setdefault(_module_of(model, name), []).append(name)
     found = False
-    for module in _post_order(model):
+
+    def visit(module: torch.nn.Module, prefix: str) -> None:
+        nonlocal found
+        for given, by_module in zip(keys, left, strict=True):
+            given.extend(by_module.pop(prefix, []))
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{prefix}{name}.")
         for hook in module._load_state_dict_post_hooks.values():
             found = True
             if hook(module, keys) is not None:
@@ -390,11 +403,19 @@ def run_post_hooks(model: torch.nn.Module, missing: list[str], unexpected: list[
                     "Type",
                     f"a hook of {type(module).__qualname__} that runs after loading gave a value, not None",
                 )
+
+    visit(model, "")
+    if found:
+        missing[:], unexpected[:] = keys
     return found
 
 
-def _post_order(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    for child in module._modules.values():
-        if child is not None:
-            yield from _post_order(child)
-    yield module
+def _module_of(model: torch.nn.Module, name: str) -> str:
+    """The prefix of the names of the innermost module that a name belongs to."""
+    prefix, module = "", model
+    for part in name.split("."):
+        inner = module._modules[part] if part in module._modules else None  # noqa: SIM401 - a scripted module's have no `get`
+        if inner is None:
+            break
+        prefix, module = f"{prefix}{part}.", inner
+    return prefix
