@@ -88,7 +88,7 @@ def from_pretrained(
         progress: True for a progress bar on stderr, which replaces that of transformers, or a callback `(bytes done, total bytes,
             name)` in bytes of the file. It is called by one thread at a time, and not for tensors that the model does not use.
         limits: Upper bounds on the memory and work that the file can cause.
-        **kwargs: Passed to `cls.from_pretrained`.
+        **kwargs: As in `cls.from_pretrained`: attributes of the config, such as `num_labels`, and arguments of transformers.
 
     Returns:
         The model, in evaluation mode.
@@ -119,9 +119,7 @@ def from_pretrained(
     if weights is not None:
         file = folder / weights
     if config is None:
-        config = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        config, kwargs = _config(cls, folder, kwargs)
     cls, config = _model_class(cls, config)
     if generation_config is None:
         generation_config = _generation_config(folder)
@@ -231,6 +229,18 @@ def _snapshot(repository: Path, revision: str) -> Path:
     raise error
 
 
+def _config(cls: Any, folder: Path, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The config of a folder, changed by the keywords that name its attributes, and the other keywords, as in transformers."""
+    kept = {name: kwargs[name] for name in kwargs if name == "quantization_config"}
+    given = {name: value for name, value in kwargs.items() if name not in kept}
+    # A class may have a part of the folder's config, such as that of CLIP's text model.
+    own = None if getattr(cls, "_model_mapping", None) is not None else getattr(cls, "config_class", None)
+    found, unused = (own or transformers.AutoConfig).from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, return_unused_kwargs=True, **given
+    )
+    return found, unused | kept
+
+
 def _model_class(cls: Any, config: Any) -> tuple[Any, Any]:
     """Resolves an Auto class to the model class for the config, and the config to the part that the model uses."""
     mapping = getattr(cls, "_model_mapping", None)
@@ -245,7 +255,9 @@ def _model_class(cls: Any, config: Any) -> tuple[Any, Any]:
         found = chosen[0] if chosen else found[0]
     text = getattr(config, "sub_configs", {}).get("text_config")
     if text is not None and getattr(found, "config_class", None) == text:
-        config = config.get_text_config()
+        whole, config = config, config.get_text_config()
+        if getattr(whole, "quantization_config", None) is not None:
+            config.quantization_config = whole.quantization_config
     return found, config
 
 

@@ -124,6 +124,37 @@ def test_an_auto_class_finds_the_model_class(repositories):
     assert_same_bits(base.norm.weight.detach().bfloat16(), model.model.norm.weight.detach())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"num_labels": 5}, {"num_hidden_layers": 1, "pad_token_id": 0}, {"attn_implementation": "eager", "use_cache": False}],
+)  # fmt: skip
+def test_keywords_change_the_config_as_in_transformers(repositories, options):
+    cls, folder = transformers.AutoModelForSequenceClassification, repositories / "safetensors"
+    torch.manual_seed(0)
+    found = from_pretrained(cls, folder, **options)
+    torch.manual_seed(0)
+    expected = cls.from_pretrained(folder, **options)
+    assert_equal(found, expected)
+    assert found.config.to_dict() == expected.config.to_dict()
+    assert found.config._attn_implementation == expected.config._attn_implementation
+
+
+def test_a_class_for_a_part_of_the_config_gets_that_part(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text, vision = {"vocab_size": 16, **sizes}, {"image_size": 8, "patch_size": 4, **sizes}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    transformers.CLIPModel(config).save_pretrained(tmp_path)
+    for cls in (transformers.CLIPTextModel, transformers.CLIPVisionModel):
+        assert_equal(from_pretrained(cls, tmp_path), cls.from_pretrained(tmp_path))
+
+
+def test_the_part_of_a_config_keeps_how_the_whole_is_quantized():
+    whole = transformers.Llama4Config(quantization_config={"quant_method": "fp8"})
+    cls, part = rustload.transformers._model_class(transformers.AutoModelForCausalLM, whole)
+    assert (cls, type(part)) == (transformers.Llama4ForCausalLM, transformers.Llama4TextConfig)
+    assert part.quantization_config == whole.quantization_config
+
+
 def test_a_device_map_is_passed_to_transformers(repositories):
     pytest.importorskip("accelerate")
     model = from_pretrained(
