@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,16 @@ except ImportError:
     import_framework("diffusers")  # raises with advice
     raise
 
+from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import dtype_name
 from rustload.errors import _error
 from rustload.torch._load_into import load_into
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from rustload._common.dtype_args import TensorInfo
     from rustload._common.options import Key, Rename, Strip
     from rustload._common.progress import Progress
     from rustload._rustload import Limits
@@ -58,7 +61,8 @@ def from_pretrained(
         cls: A model class such as `UNet2DConditionModel`, a pipeline class such as `StableDiffusionPipeline`, or
             `DiffusionPipeline` for the class that the folder names.
         path: The folder on disk: of a model, with `config.json`; of a pipeline, with `model_index.json`.
-        dtype: The dtype of parameters; None is that of the model class, float32.
+        dtype: The dtype of parameters, except in modules that the class keeps in float32; None is that of the model class,
+            float32.
         device: The device; None is the CPU.
         weights: For a model, the weight file in the folder, if its names do not determine which one is meant.
         subfolder: A folder in `path`, such as `"unet"`.
@@ -91,17 +95,18 @@ def from_pretrained(
     config = cls.load_config(folder, local_files_only=True)
     with _without_memory():
         model = cls.from_config(config)
-    load_into(
-        model,
-        folder / weights if weights else folder,
-        key=key,
-        strip=strip,
-        rename=rename,
-        dtype=dtype,
-        device=device,
-        progress=progress,
-        limits=limits,
-    )
+    with _without_ignored_names(model):
+        load_into(
+            model,
+            folder / weights if weights else folder,
+            key=key,
+            strip=strip,
+            rename=rename,
+            dtype=_dtype_rule(cls, dtype),
+            device=device,
+            progress=progress,
+            limits=limits,
+        )
     model.register_to_config(_name_or_path=os.fspath(folder))
     return model.eval()
 
@@ -113,6 +118,41 @@ def _without_memory() -> contextlib.AbstractContextManager[Any]:
     except ImportError:
         return contextlib.nullcontext()
     return accelerate.init_empty_weights(include_buffers=False)  # type: ignore[no-any-return]
+
+
+def _dtype_rule(cls: Any, dtype: Any) -> Any:
+    """The dtype of the tensors of a model class: some modules stay in float32, as in diffusers."""
+    kept = cls._keep_in_fp32_modules or []
+    modules = {kept} if isinstance(kept, str) else set(kept)
+    if dtype is None or not modules:
+        return dtype
+
+    def choose(lazy: TensorInfo) -> Any:
+        if lazy.dtype not in DEFAULT_CAST_DTYPES:
+            return None
+        return dtype if modules.isdisjoint(lazy.name.split(".")) else "float32"
+
+    return choose
+
+
+@contextlib.contextmanager
+def _without_ignored_names(model: Any) -> Iterator[None]:
+    """Within it, the names that the model's class ignores in files are not unexpected."""
+    ignored = model._keys_to_ignore_on_load_unexpected
+    if not ignored:
+        yield
+        return
+
+    def forget(_module: Any, keys: Any) -> None:
+        keys.unexpected_keys[:] = [
+            name for name in keys.unexpected_keys if not any(re.search(pattern, name) for pattern in ignored)
+        ]
+
+    hook = model.register_load_state_dict_post_hook(forget)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _pipeline(

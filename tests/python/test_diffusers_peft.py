@@ -80,6 +80,23 @@ def test_a_model_is_that_of_diffusers(folder, diffusers, name, dtype):
     assert_equal_models(from_pretrained(cls, folder / name, dtype=dtype), expected)
 
 
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_modules_stay_in_float32_and_names_are_ignored_as_in_diffusers(diffusers, dtype, tmp_path):
+    from rustload.diffusers import from_pretrained
+
+    cls = diffusers.WanTransformer3DModel
+    made = cls(num_attention_heads=1, attention_head_dim=12, text_dim=8, freq_dim=8, ffn_dim=8, num_layers=1)
+    made.save_pretrained(tmp_path)
+    file = tmp_path / "diffusion_pytorch_model.safetensors"
+    state = rustload.open(file, framework="torch").materialize(copy=True)
+    rustload.save(state | {"blocks.0.attn2.norm_added_q.weight": torch.ones(12)}, file)
+    options = {} if dtype is None else {"torch_dtype": torch.bfloat16}
+    assert_equal_models(from_pretrained(cls, tmp_path, dtype=dtype), cls.from_pretrained(tmp_path, **options))
+    rustload.save(state | {"other": torch.ones(1)}, file)
+    with pytest.raises(rustload.ModelMismatchError, match="unexpected: other"):
+        from_pretrained(cls, tmp_path, dtype=dtype)
+
+
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_a_pipeline_is_that_of_diffusers(folder, diffusers, dtype):
     from rustload.diffusers import from_pretrained
