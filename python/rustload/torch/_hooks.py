@@ -151,7 +151,8 @@ def run_custom_loading(
 def _read_kept(model: torch.nn.Module) -> None:
     """Puts tensors in the place of handles that code has assigned to a module, as observers and torchmetrics do."""
     for module in model.modules():
-        for held in (module._parameters, module._buffers, vars(module)):
+        places: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
+        for held in places:
             for name, value in list(held.items()):
                 if isinstance(value, TorchHandle):
                     held[name] = value.clone()
