@@ -38,6 +38,20 @@ class Computing(torch.nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
 
+class Counting(torch.nn.Linear):
+    """Saves a number and a list beside its tensors."""
+
+    bits, sizes = 0, ()
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "bits"], destination[prefix + "sizes"] = self.bits, self.sizes
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        self.bits, self.sizes = state_dict.pop(prefix + "bits"), state_dict.pop(prefix + "sizes")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
 class Growing(torch.nn.Module):
     """Takes the size of a buffer from the file."""
 
@@ -282,6 +296,20 @@ def test_a_post_hook_hides_no_names_of_later_modules(save):
     assert (expected.missing_keys, expected.unexpected_keys) == (report.missing, report.unexpected)
     with pytest.raises(rustload.ModelMismatchError, match="1 missing, 1 unexpected"):
         load_into(torch.nn.Sequential(*found), path)
+
+
+@pytest.mark.parametrize(("key", "rename"), [(None, {"model.": ""}), ("model", None)])
+def test_loading_code_gets_values_that_are_not_tensors(save, key, rename):
+    source = torch.nn.Sequential(Counting(2, 2), torch.nn.Linear(2, 2))
+    source[0].bits, source[0].sizes = 4, [2, (None, "x")]
+    state = source.state_dict() | {"1.note": 3, "1.moment": [torch.ones(2)]}
+    flat = {f"model.{name}": value for name, value in state.items()}
+    path = save({"epoch": 3, **flat} if key is None else {"epoch": 3, "model": state})
+    model = torch.nn.Sequential(Counting(2, 2), torch.nn.Linear(2, 2))
+    report = load_into(model, path, key=key, rename=rename, strict=False)
+    assert (model[0].bits, model[0].sizes) == (4, [2, (None, "x")])
+    assert (report.missing, report.unexpected) == ([], ["1.moment.0"])
+    assert_same_bits(model[1].weight.detach(), source[1].weight.detach())
 
 
 def test_versions_of_modules_are_those_that_were_saved(save):

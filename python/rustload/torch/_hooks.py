@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _error
+from rustload.torch._dcp_contents import is_plain
 from rustload.torch._handle import TorchHandle
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class CustomLoading:
         missing: Names that the code reports as missing and that are not tensors of the model.
         messages: The error messages of the code.
         classes: The classes whose code ran.
+        values: Names of values of the file that are not tensors, which the code may ignore.
     """
 
     tensors: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -99,6 +101,7 @@ class CustomLoading:
     missing: list[str] = dataclasses.field(default_factory=list)
     messages: list[str] = dataclasses.field(default_factory=list)
     classes: set[str] = dataclasses.field(default_factory=set)
+    values: set[str] = dataclasses.field(default_factory=set)
 
 
 def has_custom_loading(model: torch.nn.Module) -> bool:
@@ -120,6 +123,7 @@ def run_custom_loading(
     model: torch.nn.Module,
     tensors: Mapping[str, tuple[LazyTensor, bool]],
     metadata: Mapping[str, Mapping[str, Any]],
+    others: Mapping[str | None, Any],
 ) -> CustomLoading:
     """Runs the custom loading code.
 
@@ -127,6 +131,7 @@ def run_custom_loading(
         model: The model. Its tensors are not written to, unless its code writes by other means than `Tensor.copy_`.
         tensors: The tensors of the file by name, in the model's order of dimensions, and whether they were transposed for that.
         metadata: The versions of modules, as in a state dict's `_metadata`.
+        others: The values of the file that are not tensors. The code gets those without tensors in them, and may ignore them.
 
     Raises:
         Exception: An error of the model's code, with a note that names the class.
@@ -138,6 +143,10 @@ def run_custom_loading(
             custom.tensors[name] = lazy
         else:
             handles[name] = TorchHandle(lazy)
+    for new, value in others.items():
+        if new is not None and new.rpartition(".")[2] != EXTRA and is_plain(value):
+            handles.setdefault(new, value)
+            custom.values.add(new)
     swapping = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(False)
     try:
@@ -233,7 +242,7 @@ def _add(custom: CustomLoading, name: str, value: Any) -> None:
         custom.tensors[name] = value.lazy
     elif isinstance(value, torch.Tensor):
         custom.tensors[name] = ComputedTensor(value, name)
-    else:
+    elif name not in custom.values:
         custom.messages.append(f"{name} is a {type(value).__name__}, not a tensor")
 
 

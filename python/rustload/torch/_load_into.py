@@ -27,7 +27,15 @@ from rustload.torch._buffers import is_of_transformers, make_buffers
 from rustload.torch._execute import check_memory, execute_steps
 from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
-from rustload.torch._plan import LoadOptions, Plan, apply_transpose, check_casts, is_batch_counter, make_plan
+from rustload.torch._plan import (
+    LoadOptions,
+    Plan,
+    apply_transpose,
+    check_casts,
+    is_batch_counter,
+    make_plan,
+    saved_values,
+)
 from rustload.torch._private_views import private_context
 from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
 from rustload.torch._shards import is_dtensor, local_tensor
@@ -150,7 +158,9 @@ def load_into(
         if has_custom_loading(model):
             transposed = {name: apply_transpose(lazy, applied.rules) for name, lazy in tensors.items()}
             versions = module_versions(checkpoint, how["key"], how["strip"]) if chosen is checkpoint else {}
-            custom = run_custom_loading(model, transposed, versions)
+            new_name = renamer(how["strip"], how["rename"])
+            others = {new_name(name): value for name, value in saved_values(checkpoint, how["key"])}
+            custom = run_custom_loading(model, transposed, versions, others)
             if applied.dequantize:
                 check_scaled(custom.tensors)
         slots = slots_of(model)

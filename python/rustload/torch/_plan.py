@@ -10,6 +10,7 @@ import torch
 
 from rustload._common.sizes import same_tensor
 from rustload._frameworks.torch import torch_dtype
+from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
 from rustload.torch._dcp_contents import with_tensors
 from rustload.torch._hooks import ComputedTensor
@@ -23,11 +24,19 @@ if TYPE_CHECKING:
     from rustload._common.options import Key
     from rustload._common.request import Cast
     from rustload._common.rules import Rules
-    from rustload._tensor.handle import LazyTensor
     from rustload.torch._hooks import CustomLoading
     from rustload.torch._slots import Slot
 
-__all__ = ["LoadOptions", "Plan", "Step", "apply_transpose", "check_casts", "is_batch_counter", "make_plan"]
+__all__ = [
+    "LoadOptions",
+    "Plan",
+    "Step",
+    "apply_transpose",
+    "check_casts",
+    "is_batch_counter",
+    "make_plan",
+    "saved_values",
+]
 
 EXTRA = "_extra_state"
 
@@ -369,7 +378,8 @@ def _extra_states(
             plan.extra.append((module, left.pop(name).materialize(framework="torch", copy=True)))
             continue
         if others is None:
-            others = {new_name(old): value for old, value in _saved_states(checkpoint, key)}
+            saved = saved_values(checkpoint, key)
+            others = {new_name(old): value for old, value in saved if old.rpartition(".")[2] == EXTRA}
         if name in others:
             plan.extra.append((module, with_tensors(others[name])))
             for inner in [one for one in left if one.startswith(f"{name}.")]:
@@ -378,11 +388,11 @@ def _extra_states(
             plan.missing[name] = ()
 
 
-def _saved_states(checkpoint: Checkpoint, key: Key) -> Iterator[tuple[str, Any]]:
-    """The extra states below a key of the file, by their names there."""
+def saved_values(checkpoint: Checkpoint, key: Key) -> Iterator[tuple[str, Any]]:
+    """The values below a key of the file that are not tensors, by their names there."""
     tree = checkpoint.objects
     for part in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     for name in tree if isinstance(tree, Mapping) else ():
-        if isinstance(name, str) and name.rpartition(".")[2] == EXTRA:
+        if isinstance(name, str) and not isinstance(tree[name], LazyTensor):
             yield name, tree[name]
