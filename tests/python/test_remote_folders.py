@@ -471,6 +471,19 @@ def test_links_of_a_listing_outside_its_folder_are_not_followed(server: Server) 
     assert {one.path for one in server.requests} <= {"/model/", "/model"}
 
 
+@pytest.mark.parametrize("folder", ["a%20b", "a b"])
+def test_links_of_a_listing_may_be_written_in_other_ways(server: Server, tmp_path: Path, folder: str) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "m")
+    server.files["a b/model.safetensors"] = (tmp_path / "m").read_bytes()
+    for base in ("", "/a%20b/", "/a b/", f"{server.host}/a%20b/"):
+        page = f"<a href='http://[x'>x</a><a href='{base}model.safetensors'>x</a>"
+        server.content = lambda path, real=server.content, page=page: (
+            (page.encode(), "text/html") if path.endswith("/") else real(path)
+        )  # type: ignore[method-assign, misc]
+        for host in (server.host, server.host.replace("//", "//user:password@")):
+            assert list(rustload.open(f"{host}/{folder}/", remote=HTTP)) == ["w"]
+
+
 def test_shards_are_opened_and_read_at_once(tmp_path: Path) -> None:
     """Each call of the objects takes a fixed time, so that a serial reader would take the sum."""
     tensors = {f"{number}": torch.full((300_000,), float(number)) for number in range(8)}

@@ -68,6 +68,22 @@ def _links(page: str) -> list[str]:
     return found
 
 
+def _name_in(folder: str, link: str) -> str:
+    """The name of the file in a folder that a link on its page leads to; empty for none."""
+    try:
+        place, _, name = urljoin(f"{folder}/", link).rpartition("/")
+    except ValueError:  # no URL
+        return ""
+    is_there = _place(place) == _place(folder) and "?" not in name and "#" not in name
+    return unquote(name) if is_there else ""
+
+
+def _place(url: str) -> str:
+    """Host and path of a URL: links may lack the user and have other escapes; behind a proxy, servers may not know of https."""
+    host, slash, path = url.partition("://")[2].partition("/")
+    return host.rpartition("@")[2] + slash + unquote(path)
+
+
 class HttpFolder(ObjectFolder):
     """A folder of a web server: files whose URLs have the same beginning. Its listing is a page with links to them."""
 
@@ -91,14 +107,9 @@ class HttpFolder(ObjectFolder):
         return list(self._names)
 
     def _list(self) -> list[str]:
-        base = f"{self._url}/"
         page = repeated(self._page, is_first=True)
-        # Behind a proxy, a server may not know that it is reached by https.
-        base_rest = base.partition("://")[2]
-        rests = [urljoin(base, link).partition("://")[2] for link in _links(page)]
-        names = [rest.removeprefix(base_rest) for rest in rests if rest.startswith(base_rest)]
-        plain = [unquote(name) for name in names if name and not any(char in name for char in "/?#")]
-        return list(dict.fromkeys(name for name in plain if "/" not in name and name not in (".", "..")))
+        names = [_name_in(self._url, link) for link in _links(page)]
+        return list(dict.fromkeys(name for name in names if "/" not in name and name not in ("", ".", "..")))
 
     def _page(self) -> str:
         """The page with links to its files; empty for what is not a page."""
