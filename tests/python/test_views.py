@@ -147,6 +147,23 @@ def test_views_of_a_tensor_that_is_a_whole_storage_share_one_torch_storage(save,
         assert [reference() for reference in kept] == [None] * 5
 
 
+def test_results_are_on_the_cpu_whatever_the_default_device_is(save):
+    value, small = patterns("float32", (4, 6)), patterns("float8_e4m3fn", (3,))
+    sparse = torch.eye(3).to_sparse()
+    paths = save({"w": value, "f": small, "s": sparse}), save({"w": value, "f": small}, "m.safetensors")
+    with torch.device("meta"):
+        for path in paths:
+            ckpt = rustload.open(path)
+            for copy in (None, True):
+                assert_same_bits(ckpt["w"][1:, ::2].materialize(copy=copy), value[1:, ::2])
+                assert_same_bits(ckpt["f"].materialize(copy=copy), small)
+            assert_same_bits(ckpt["w"].materialize(dtype="float16"), value.half())
+            assert_same_bits(rustload.torch.state_dict(path)["w"].tensor(), value)
+            assert_same_bits(rustload.safe_open(path, "pt").get_tensor("w"), value)
+        found = rustload.open(paths[0]).objects["s"].torch()
+    assert_same_bits(found.to_dense(), sparse.to_dense())
+
+
 def test_storages_that_are_no_more_are_forgotten():
     """Their number is bounded by that of live ones, and a key whose storage is gone takes another."""
     storages = adapters.Storages()

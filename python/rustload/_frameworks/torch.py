@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 COPIES_VIEWS = False
 HAS_READ_ONLY = False
 
+_CPU = torch.device("cpu")
+"""Named where a tensor is made, as the program may have another default device."""
+
 
 def check_device(device: Any) -> torch.device | None:
     """Converts `device=` to a `torch.device`, with an index for a GPU; None for the CPU.
@@ -67,7 +70,7 @@ def _checked(device: torch.device) -> torch.device:
         DeviceError: Creating the tensor failed; the error of torch is the cause.
     """
     try:
-        torch.empty(0).to(device)
+        torch.empty(0, device=_CPU).to(device)
     except Exception as error:
         message = str(error).partition("\n")[0]
         note = (
@@ -161,14 +164,14 @@ def sparse(
     untyped: Any = torch  # its stubs lack some arguments
     made: torch.Tensor
     if layout == "sparse_coo":
-        made = untyped.sparse_coo_tensor(*parts, shape, check_invariants=False)
+        made = untyped.sparse_coo_tensor(*parts, shape, check_invariants=False, device=parts[0].device)
         return made._coalesced_(bool(is_coalesced))
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Sparse ", UserWarning
         )  # the warning that compressed layouts are in beta
         made = untyped.sparse_compressed_tensor(
-            *parts, shape, layout=getattr(torch, layout), check_invariants=False
+            *parts, shape, layout=getattr(torch, layout), check_invariants=False, device=parts[0].device
         )
     return made
 
@@ -204,14 +207,15 @@ def _on_shared_storage(core: Core, request: Request, context: HandleContext) -> 
         # setdefault: if two threads get here at once, both must use the same storage.
         storage = storages.setdefault(key, _storage(core.storage_bytes(kind, request)))
     offset = core.offset if core.size else 0
-    return torch.empty(0, dtype=torch_dtype(core.dtype)).set_(storage, offset, core.shape, core.strides)
+    made = torch.empty(0, dtype=torch_dtype(core.dtype), device=_CPU)
+    return made.set_(storage, offset, core.shape, core.strides)
 
 
 def _owned(buffer: _rustload.Buffer) -> torch.Tensor:
     if buffer.dtype in IN_DLPACK:
         # Passing the capsule takes half the time of passing the buffer, whose `__dlpack__` torch would call.
         return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
-    return torch.empty(0, dtype=torch_dtype(buffer.dtype)).set_(
+    return torch.empty(0, dtype=torch_dtype(buffer.dtype), device=_CPU).set_(
         _storage(buffer), 0, buffer.shape, buffer.strides
     )
 

@@ -93,7 +93,7 @@ def _unpack(codes: Codes, stored: torch.Tensor, first: int, last: int) -> torch.
 
 def _numbers(numbers: list[float], codes: torch.Tensor) -> torch.Tensor:
     """The number of each code."""
-    table = torch.tensor(numbers, dtype=torch.float32)
+    table = torch.tensor(numbers, dtype=torch.float32, device="cpu")
     if codes.device.type != "cpu":
         table = table.pin_memory().to(codes.device, non_blocking=True)  # without waiting for the device
     return table.index_select(0, codes.flatten()).view(codes.shape)

@@ -291,7 +291,7 @@ def _held_here(slot: Slot, tensors: list[LazyTensor]) -> list[LazyTensor]:
     runs = local_runs(slot.tensor, name)
     if runs is None:  # this rank is not in the mesh: its local tensor is empty
         shape = slot.tensor._local_tensor.shape  # type: ignore[attr-defined]
-        empty = torch.empty(shape, dtype=torch_dtype(tensors[0].dtype))
+        empty = torch.empty(shape, dtype=torch_dtype(tensors[0].dtype), device="cpu")
         return [ComputedTensor(empty, name)]  # type: ignore[list-item]  # it has the interface that a plan uses
     return [local_of(lazy, runs, name) for lazy in tensors]
 
