@@ -100,6 +100,7 @@ def from_pretrained(
     """
     if kwargs.pop("trust_remote_code", False):
         raise _error("Value", "trust_remote_code=True: rustload runs no code that comes with a checkpoint")
+    kwargs.pop("local_files_only", None)  # it is so in any case
     if "torch_dtype" in kwargs:  # what transformers called it before version 5
         torch_dtype_arg = kwargs.pop("torch_dtype")
         dtype = torch_dtype_arg if dtype == "auto" and torch_dtype_arg is not None else dtype

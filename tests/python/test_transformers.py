@@ -126,7 +126,7 @@ def test_an_auto_class_finds_the_model_class(repositories):
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_labels": 5}, {"num_hidden_layers": 1, "pad_token_id": 0}, {"attn_implementation": "eager", "use_cache": False}],
+    [{"num_labels": 5}, {"num_hidden_layers": 1, "pad_token_id": 0}, {"attn_implementation": "eager", "local_files_only": True}],
 )  # fmt: skip
 def test_keywords_change_the_config_as_in_transformers(repositories, options):
     cls, folder = transformers.AutoModelForSequenceClassification, repositories / "safetensors"
