@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -56,12 +55,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         source = remote_source(args.path)
         manifest = manifest_of(args.manifest, source)
-        faults = manifest._faults(source)
+        compared = manifest._compared(source)
         unlisted = manifest.unlisted(source) if isinstance(source, str) else []
     except (RustloadError, OSError, ValueError) as error:
         report_error(error, args.options)
         return GATE_FAILED if getattr(error, "code", None) == "ManifestMissing" else USAGE
     page = Page(sys.stdout, args.color)
+    faults = [fault for fault in compared.values() if fault]
     for fault in faults:
         name = page.safe(fault.file)
         match fault.what:
@@ -74,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
     if unlisted:
         page.line(f"not listed: {', '.join(map(page.safe, unlisted))}")
     if not faults:
-        is_file = not os.path.isdir(source) if isinstance(source, str) else hasattr(source, "read_ranges")
-        chosen = 1 if is_file else len(getattr(source, "chosen", ()))
-        page.line(f"{count(chosen or len(manifest.files), 'listed file')}: no difference")
+        page.line(f"{count(len(compared), 'listed file')}: no difference")
     page.flush()
     return GATE_FAILED if faults else 0

@@ -151,29 +151,28 @@ class Manifest:
             FormatError: The manifest does not list the file (code `ManifestMissing`).
             OSError: A file cannot be read.
         """
-        return self._faults(os.fsdecode(path))
+        return [fault for fault in self._compared(os.fsdecode(path)).values() if fault]
 
-    def _faults(self, source: Any) -> list[Fault]:
-        """As `check`; the source may also be an `ObjectFolder`, or a file of one."""
+    def _compared(self, source: Any) -> dict[str, Fault | None]:
+        """As `check`, with what is as listed; the source may also be an `ObjectFolder`, or a file of one."""
         if not isinstance(source, (str, bytes, os.PathLike)):
-            return self._faults_in_store(source)
+            return self._compared_in_store(source)
         root = os.fsdecode(source)
         if os.path.isdir(root):
-            return [fault for name in self.files if (fault := self._fault(name, os.path.join(root, name)))]
+            return {name: self._fault(name, os.path.join(root, name)) for name in self.files}
         name = self._listed(os.path.basename(root), root)
         os.stat(root)
-        return [fault for fault in [self._fault(name, root)] if fault]
+        return {name: self._fault(name, root)}
 
-    def _faults_in_store(self, source: Any) -> list[Fault]:
+    def _compared_in_store(self, source: Any) -> dict[str, Fault | None]:
         if hasattr(source, "read_ranges"):
             from urllib.parse import unquote
 
             last = source.name.rpartition("/")[2]
             name = self._listed(unquote(last) if unquote(last) in self.files else last, source.name)
-            fault = self._fault_of(name, source.size, lambda: _Ranged(source))
-            return [fault] if fault else []
+            return {name: self._fault_of(name, source.size, lambda: _Ranged(source))}
         names = [self._listed(one, source.name) for one in source.chosen] or self.files
-        return [fault for name in names if (fault := self._fault_in(source, name))]
+        return {name: self._fault_in(source, name) for name in names}
 
     def _fault_in(self, folder: Any, name: str) -> Fault | None:
         *folders, last = name.split("/")
