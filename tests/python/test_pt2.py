@@ -55,6 +55,16 @@ class Holder(torch.nn.Module):
         return x + 1
 
 
+class Found(torch.nn.Linear):
+    """A layer whose output has a size that torch checks when the program runs."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).nonzero()
+
+
 class Tied(torch.nn.Module):
     """Two layers with one weight."""
 
@@ -144,6 +154,8 @@ def programs() -> dict[str, tuple[torch.nn.Module, tuple[Any, ...]]]:
         "channels_last": (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), (torch.ones(1, 3, 8, 8),)),
         "transformer": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), (torch.ones(1, 4, 8),)),
         "lstm": (nn.LSTM(3, 4), (torch.ones(5, 1, 3),)),
+        "in_place": (nn.Sequential(plain, nn.ReLU(inplace=True), nn.Linear(4, 2), nn.ReLU(inplace=True)), (ROW,)),
+        "found": (Found(), (ROW,)),
         "nested": (nn.Sequential(nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.Linear(2, 2))), nn.Tanh()), (ROW,)),
         "tied": (Tied(), (torch.tensor([[0, 1]]),)),
         "constants": (Constants(), (torch.ones(2),)),
@@ -164,9 +176,9 @@ def programs() -> dict[str, tuple[torch.nn.Module, tuple[Any, ...]]]:
 
 
 NAMES = (
-    "linear", "frozen", "conv", "channels_last", "transformer", "lstm", "nested", "tied", "constants", "views", "dtypes",
-    "bfloat16", "float16", "integers", "complex", "scalars", "empty", "no_parameters", "overlapping", "shapes", "buffers",
-    WRAPPED,
+    "linear", "frozen", "conv", "channels_last", "transformer", "lstm", "in_place", "found", "nested", "tied", "constants",
+    "views", "dtypes", "bfloat16", "float16", "integers", "complex", "scalars", "empty", "no_parameters", "overlapping",
+    "shapes", "buffers", WRAPPED,
 )  # fmt: skip
 PLAIN = [name for name in NAMES if name != WRAPPED]
 

@@ -16,6 +16,9 @@ const METADATA: [&str; 6] =
 /// Floats that JSON does not have, as torch writes them.
 const FLOATS: [&str; 3] = ["Infinity", "-Infinity", "NaN"];
 
+/// How the message of a check that torch adds to a graph begins (torch/fx/passes/runtime_assert.py).
+const ASSERTION: &str = "Runtime assertion failed for expression ";
+
 /// The type of a value.
 enum Type {
     Bool,
@@ -102,16 +105,17 @@ fn is_path(text: &str) -> bool {
     text.split('.').all(|part| part.chars().all(is_part) && !part.starts_with("__"))
 }
 
-/// Whether a text is a key: the reader looks up what it has under it.
+/// Whether a text is a key: the reader looks up what it has under it. torch writes `relu__1` for the second `relu_`.
 fn is_key(text: &str) -> bool {
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "_.@+-*/%(), ".contains(char);
-    text.chars().all(is_plain) && !text.contains("__")
+    let mut words = text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
+    text.chars().all(is_plain) && words.all(|word| !word.starts_with("__"))
 }
 
-/// Whether a text is a mode such as `mean`, or an equation such as `ij,jk->ik`.
+/// Whether a text is a mode such as `mean`, an equation such as `ij,jk->ik`, or what torch says where a size is wrong.
 fn is_word(text: &str) -> bool {
-    text.chars()
-        .all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | ' ' | ',' | '.' | '-' | '>' | '+'))
+    let (text, more) = text.strip_prefix(ASSERTION).map_or((text, ""), |rest| (rest, "'()*%<=!&|~"));
+    text.chars().all(|char| char.is_ascii_alphanumeric() || "_ ,.->+".contains(char) || more.contains(char))
 }
 
 /// Checks one value.
@@ -227,6 +231,8 @@ mod tests {
             r#"{"graph_module": {"graph": {"nodes": []}}, "guards_code": [], "range_constraints": {}}"#,
             r#"{"graph_module": {"graph": {"inputs": [{"as_tensor": {"name": "p_a_weight"}}, {"as_float": "-Infinity"}, {"as_float": 1}]}}}"#,
             r#"{"graph_module": {"signature": {"input_specs": [{"parameter": {"arg": {"name": "x"}, "parameter_name": "a.0.w@1"}}]}}}"#,
+            r#"{"graph_module": {"graph": {"inputs": [{"as_string": "Runtime assertion failed for expression u0 >= 0 on node 'ge'"}]}}}"#,
+            r#"{"graph_module": {"graph": {"tensor_values": {"relu__1": {}, "relu_": {}}}}}"#,
             r#"{"graph_module": {"graph": {"nodes": [{"metadata": {"stack_trace": "File \"x\"\n"}, "name": null}]}}}"#,
         ] {
             assert_eq!(oddity(json), None, "{json}");
@@ -246,12 +252,15 @@ mod tests {
             "{}",
             r#"{"as_other": 1}"#,
             r#"{"as_string": "/tmp/file"}"#,
+            r#"{"as_string": "Runtime assertion failed for expression /tmp/file"}"#,
+            r#"{"as_string": "a 'text'"}"#,
             r#"{"as_int": 1.5}"#,
             r#"{"as_int": "1"}"#,
             r#"{"as_float": "inf"}"#,
             r#"{"as_float": NaN}"#,
             r#"{"as_string_to_argument": {"a=b": {"as_none": true}}}"#,
             r#"{"as_string_to_argument": {"__class__": {"as_none": true}}}"#,
+            r#"{"as_string_to_argument": {"a.__class__": {"as_none": true}}}"#,
         ] {
             assert!(oddity(&argument(value)).is_some(), "{value}");
         }
