@@ -320,6 +320,21 @@ def skops(*, arrays: bool) -> bytes:
     return file.getvalue()
 
 
+def package(folder: Path) -> Path:
+    with torch.package.PackageExporter(folder / "package.pt") as exporter:
+        exporter.save_pickle("model", "config.pkl", {"layers": 1})
+    return folder / "package.pt"
+
+
+def stable_baselines() -> bytes:
+    file, policy = io.BytesIO(), io.BytesIO()
+    torch.save({"w": torch.ones(1)}, policy)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data", "{}")
+        archive.writestr("policy.pth", policy.getvalue())
+    return file.getvalue()
+
+
 def orbax(folder: Path) -> list[Path | bytes]:
     """The folders of a step and of its item, and the manifest: the names and the magic number are what counts."""
     step = folder / "orbax"
@@ -402,6 +417,8 @@ REFUSED: dict[str, tuple[str, str, Callable[[Path], Sequence[bytes | Path]]]] = 
     ),
     "orbax checkpoint, and its OCDBT store": ("UnknownFormat", "orbax.checkpoint", orbax),
     "skops": ("UnknownFormat", "skops.io.load", lambda _: [skops(arrays=False), skops(arrays=True)]),
+    "torch.package": ("UnknownFormat", "PackageImporter", lambda folder: [package(folder)]),
+    "zip archive of checkpoints": ("RecordMissing", '"policy.pth"', lambda _: [stable_baselines()]),
     "joblib, with arrays": ("UnknownFormat", "joblib.load", joblib_files),
     "Core ML (.mlmodel, .mlpackage)": ("UnknownFormat", "coremltools", core_ml),
     "text of a failed download": (

@@ -108,9 +108,20 @@ fn no_pickle(archive: &Archive) -> Error {
         ("this is a skops file", "open it with skops.io.load, after a look at skops.io.get_untrusted_types")
     } else if has(&|name| name == "[Content_Types].xml" || name == "META-INF/MANIFEST.MF") {
         ("this is an office document or a Java archive", "check that the path names a checkpoint")
+    } else if has(&|name| name.ends_with("/.data/extern_modules")) {
+        let note = "torch.package.PackageImporter opens it, and runs code of the archive: scan it first, and open it only if you trust its origin";
+        ("this is an archive of torch.package", note)
     } else {
         let text = "the archive has no data.pkl in a root folder, as torch.save writes";
-        return Error::new(Code::RecordMissing, text);
+        let error = Error::new(Code::RecordMissing, text);
+        let is_checkpoint =
+            |name: &&str| [".pt", ".pth", ".safetensors"].iter().any(|end| name.ends_with(end));
+        return match archive.members().iter().map(|member| member.name()).find(is_checkpoint) {
+            Some(name) => {
+                error.note(format!("The archive has checkpoints inside: unpack it and open {name:?}."))
+            }
+            None => error,
+        };
     };
     Error::new(Code::UnknownFormat, text).note(note)
 }
