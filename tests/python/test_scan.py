@@ -781,6 +781,18 @@ def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_sto
     assert rustload.scan(file.getvalue()).verdict == "would execute"
 
 
+@pytest.mark.parametrize("keys", [1, 2, 3, 4, 15])
+def test_msgpack_is_not_taken_for_a_pickle_with_an_extension_code(keys: int, tmp_path: Path) -> None:
+    """Flax and spaCy write maps of a few keys, whose first byte is that of EXT1, EXT2 or EXT4."""
+    data = bytes([0x80 + keys]) + b"\xa6params\x81\xa1w\x93\x01\x02\xc0" * keys
+    path = tmp_path / "model.msgpack"
+    path.write_bytes(data)
+    assert [file.status for file in rustload.scan(tmp_path).files] == ["skipped"]
+    for acting in (b"\x82\x01.", b"\x82\x01)R", b"\x82\x01}b", b"\x82\x01Na", b"\x82\x01cposix\nsystem\n"):
+        path.write_bytes(acting)
+        assert [file.status for file in rustload.scan(tmp_path).files] == ["scanned"]
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_file_of_skops_is_never_inert(method: int) -> None:
     """Its schema names what skops imports and calls, once it is trusted."""

@@ -25,7 +25,7 @@ use crate::index::PersistentIdForm;
 use crate::limits::Limits;
 use crate::num::to_u64;
 use crate::parallel::Cancel;
-use crate::pickle::{self, Global, GlobalId, Handle, Opcode, Pickle, RecoveredPickle, Value, Values};
+use crate::pickle::{self, Call, Global, GlobalId, Handle, Opcode, Pickle, RecoveredPickle, Value, Values};
 
 /// The maximum number of values that are searched in the arguments or the state of one call.
 const MAX_SEARCHED_VALUES: usize = 64;
@@ -104,8 +104,17 @@ pub(super) fn acts(recovered: &RecoveredPickle, from: u64) -> bool {
         // The module is imported before its attribute is looked up, so the name does not matter.
         global.module == pickle::RUN_TIME_MODULE || is_module(global.module)
     };
-    let runs = |callable: Handle| !matches!(values.get(callable), Value::Global(id) if !exists(id));
-    values.globals().any(|(id, _)| values.global(id).offset >= from && exists(id))
+    // msgpack begins as an EXT opcode does. Looking up its code does nothing where no reader comes to the end.
+    let is_unused =
+        |call: Call<'_>| call.states.is_empty() && call.items.is_empty() && call.appended.is_empty();
+    let is_cut = recovered.root.is_none() && values.calls().all(|(id, _)| is_unused(values.call(id)));
+    let is_code = |id: GlobalId| {
+        let global = values.global(id);
+        is_cut && (global.module, global.name) == (pickle::RUN_TIME_MODULE, "extension")
+    };
+    let acts = |id: GlobalId| exists(id) && !is_code(id);
+    let runs = |callable: Handle| !matches!(values.get(callable), Value::Global(id) if !acts(id));
+    values.globals().any(|(id, _)| values.global(id).offset >= from && acts(id))
         || values.calls().any(|(id, _)| values.call(id).offset >= from && runs(values.call(id).callable))
         || (from > 0 && values.builds().iter().any(|build| build.offset >= from))
 }
