@@ -294,30 +294,33 @@ fn reason(module: &str, name: &str) -> Option<&'static str> {
         return Some(reason);
     }
     if !name.contains('.') {
-        return None;
+        // A module that its package gives as an attribute.
+        return module_reason(&format!("{module}.{name}"));
     }
-    // A dotted name is an attribute path: into a class, or through a module that imported another one under its own name.
-    let parts: Vec<&str> = name.split('.').collect();
-    if parts.len() > MAX_ATTRIBUTE_PARTS {
+    // A dotted name is an attribute path: into a class, to a module below this one, or to one that was imported under its own name.
+    let path: Vec<&str> = module.split('.').chain(name.split('.')).collect();
+    if path.len() > MAX_ATTRIBUTE_PARTS {
         return Some(REACHES_ATTRIBUTES);
     }
-    let through_module = GLOBALS.iter().find(|(home, names, _)| {
-        let len = home.split('.').count();
-        let windows = parts.windows(len.saturating_add(1));
-        windows
-            .filter_map(<[&str]>::split_last)
-            .any(|(last, before)| names.contains(last) && home.split('.').eq(before.iter().copied()))
+    // Whether the parts before `end` lead to a module. They include the first part of the dotted name.
+    let leads_to = |end: usize, home: &str| {
+        let mut before = path.iter().take(end).rev();
+        home.rsplit('.').all(|part| before.next() == Some(&part))
+    };
+    let ends = module.split('.').count().saturating_add(1)..=path.len();
+    let through_module = MODULES
+        .iter()
+        .find(|(entry, _)| ends.clone().any(|end| leads_to(end, entry.strip_suffix('.').unwrap_or(entry))));
+    let through_name = GLOBALS.iter().find(|(home, names, _)| {
+        let is_next = |end: usize| path.get(end).is_some_and(|next| names.contains(next));
+        ends.clone().any(|end| is_next(end) && leads_to(end, home))
     });
-    if let Some((_, _, reason)) = through_module {
-        return Some(reason);
-    }
-    name.split('.').find_map(|part| {
-        let dunder = part.starts_with("__") && part.ends_with("__");
-        if dunder {
-            Some(REACHES_ATTRIBUTES)
-        } else {
-            module_reason(part).or_else(|| single(part)).or_else(|| anywhere(part))
-        }
+    let through = through_module.map(|(_, reason)| *reason).or(through_name.map(|(_, _, reason)| *reason));
+    through.or_else(|| {
+        name.split('.').find_map(|part| {
+            let dunder = part.starts_with("__") && part.ends_with("__");
+            if dunder { Some(REACHES_ATTRIBUTES) } else { single(part).or_else(|| anywhere(part)) }
+        })
     })
 }
 
@@ -389,6 +392,12 @@ mod tests {
             ("lib2to3.pgen2.pgen", "ParserGenerator.make_label"),
             ("lib2to3.pgen2.grammar", "Grammar.loads"),
             ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression"),
+            ("torch", "hub"),
+            ("torch", "hub.load_state_dict_from_url"),
+            ("torch.nn", "modules.module.torch.hub.download_url_to_file"),
+            ("numpy", "f2py.compile"),
+            ("numpy", "lib.format.read_array"),
+            ("inspect", "_empty.__class__"),
         ] {
             assert_eq!(classify(module, name, false).verdict, Verdict::WouldExecute, "{module}.{name}");
         }
@@ -403,6 +412,7 @@ mod tests {
             ("pathlib", "PosixPath"),
             ("pathlib", "Path.joinpath"),
             ("mylib", "Model.load"),
+            ("mylib.os", "Model.state"),
         ] {
             let found = classify(module, name, false);
             assert_eq!((found.verdict, found.reason), (Verdict::Unknown, ""), "{module}.{name}");

@@ -749,6 +749,9 @@ class TestBounds:
         ("torch._utils", "torch.load"),
         ("sqlite3", "connect"),
         ("os", "a." * 100 + "b"),
+        ("torch", "hub.download_url_to_file"),
+        ("torch.nn", "modules.module.torch.hub.download_url_to_file"),
+        ("numpy", "lib.format.read_array"),
     ],
 )
 def test_system_access_through_another_module_would_execute(module: str, name: str) -> None:
