@@ -24,7 +24,7 @@ const USES_NETWORK: &str = "uses the network";
 const RUNS_NATIVE_CODE: &str = "runs native code or reads any memory";
 const MAKES_CODE: &str = "makes functions from bytecode";
 const CALLS_ARGUMENTS: &str = "calls its arguments";
-const WRITES_OUTPUT: &str = "writes to the terminal";
+pub(super) const WRITES_OUTPUT: &str = "writes to the terminal";
 const CHANGES_INTERPRETER: &str = "changes the running interpreter";
 
 /// Modules of which every name would execute. An entry that ends with a dot is a package with all its submodules.
@@ -157,6 +157,12 @@ const PATH_METHODS: &[&str] = &[
 /// The maximum number of parts of a dotted name that are looked up. A longer name counts as attribute access.
 const MAX_ATTRIBUTE_PARTS: usize = 64;
 
+/// Names in these modules that are plain data classes, and so unknown.
+const DATA_CLASSES: &[(&str, &[&str])] = &[
+    ("inspect", &["Parameter", "Signature", "_ParameterKind", "_empty"]),
+    ("urllib.parse", &["ParseResult", "SplitResult"]),
+];
+
 /// Single globals: module, names, reason.
 const GLOBALS: &[(&str, &[&str], &str)] = &[
     ("builtins", &["eval", "exec", "compile", "execfile", "breakpoint", "input", "help"], EVALUATES_CODE),
@@ -281,6 +287,9 @@ pub(super) fn names() -> impl Iterator<Item = (String, &'static str)> {
 
 /// Why a global would execute; `None` where that is unknown.
 fn reason(module: &str, name: &str) -> Option<&'static str> {
+    if DATA_CLASSES.iter().any(|(home, names)| *home == module && names.contains(&name)) {
+        return None;
+    }
     if let Some(reason) = module_reason(module) {
         return Some(reason);
     }
@@ -350,6 +359,7 @@ pub(super) fn is_storage_loader(module: &str, name: &str) -> bool {
 pub(super) fn callable_factory(module: &str, name: &str) -> Option<CallableFactory> {
     match (module, name) {
         ("functools" | "_functools", "partial") => Some(CallableFactory::Partial),
+        ("operator" | "_operator", "itemgetter") => Some(CallableFactory::Partial),
         ("builtins", "getattr") => Some(CallableFactory::Attribute),
         _ => None,
     }
@@ -358,9 +368,10 @@ pub(super) fn callable_factory(module: &str, name: &str) -> Option<CallableFacto
 /// See [`callable_factory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallableFactory {
-    /// `functools.partial(f, ...)`.
+    /// `functools.partial(f, ...)`, or `operator.itemgetter(key)`.
     Partial,
-    /// `getattr(Enum, "NAME")`, as Python 3.11 pickles members of enumerations.
+    /// `getattr(Enum, "NAME")`, as Python 3.11 pickles members of enumerations, or `getattr(object, "name")`, as every version
+    /// pickles methods.
     Attribute,
 }
 
@@ -413,6 +424,7 @@ mod tests {
             ("pathlib", "Path.joinpath"),
             ("mylib", "Model.load"),
             ("mylib.os", "Model.state"),
+            ("inspect", "_empty"),
         ] {
             let found = classify(module, name, false);
             assert_eq!((found.verdict, found.reason), (Verdict::Unknown, ""), "{module}.{name}");

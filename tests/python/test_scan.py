@@ -23,6 +23,7 @@ import time
 import warnings
 import zipfile
 import zlib
+import zoneinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,29 @@ class TestVerdicts:
             (b"c__builtin__\ngetattr\n(csomelib\nColor\nS'RED'\ntR.", "unknown"),
             (b"c__builtin__\ngetattr\n(csomelib\nColor\nS'RED'\ntR)R.", "would execute"),
             (b"c__builtin__\ngetattr\n(cos\nenviron\nS'x'\ntR.", "would execute"),
+            (b"c__builtin__\ngetattr\n(" + UNKNOWN + b"S'forward'\ntR.", "unknown"),
+            (b"c__builtin__\ngetattr\n(" + UNKNOWN + b"S'forward'\ntR)R.", "would execute"),
+            (b"c__builtin__\ngetattr\n(" + UNKNOWN + b"S'__class__'\ntR.", "would execute"),
+            (b"c__builtin__\ngetattr\n(" + UNKNOWN + b"S'system'\ntR.", "would execute"),
+            (b"c__builtin__\ngetattr\n(csomelib\nmake\n)RS'x'\ntR.", "would execute"),
+            (b"c__builtin__\ngetattr\n(ctorch\nhub\nS'download_url_to_file'\ntR.", "would execute"),
+            (b"c__builtin__\ngetattr\n(]S'remove'\ntR.", "unknown"),
+            (b"c__builtin__\ngetattr\n(cre\n_compile\n(S'a'\nI0\ntRS'search'\ntR.", "unknown"),
+            (b"c__builtin__\ntype\n(NtR.", "inert"),
+            (b"c__builtin__\ntype\n(c__builtin__\nEllipsis\ntR.", "inert"),
+            (b"c__builtin__\ntype\n(NtR)R.", "would execute"),
+            (b"c__builtin__\ntype\n(I1\ntR.", "would execute"),
+            (
+                b"c_functools\nreduce\n(c_operator\nor_\n(c__builtin__\nint\nc__builtin__\nstr\nttR.",
+                "unknown",
+            ),
+            (b"c_functools\nreduce\n(c_operator\nor_\n(cposix\nsystem\nttR.", "would execute"),
+            (b"c_functools\nreduce\n(c_operator\nand_\n(NtR.", "would execute"),
+            (b"c_operator\nitemgetter\n(S'x'\ntR.", "unknown"),
+            (b"c_operator\nitemgetter\n(cposix\nsystem\ntR.", "would execute"),
+            (b"(" + UNKNOWN + b"cinspect\n_empty\nl.", "unknown"),
+            (b"(" + UNKNOWN + b"cbuiltins\nprint\nl.", "unknown"),
+            (pickle.dumps(zoneinfo.ZoneInfo("UTC")), "unknown"),
             (b"csomelib\nf\n}b.", "would execute"),
         ],
     )
@@ -763,11 +787,14 @@ def test_system_access_through_another_module_would_execute(module: str, name: s
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict"), [("RED", "unknown"), ("_generate", "would execute"), ("__init__", "would execute")]
+    ("name", "verdict"), [("RED", "unknown"), ("_generate", "unknown"), ("__init__", "would execute")]
 )
-def test_getattr_of_a_private_name_is_not_taken_for_a_member_of_an_enum(name: str, verdict: str) -> None:
+def test_getattr_of_a_class_is_as_its_attribute_path(name: str, verdict: str) -> None:
+    """Protocols below 4 write a method of a class in the first way, the others in the second."""
     data = f"cbuiltins\ngetattr\n(cmodels.colors\nColor\nS'{name}'\ntR.".encode()
+    path = f"\x8c\x0dmodels.colors\x8c{chr(6 + len(name))}Color.{name}\x93.".encode("latin-1")
     assert rustload.scan(data).verdict == verdict
+    assert rustload.scan(b"\x80\x04" + path).verdict == verdict
 
 
 def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_storage(tmp_path: Path) -> None:

@@ -97,6 +97,11 @@ class TestAllowances:
         assert rustload.scan(data).verdict == "unknown"
         assert rustload.scan(data, policy=allowing("mylib.Color")).verdict == "inert"
 
+    def test_a_method_of_an_object_is_covered_by_its_class(self) -> None:
+        data = b"\x80\x02c__builtin__\ngetattr\n(cmylib\nNet\n)\x81S'_step'\ntR."
+        assert rustload.scan(data).verdict == "unknown"
+        assert rustload.scan(data, policy=allowing("mylib.Net")).verdict == "inert"
+
     def test_torchscript_is_covered_by_its_module(self, tmp_path: Path) -> None:
         path = tmp_path / "script.pt"
         with pytest.warns(DeprecationWarning, match="torch.jit"):

@@ -6,7 +6,7 @@ use crate::num::to_u64;
 use crate::pickle::{self, Call, CallId, CallKind, Global, GlobalId, Handle, Value, Values};
 use crate::scan::gadgets::{self, CallableFactory};
 use crate::scan::preview;
-use crate::scan::report::{Finding, TraceStep, Verdict};
+use crate::scan::report::{Finding, TraceStep, Verdict, short};
 
 impl Classifier<'_> {
     /// Adds a call to the trace and to the findings.
@@ -16,6 +16,11 @@ impl Classifier<'_> {
         let arguments = preview::arguments(values, id);
         let callee = self.proof.callee(&call);
         let (global, verdict, code, message) = match callee {
+            None if self.is_time_zone(call.callable) => {
+                let text =
+                    "zoneinfo.ZoneInfo is made from the name of a time zone, whose data it reads".to_owned();
+                (("zoneinfo".to_owned(), "ZoneInfo".to_owned()), Verdict::Unknown, "DisallowedCall", text)
+            }
             None => {
                 let text = "the callable is the result of another call".to_owned();
                 (
@@ -32,8 +37,8 @@ impl Classifier<'_> {
                     self.found.insert(callee);
                 }
                 // What getattr(Class, "NAME") does is a matter of the class.
-                let subject = self.enum_class(&call, &global).unwrap_or(global);
-                (pair(&subject), verdict, code, text)
+                let subject = self.class_of_member(&call, &global).unwrap_or(pair(&global));
+                (subject, verdict, code, text)
             }
         };
         let effect = if code == "ExtRegistry" { "ext" } else { "call" };
@@ -97,9 +102,23 @@ impl Classifier<'_> {
                 format!("{name} is called; what it does is unknown"),
             );
         }
-        if let Some(class) = self.enum_class(call, global) {
-            let text = format!("a member of {} is looked up; what the class does is unknown", dotted(&class));
+        if let Some(class) = self.class_of_member(call, global) {
+            let (module, class) = class;
+            let text = format!("a member of {module}.{class} is looked up; what the class does is unknown");
             return (Verdict::Unknown, "DisallowedGlobal", text);
+        }
+        match (global.module, global.name, self.values_of().get(call.args)) {
+            ("builtins", "type", Value::Tuple(&[value])) if self.is_constant(value) => {
+                return (Verdict::Inert, "DisallowedGlobal", format!("{name} gives the class of a constant"));
+            }
+            ("functools" | "_functools", "reduce", Value::Tuple(&[operator, _]))
+                if self.proof.is_named(operator, "_operator", "or_")
+                    && !self.contains_executable(call.args) =>
+            {
+                let text = format!("{name} makes a union of types, whose effect is unknown");
+                return (Verdict::Unknown, "DisallowedGlobal", text);
+            }
+            _ => {}
         }
         let factory = gadgets::callable_factory(global.module, global.name);
         if factory == Some(CallableFactory::Partial) && !self.contains_executable(call.args) {
@@ -126,25 +145,51 @@ impl Classifier<'_> {
             && gadgets::is_storage_loader(global.module, global.name)
     }
 
-    /// The class in `getattr(Class, "NAME")` for a public member of a class of unknown effect.
-    fn enum_class(&self, call: &Call<'_>, callee: &Global<'_>) -> Option<Global<'_>> {
+    /// The class in `getattr(Class, "NAME")`, or of the object in `getattr(object, "method")`. `None` where the class or this member
+    /// of it would execute, as then what the call gives is not a matter of the class.
+    fn class_of_member(&self, call: &Call<'_>, callee: &Global<'_>) -> Option<(String, String)> {
         if gadgets::callable_factory(callee.module, callee.name) != Some(CallableFactory::Attribute) {
             return None;
         }
         let values = self.values_of();
-        let Value::Tuple(&[class, name]) = values.get(call.args) else { return None };
-        let (Value::Global(class), Value::Str(name)) = (values.get(class), values.get(name)) else {
-            return None;
+        let Value::Tuple(&[owner, name]) = values.get(call.args) else { return None };
+        let global = |id: GlobalId| (values.global(id).module, values.global(id).name);
+        let (module, class) = match values.get(owner) {
+            Value::Global(id) => global(id),
+            // Only these make an object of a class for certain: what another function gives may be a module.
+            Value::Call(id) => {
+                let made = values.call(id);
+                let class = global(self.proof.callee(&made)?);
+                Some(class).filter(|&class| made.kind == CallKind::NewObj || class == ("re", "_compile"))?
+            }
+            Value::List(_) => ("builtins", "list"),
+            Value::Dict(_) => ("builtins", "dict"),
+            _ => return None,
         };
-        let class = values.global(class);
+        let Value::Str(name) = values.get(name) else { return None };
         let name = name.as_str().unwrap_or_default();
         let plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        let is_member = plain
-            && !name.starts_with('_')
-            && gadgets::classify(class.module, class.name, false).verdict == Verdict::Unknown
-            && gadgets::classify(class.module, name, false).verdict == Verdict::Unknown
-            && gadgets::classify(class.name, name, false).verdict == Verdict::Unknown;
-        is_member.then_some(class)
+        let is_unknown = |name: &str| gadgets::classify(module, name, false).verdict == Verdict::Unknown;
+        let is_member = plain && is_unknown(class) && is_unknown(&format!("{class}.{name}"));
+        is_member.then(|| (short(module), short(class)))
+    }
+
+    /// Whether a callable is `getattr(ZoneInfo, "_unpickle")`, as `zoneinfo` pickles itself.
+    fn is_time_zone(&self, callable: Handle) -> bool {
+        let values = self.values_of();
+        let Value::Call(id) = values.get(callable) else { return false };
+        let Value::Tuple(&[class, name]) = values.get(values.call(id).args) else { return false };
+        self.proof.is_named(values.call(id).callable, "builtins", "getattr")
+            && self.proof.is_named(class, "zoneinfo", "ZoneInfo")
+            && super::is_text(values, name, "_unpickle")
+    }
+
+    /// Whether a value is None, or a constant that has a name.
+    fn is_constant(&self, value: Handle) -> bool {
+        let is_named = |name| self.proof.is_named(value, "builtins", name);
+        matches!(self.values_of().get(value), Value::None)
+            || is_named("Ellipsis")
+            || is_named("NotImplemented")
     }
 
     /// Whether the arguments contain a global that would execute. True also where they have more than [`MAX_SEARCHED_VALUES`]

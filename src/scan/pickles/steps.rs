@@ -118,8 +118,8 @@ impl Classifier<'_> {
         let classification = gadgets::classify(global.module, global.name, false);
         let name = dotted(&global);
         let (verdict, text) = match classification.verdict {
-            // A call that receives it as an argument may call it.
-            Verdict::WouldExecute if opaque => (
+            // A call that receives it as an argument may call it. To write is not to access the system, as long as no call says what.
+            Verdict::WouldExecute if opaque && classification.reason != gadgets::WRITES_OUTPUT => (
                 Verdict::WouldExecute,
                 format!(
                     "{name} is imported and may be called by a function that receives it: it {}",
