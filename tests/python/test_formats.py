@@ -330,8 +330,8 @@ def stable_baselines() -> bytes:
     file, policy = io.BytesIO(), io.BytesIO()
     torch.save({"w": torch.ones(1)}, policy)
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data", "{}")
-        archive.writestr("policy.pth", policy.getvalue())
+        for name in ("data", "pytorch_variables.pth", "policy.pth"):
+            archive.writestr(name, policy.getvalue())
     return file.getvalue()
 
 

@@ -116,12 +116,12 @@ fn no_pickle(archive: &Archive) -> Error {
         let error = Error::new(Code::RecordMissing, text);
         let is_checkpoint =
             |name: &&str| [".pt", ".pth", ".safetensors"].iter().any(|end| name.ends_with(end));
-        return match archive.members().iter().map(|member| member.name()).find(is_checkpoint) {
-            Some(name) => {
-                error.note(format!("The archive has checkpoints inside: unpack it and open {name:?}."))
-            }
-            None => error,
-        };
+        let inside = archive.members().iter().map(|member| member.name()).filter(is_checkpoint);
+        let inside: Vec<&str> = inside.take(4).collect();
+        if inside.is_empty() {
+            return error;
+        }
+        return error.note(format!("The archive has checkpoints inside: unpack it and open {inside:?}."));
     };
     Error::new(Code::UnknownFormat, text).note(note)
 }
