@@ -279,7 +279,7 @@ def test_output_that_cannot_be_written_is_no_error_of_a_file(folder, monkeypatch
     monkeypatch.chdir(folder)
     torch.save({"a.bias": torch.zeros(2)}, "ok.pt")
     monkeypatch.setattr("rustload._common.terminal.Page.flush", fail)
-    monkeypatch.setattr(_cli.command, "_redirect_stdout_to_devnull", lambda: None)
+    monkeypatch.setattr(_cli.command, "_redirect_to_devnull", lambda _: None)
     messages = []
     monkeypatch.setattr(_cli.command, "print_messages", messages.extend)
     code = _cli.main([args[0], "ok.pt", *args[1:]])

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import rustload
 from rustload._cli.arguments import add_manifest
@@ -96,14 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Also after --help and --version, which raise SystemExit.
             sys.stdout.flush()
     except BrokenPipeError:
-        _redirect_stdout_to_devnull()
+        _redirect_to_devnull(sys.stdout)
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
         # Not about an input path: those errors are reported by the subcommand.
-        _redirect_stdout_to_devnull()
+        _redirect_to_devnull(sys.stdout)
         return _write_failed((error.strerror or str(error)).lower())
+    finally:
+        _flush_messages()
     return code
 
 
@@ -130,10 +132,19 @@ def _write_failed(why: str) -> int:
     return READ_FAILED
 
 
-def _redirect_stdout_to_devnull() -> None:
-    """Redirects stdout to /dev/null, because Python flushes it again at exit, which would fail."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flush_messages() -> None:
+    """Flushes stderr, or leaves what cannot be written: from Python 3.14 on, the exit code would be that of this error."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        _redirect_to_devnull(sys.stderr)
+
+
+def _redirect_to_devnull(stream: TextIO) -> None:
+    """Redirects a stream to /dev/null, because Python flushes it again at exit, which would fail."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _near(word: str, options: Mapping[str, str]) -> str:
