@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import glob  # noqa: F401 - pathlib imports it late, from Python 3.15 on
 import json
 import os
 import resource
