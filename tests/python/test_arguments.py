@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -100,6 +101,7 @@ def test_limits_pickle_with_what_differs():
         ("diff", "rename", [3]), ("diff", "rename", ["ab"]), ("diff", "rename", ("a", "b")),
         ("diff", "rename", [("a", None)]), ("diff", "rename", [("a", "b", "c")]),
         ("diff", "rename", [("(", "a")]), ("diff", "rename", [("a", r"\9")]),
+        ("diff", "rename", {re.compile("a"): r"\9"}),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_an_error_that_names_it(tmp_path, verb, argument, given):

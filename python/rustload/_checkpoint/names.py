@@ -267,10 +267,12 @@ def _mapping_renamer(rename: Mapping[Any, str | None]) -> Callable[[str], str | 
     """Applies the first that matches: the full name, the longest prefix, or else every regular expression in turn."""
     exact = {key.rstrip("."): _new_name(new) for key, new in rename.items() if isinstance(key, str)}
     patterns = [(key, new) for key, new in rename.items() if not isinstance(key, str)]
-    for key, _ in patterns:
+    for key, new in patterns:
         if not isinstance(key, re.Pattern):
             text = f"has a {type(key).__name__} as a key, not a text or a compiled pattern"
             raise _error("Type", text, argument="rename")
+        if new is not None:
+            _pair((key, new))
 
     def change(name: str) -> str | None:
         head, tail = name, ""
