@@ -265,9 +265,8 @@ def _quantized(
     """The quantized weights by scheme, and a note on those that `dequantize=True` refuses."""
     try:
         weights = checkpoint._core.quantized_weights()
-    except (
-        OSError
-    ) as error:  # of a configuration beside a file in a store, which only the file's URL may show
+    except OSError as error:
+        # Of the configuration beside a file in a store: a signed URL is that of the file alone.
         return [], [f"the quantized weights are not shown: {error}"]
     sums: dict[tuple[str, int, str], QuantizedSum] = {}
     known = set()
