@@ -139,7 +139,9 @@ lint-features: $(INSTALLED) cargo
 check-macos: SYSTEM := aarch64-apple-darwin
 check-windows: SYSTEM := x86_64-pc-windows-gnu
 check-macos check-windows: cargo
-	@if environment=$$(tests/rust-web); then \
+	@if [ $@ = check-windows ] && ! command -v x86_64-w64-mingw32-dlltool >/dev/null; then \
+		echo "skipped: make $@: mingw-w64 is not installed (apt-get install mingw-w64)" >&2; \
+	elif environment=$$(tests/rust-web); then \
 		eval "$$environment" && \
 			$(CARGO) check --locked --target $(SYSTEM) -Zbuild-std --features internals,python; \
 	else \
