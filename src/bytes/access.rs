@@ -3,8 +3,8 @@
 
 /// How a source is read best. [`Access::default`] suits one where a request costs milliseconds.
 ///
-/// Where requests are seen to take longer, tensor data is read with a larger `gap`, blocks of twice the size, and up to 16 requests
-/// under way.
+/// Where requests are seen to take longer, tensor data is read with a larger `gap`, blocks of twice the size, and at least 16
+/// requests under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Access {
@@ -42,8 +42,8 @@ impl Access {
     };
 
     /// For files on another machine or behind another process: the kernel asks for a few hundred KiB at a time and waits for them, so
-    /// many reads have to be under way ([measured](../../docs/explain/performance.md#slow-file-systems)).
-    pub(super) const SLOW_FILE: Access = Access { in_flight: Some(16), ..Access::STORE };
+    /// many reads have to be under way, and long ones gain nothing ([measured](../../docs/explain/performance.md#slow-file-systems)).
+    pub(super) const SLOW_FILE: Access = Access { block: 1 << 20, in_flight: Some(24), ..Access::STORE };
 
     /// Through the page cache, and for bytes in memory: a read costs about as much as copying its bytes.
     pub(super) const BUFFERED: Access = Access {
