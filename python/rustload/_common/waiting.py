@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from queue import Empty, SimpleQueue
+from _queue import Empty, SimpleQueue  # defined there; importing `queue` takes longer
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
