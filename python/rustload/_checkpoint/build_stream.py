@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rustload._frameworks.adapters import HandleContext
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Order", "build_stream"]
-
 Order: TypeAlias = Literal["file", "name", "given"]
 
 

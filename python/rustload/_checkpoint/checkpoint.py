@@ -21,8 +21,6 @@ from rustload.errors import RustloadError, TensorNotFoundError, _error, _Note, _
 if TYPE_CHECKING:
     from rustload import _rustload
 
-__all__ = ["Checkpoint", "OpaqueClass", "restored_checkpoint"]
-
 _OBJECT_SEARCH_MAX_TENSORS = 10_000
 """The most tensors for which a failed lookup also searches the object tree."""
 

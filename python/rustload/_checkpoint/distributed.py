@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from rustload import _rustload
 
-__all__ = ["merged_trees", "object_tree"]
-
 
 class _Node(dict[Any, Any]):
     """A dict or list of the tree while it is made."""

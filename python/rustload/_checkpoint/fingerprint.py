@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["fingerprint"]
-
 FORMAT = "rustload-fingerprint-1"
 """The first line of what is hashed; another version hashes other text."""
 

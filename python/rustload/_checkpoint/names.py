@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from rustload._common.options import Key, NamesOptions, Rename, Strip
     from rustload._tensor.handle import LazyTensor
 
-__all__ = [
-    "renamer",
-    "resolve_names",
-    "select_names",
-    "select_tensors",
-    "strip_prefix",
-    "unflatten",
-]
-
 
 def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] | None) -> list[str]:
     """Converts `names=` to a list of names; None means all. Whether a plain name exists is not checked.

@@ -16,16 +16,6 @@ from typing import Any, NoReturn
 from rustload._checkpoint.names import unflatten as split_names
 from rustload.errors import _error
 
-__all__ = [
-    "DEPTH_MAX",
-    "NESTING_KEY",
-    "TEXT_MAX_CHARS",
-    "VALUE_TYPES",
-    "nested",
-    "scalar_json",
-    "unflatten",
-]
-
 NESTING_KEY = "rustload.nesting"
 """The metadata key of the record."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from rustload._frameworks.adapters import Framework
     from rustload._rustload import Limits
 
-__all__ = ["open", "opened"]
-
 
 @takes(OpenOptions)
 def open(

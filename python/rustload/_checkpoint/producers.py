@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rustload._frameworks.adapters import Adapter
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Producer", "check_memory", "producer_for"]
-
 _MANY = 256
 """The most tensors that are returned together."""
 

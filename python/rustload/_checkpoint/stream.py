@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rustload._common.progress import Progress
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Stream"]
-
 
 class _ForkCount:
     """Counts forks, to tell whether a stream was started in this process without a system call each time."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["Selection", "TensorMapping", "restored_selection"]
-
 
 class TensorMapping(Mapping[str, LazyTensor]):
     """The methods that a checkpoint and a selection of its tensors share."""

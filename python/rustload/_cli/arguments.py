@@ -5,22 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = [
-    "EPILOG",
-    "REPEATED",
-    "SOURCE",
-    "add_color",
-    "add_json",
-    "add_manifest",
-    "add_paths",
-    "dtype",
-    "file",
-    "number",
-    "pair",
-    "rename",
-    "size",
-]
-
 EPILOG = """\
 exit codes:
   0    everything was read

@@ -21,8 +21,6 @@ from rustload._remote.urls import is_url, name_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["main", "parser"]
-
 _python_format = warnings.formatwarning
 
 COMMANDS = {

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-__all__ = ["add_arguments", "run"]
-
 EPILOG = """\
 where it belongs:
   bash  rustload completion bash > ~/.local/share/bash-completion/completions/rustload

@@ -23,8 +23,6 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add_arguments", "run"]
-
 EPILOG = """\
 Without DST, a file is written beside SRC with its name, and the files of a
 folder are written into it. DST is a folder unless it ends with .safetensors.

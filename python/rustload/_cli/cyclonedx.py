@@ -19,8 +19,6 @@ from rustload.errors import RustloadError, _error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["run"]
-
 
 def run(paths: Sequence[str], *, hashes: bool) -> int:
     """Prints the document and returns the exit code.

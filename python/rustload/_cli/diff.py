@@ -14,8 +14,6 @@ from rustload._common.terminal import Page
 from rustload._diff.report import DiffReport, show
 from rustload.errors import RustloadError
 
-__all__ = ["add_arguments", "run"]
-
 EPILOG = """\
 exit codes:
   0    the same tensors: names, dtypes and shapes, and with --data all elements;

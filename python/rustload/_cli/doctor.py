@@ -21,8 +21,6 @@ from rustload.errors import RustloadError, _error
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 _UNUSED = {
     "resume": "the same call with resume=True continues; --clean removes it",
     "publication": "not all of its files are in their folder; the next call for that, or --clean, moves the others",

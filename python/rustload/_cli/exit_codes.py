@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BROKEN_PIPE", "GATE_FAILED", "INTERRUPTED", "READ_FAILED", "USAGE", "VERIFY_FAILED"]
-
 GATE_FAILED = 1
 """A scan found a file that does not pass the policy; without a policy, one that is not inert. Or a tensor has numbers that `stats
 --fail-on` names."""

@@ -28,8 +28,6 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 
 class Document(TypedDict):
     """What checkpoints hold.

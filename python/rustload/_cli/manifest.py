@@ -17,8 +17,6 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 EPILOG = """\
 The manifest is not signed: keep it, or a digest of it, where you trust it.
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rustload import Checkpoint, Selection
 
-__all__ = ["Error", "Failed", "Header", "print_document", "report_error", "report_warnings", "selected"]
-
 _NO_OPTIONS: Mapping[str, str] = {}
 
 

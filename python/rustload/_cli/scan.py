@@ -27,8 +27,6 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 # The arguments that mean standard input.
 STANDARD_INPUT = ("-", "/dev/stdin")
 

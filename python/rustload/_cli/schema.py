@@ -24,8 +24,6 @@ from rustload._common.terminal import print_json
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run", "schema_of"]
-
 # The margin is that of the class, which Python removes from version 3.13 on.
 _ATTRIBUTE = re.compile(r"^( {4}(?: {4})?)(\w+): (.+(?:\n\1 {4}.+)*)", re.MULTILINE)
 _SCALARS = {str: "string", bool: "boolean", float: "number", type(None): "null"}

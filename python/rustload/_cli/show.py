@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from rustload import Checkpoint, LazyTensor
 
-__all__ = ["add_arguments", "run"]
-
 TENSORS_MAX = 64
 """The most tensors of a pattern that are shown as text."""
 VALUES_MAX = 1 << 20

@@ -22,8 +22,6 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add_arguments", "run"]
-
 # The columns of a histogram in a row, and the most for names; longer names have a line of their own.
 HISTOGRAM_COLUMNS, NAME_COLUMNS_MAX = 20, 48
 LEVELS = " ▁▂▃▄▅▆▇█"

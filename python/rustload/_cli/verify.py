@@ -16,8 +16,6 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "run"]
-
 EPILOG = """\
 exit codes:
   0    all listed files are as listed

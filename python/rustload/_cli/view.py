@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-__all__ = ["add_arguments", "run"]
-
 EPILOG = """\
 exit codes:
   0    everything was written

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clip", "columns_of", "pad", "wrap"]
-
 _EMOJI_STYLE = "\ufe0f"
 """VARIATION SELECTOR-16: the character before it is shown as an emoji, so in two columns."""
 _CHARS_PER_COLUMN_MAX = 8

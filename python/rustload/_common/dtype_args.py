@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from rustload._common.patterns import matches
-from rustload._rustload import dtype_name
-
-__all__ = ["TensorInfo", "dtype_name", "value_for"]
 
 
 class TensorInfo(Protocol):

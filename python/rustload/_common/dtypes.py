@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Self
 
 from rustload import _rustload
 
-__all__ = ["DTYPES", "DTYPE_ROWS", "DType", "DTypeRow", "Size"]
-
 
 class DTypeRow(NamedTuple):
     """The columns of the core's table (`src/dtype.rs`) for one dtype.

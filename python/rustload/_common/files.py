@@ -14,17 +14,6 @@ from rustload._common.memory import headroom
 from rustload._common.sizes import format_bytes
 from rustload.errors import _error
 
-__all__ = [
-    "FileObject",
-    "Ranges",
-    "file_name",
-    "is_file_object",
-    "local_path",
-    "read_to_end",
-    "source_of",
-    "text_mode",
-]
-
 _CHUNK_BYTES = 1 << 20
 
 _DECOMPRESSORS = {

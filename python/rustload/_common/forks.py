@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["register_at_fork"]
-
 
 def _no_forks(**_: Callable[[], Any]) -> None:
     """Registers nothing."""

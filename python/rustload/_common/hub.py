@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["cached_repository", "commit_of", "hub_cache_folder", "hub_snapshot", "snapshot_names"]
-
 _COMMIT_MAX_BYTES = 64
 """The most bytes of a reference: a SHA-256 in hexadecimal; git's SHA-1 has 40."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, TypeAlias
 
-__all__ = ["FORMATS", "Finite", "Format", "Positive", "Signed", "plain"]
-
 Signed: TypeAlias = Annotated[int, {"minimum": None}]
 Positive: TypeAlias = Annotated[int, {"minimum": 1}]
 Finite: TypeAlias = Annotated[float, {"type": ["number", "null"]}]

@@ -13,8 +13,6 @@ from rustload import _rustload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Leftover", "leftovers"]
-
 Kind: TypeAlias = Literal["lock", "part", "resume", "publication"]
 _PATTERNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("part", re.compile(r"\.(?P<name>.+?)(?P<tag>\.[0-9a-f]{16})?\.part")),

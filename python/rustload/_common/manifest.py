@@ -24,8 +24,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Fault", "Manifest", "ManifestLike", "core_of", "file_of", "manifest_of"]
-
 PIECE_BYTES = 8 << 20
 """The size of a piece unless the caller says otherwise."""
 

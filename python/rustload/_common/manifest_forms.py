@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from rustload.errors import _error, _shown
 
-__all__ = ["DIGEST_BYTES", "IGNORED", "MANIFEST_BYTES_MAX", "Listed", "files_of"]
-
 DIGEST_BYTES = 32
 IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 """Files and folders that model signing leaves out."""

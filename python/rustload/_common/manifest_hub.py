@@ -15,8 +15,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["folder_files", "hub_files"]
-
 _NO_DIGEST = bytes(DIGEST_BYTES)
 """That of a file whose bytes are not those of the Hub: nothing is known to have it."""
 

@@ -9,8 +9,6 @@ from typing import Literal, NamedTuple
 from rustload import _rustload
 from rustload._common.sizes import format_bytes
 
-__all__ = ["Memory", "headroom", "memory", "trim", "usable_text"]
-
 
 class Memory(NamedTuple):
     """A snapshot of memory use, in bytes.

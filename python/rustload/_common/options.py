@@ -36,25 +36,6 @@ else:
             cls._types |= cls.__annotations__
 
 
-__all__ = [
-    "CastOptions",
-    "Group",
-    "Key",
-    "NamesOptions",
-    "OpenOptions",
-    "ReadOptions",
-    "Rename",
-    "RequestOptions",
-    "SourceOptions",
-    "StatsOptions",
-    "StreamOptions",
-    "Strip",
-    "WorkOptions",
-    "filled",
-    "part",
-    "takes",
-]
-
 Key: TypeAlias = str | tuple[Any, ...] | None
 Strip: TypeAlias = str | Iterable[str] | None
 Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None

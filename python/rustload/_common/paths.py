@@ -18,15 +18,6 @@ from rustload.errors import FormatError, _error, _printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "FOLDER_FILES",
-    "StrPath",
-    "file_bytes",
-    "note_checkpoints_below",
-    "note_path_as_bytes",
-    "path_list",
-]
-
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")

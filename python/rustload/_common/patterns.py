@@ -25,20 +25,6 @@ from rustload.errors import RustloadWarning, _clipped, _error, _printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-__all__ = [
-    "NAMES_SEARCHED_MAX",
-    "is_literal",
-    "matches",
-    "matching",
-    "no_match",
-    "patterns_of",
-    "refuse_rules_without_effect",
-    "similar_parts",
-    "unknown_name",
-    "warn_of_unused_patterns",
-    "warn_user",
-]
-
 NAMES_SEARCHED_MAX = 20_000
 """The most names to search for what a user may have meant."""
 _PARTS_SEARCHED_MAX = 200_000

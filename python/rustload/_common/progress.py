@@ -16,8 +16,6 @@ from rustload.errors import _error, _printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Progress", "Report", "checked_progress", "reporting"]
-
 Progress: TypeAlias = "bool | Callable[[int, int, str], object] | None"
 Report: TypeAlias = "Callable[[int, str], None]"
 

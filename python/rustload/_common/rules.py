@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rustload._common.dtype_args import TensorInfo
 
-__all__ = ["DEFAULT_CAST_DTYPES", "Rules", "kept_text"]
-
 DEFAULT_CAST_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 """The dtypes of tensors to which a plain `dtype=` applies."""
 

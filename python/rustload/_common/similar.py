@@ -10,8 +10,6 @@ from rustload.errors import _shown
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "similar"]
-
 
 def similar(name: str, names: Iterable[object], count: int = 3) -> list[str]:
     """The names that are most similar to `name`, the best match first."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from rustload._rustload import Tensor
 
-__all__ = ["format_bytes", "parse_bytes", "same_tensor", "sizes_once", "whole_number"]
-
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 

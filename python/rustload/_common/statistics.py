@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rustload._common.options import StatsOptions
 
-__all__ = ["ExponentCount", "Histogram", "Statistics", "statistics_of"]
-
 BINS_MAX = 1 << 16
 
 

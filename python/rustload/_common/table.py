@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from rustload._common.terminal import Page
 
-__all__ = ["NAME_COLUMNS_MAX", "ROW_INDENT", "TableRow", "show_table"]
-
 # The fewest columns of a table for names; on a terminal with less room for them, the other columns are below the names.
 NAME_COLUMNS_MIN = 16
 # The columns for names that a few long names may not widen on a terminal; those have a line of their own.

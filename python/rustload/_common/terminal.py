@@ -18,17 +18,6 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "BAR_COLUMNS",
-    "Page",
-    "count",
-    "message_line",
-    "print_json",
-    "print_messages",
-    "terminal_columns",
-    "text_of",
-]
-
 BAR_COLUMNS = 24
 # The columns of running text where there is no terminal.
 DEFAULT_COLUMNS = 120

@@ -10,8 +10,6 @@ from rustload import _rustload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Leaf", "Node", "build", "natural_key", "shown_nbytes", "sort_by_name", "sort_by_size", "walk"]
-
 
 class Leaf(NamedTuple):
     """The properties of a tensor that the tree shows and compares.

@@ -14,8 +14,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["in_parallel", "interruptible", "saying"]
-
 Result = TypeVar("Result")
 Outcome = tuple[Any, BaseException | None]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rustload._cuda.gpu import StagingBuffer
     from rustload._rustload import Buffer, Upload
 
-__all__ = ["DriverGpu", "ordinal"]
-
 
 class DriverGpu:
     """A `Gpu` whose results are `rustload.Buffer`."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from rustload._rustload import Buffer, Upload
 
-__all__ = ["ITEMSIZE", "Gpu", "StagingBuffer"]
-
 # Bytes per element, by dtype.
 ITEMSIZE = {name: row.itemsize for name, row in DTYPE_ROWS.items()}
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from rustload import _rustload
 
-__all__ = ["cuda_info"]
-
 
 def cuda_info() -> dict[str, Any]:
     """The CUDA driver and GPUs that rustload finds. Never raises, and creates no CUDA context.

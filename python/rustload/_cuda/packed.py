@@ -15,8 +15,6 @@ from rustload._cuda.slabs import aligned
 if TYPE_CHECKING:
     from rustload import _rustload
 
-__all__ = ["TILE_ELEMENTS", "Codes", "Decoding", "Outer", "Scales", "Tile", "decoding_of", "tiles"]
-
 # The most elements that are decoded at once. The GPU needs less than 20 bytes for each.
 TILE_ELEMENTS = 4 << 20
 

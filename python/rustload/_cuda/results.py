@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast, Core
     from rustload._cuda.gpu import Gpu
 
-__all__ = ["CudaProducer", "check_memory", "fill", "make", "upload_all"]
-
 _CHECKED_MIN_BYTES = 16 << 20
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from rustload._cuda.upload_task import UploadTask
     from rustload._rustload import Buffer, Upload
 
-__all__ = ["KEPT_RESULTS", "SINGLE_RESULT", "TAKEN_RESULTS", "SlabAllocator", "Slabs", "aligned"]
-
 # Results in a slab start at multiples of the alignment that GPU kernels prefer.
 _ALIGNMENT_BYTES = 256
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast, Request
     from rustload._cuda.packed import Tile
 
-__all__ = ["STAGING_BYTES", "Piece", "cpu_casts_below", "cpu_only_pieces", "pieces"]
-
 # Bytes of one of the two staging buffers.
 STAGING_BYTES = 32 << 20
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from rustload import _rustload
     from rustload._common.request import Request
 
-__all__ = ["UploadTask"]
-
 
 @dataclasses.dataclass(slots=True)
 class UploadTask:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rustload._cuda.upload_task import UploadTask
     from rustload._rustload import Buffer
 
-__all__ = ["UploadQueue"]
-
 # The bounds of one batch.
 _BATCH_BYTES = 32 << 20
 _BATCH_TENSORS = 2048

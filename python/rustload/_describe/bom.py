@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rustload._describe.describe import Described
 
-__all__ = ["FileEntry", "Model", "bom"]
-
 # A folder of a repository in the Hugging Face cache.
 _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)")
 # The keys of ModelSpec in the metadata of safetensors files, as fields of a component.

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._tensor.handle import LazyTensor
 
-__all__ = [
-    "TEXT_SHOWN_MAX_CHARS",
-    "ContainerValue",
-    "Described",
-    "DescribedTensor",
-    "PlainValue",
-    "Scanned",
-    "describe",
-    "short_text",
-]
-
 # The most characters to show of a str.
 TEXT_SHOWN_MAX_CHARS = 60
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
 
-__all__ = ["all_files"]
-
 
 def all_files(checkpoint: Checkpoint) -> list[str]:
     """`Checkpoint.files`, and the files on disk that the metadata of a distributed checkpoint names.

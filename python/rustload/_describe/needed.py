@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Needed", "needed"]
-
 
 class Needed(TypedDict):
     """The memory of all tensors that are counted, in memory of their own.

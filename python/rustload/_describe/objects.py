@@ -13,8 +13,6 @@ from rustload._tensor.inert import Global, Opaque, Sparse
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["child_values", "find_object", "head_text", "inline_text", "object_names", "show_object"]
-
 LINES_MAX = 400
 """The most lines of a value."""
 ITEMS_MAX = 100

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rustload._common.manifest import ManifestLike
     from rustload._describe.describe import Scanned
 
-__all__ = ["scanned"]
-
 
 def scanned(checkpoint: Checkpoint, manifest: ManifestLike | None = None) -> Scanned | None:
     """The worst verdict on files on disk, and what it is about; None if a scan looks into none of them."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     )
     from rustload._describe.needed import Needed
 
-__all__ = ["View", "rounded", "scan_text", "show", "tree_of"]
-
 # The most lines of each list below the tree; --json has all.
 LINES_SHOWN_MAX = 12
 # The most values to list.

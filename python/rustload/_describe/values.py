@@ -16,8 +16,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Number", "is_packed", "numbers_of", "parse_index", "show_numbers", "split_index"]
-
 Number = bool | int | float | complex
 
 WHOLE_MAX = 1000

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from rustload._common.progress import Progress
     from rustload._diff.report import ValueDiff
 
-__all__ = ["diff"]
-
 BATCH_BYTES = 1 << 30
 """The bytes of tensors that are compared between two reports of progress."""
 PREFIX_LEVELS_MAX = 16

@@ -18,8 +18,6 @@ from rustload.errors import _no_truth
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["DiffReport", "TensorDiff", "ValueDiff", "show"]
-
 # The most lines of a list; --json has all.
 LINES_SHOWN_MAX = 40
 # The most names in a line of values that only one checkpoint has.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rustload._checkpoint.checkpoint import Checkpoint
 
-__all__ = ["compare_values"]
-
 NODES_MAX = 200_000
 """The most values and containers of a checkpoint that are compared."""
 CHARS_MAX = 64_000_000

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from rustload._cuda.gpu import Gpu
     from rustload._rustload import Buffer, Mappings
 
-__all__ = [
-    "NAMES",
-    "Adapter",
-    "Framework",
-    "HandleContext",
-    "check_copy",
-    "default_framework",
-    "framework_name",
-    "framework_of",
-    "import_framework",
-    "load_adapter",
-]
-
 Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
 _ALIASES = {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}
 NAMES = tuple(name for name in get_args(Framework) if name not in _ALIASES)

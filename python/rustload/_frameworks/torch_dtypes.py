@@ -6,8 +6,6 @@ import torch
 
 from rustload.errors import _error
 
-__all__ = ["IN_DLPACK", "torch_dtype"]
-
 # The dtypes that every supported torch imports by DLPack; others are imported as bytes and viewed.
 IN_DLPACK = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 

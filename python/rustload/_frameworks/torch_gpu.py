@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rustload._cuda.packed import Tile
     from rustload._rustload import Buffer, Upload
 
-__all__ = ["TorchGpu", "TorchStagingBuffer", "checked"]
-
 # Without a cast, elements are copied as integers of their size, which torch can do for every dtype.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rustload._cuda.packed import Codes, Scales, Tile
 
-__all__ = ["decode"]
-
 
 def decode(tile: Tile, stored: Sequence[torch.Tensor]) -> torch.Tensor:
     """The wanted elements of a tile, as a view of its decoded rows.

@@ -13,8 +13,6 @@ from rustload.errors import _clipped, _printable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["PAGE_BYTES_MAX", "Budget", "details", "frame", "table", "text"]
-
 PAGE_BYTES_MAX = 50_000
 """The most bytes of the HTML of one object."""
 _RESERVED_BYTES = 4_000

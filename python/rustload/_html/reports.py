@@ -9,8 +9,6 @@ from rustload._html.page import Budget, details, frame, table, text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["report_html", "scan_html"]
-
 ITEMS_MAX = 50
 """The most items of each list."""
 OPEN_MAX = 10

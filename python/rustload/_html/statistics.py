@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._common.terminal import Page
 
-__all__ = ["StatisticsByName"]
-
 FIRST_ROWS = 12
 """The rows that are shown before those that can be unfolded."""
 ROWS_MAX = 1000

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from rustload import _rustload
 
-__all__ = ["mapping_html", "tensor_html"]
-
 ROWS_MAX = 160
 """The most rows of a tree: as many levels are shown as have no more."""
 DTYPES_MAX = 12

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["register"]
-
 _TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 
 _is_registered = False

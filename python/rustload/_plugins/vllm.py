@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["register"]
-
 _is_registered = False
 
 

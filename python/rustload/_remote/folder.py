@@ -11,17 +11,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "LOOKUPS_MAX",
-    "ObjectFolder",
-    "ObjectList",
-    "check_plain",
-    "in_folder",
-    "joined",
-    "names_others",
-    "trimmed",
-]
-
 LOOKUPS_MAX = 10_000
 """The most files that are looked up one by one, where a store does not list folders."""
 

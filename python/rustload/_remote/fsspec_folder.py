@@ -14,8 +14,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["from_path", "from_url"]
-
 Commits = dict[tuple[str, ...], str]
 
 

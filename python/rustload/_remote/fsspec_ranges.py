@@ -8,8 +8,6 @@ from rustload._common.waiting import interruptible
 from rustload._remote.ranges import ObjectRanges, failed, identity_of, warn_of_no_version
 from rustload.errors import _error
 
-__all__ = ["FsspecRanges", "is_hub", "open_file", "protocols"]
-
 _VERSION_KEYS = (
     "ETag",
     "etag",

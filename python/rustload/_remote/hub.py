@@ -13,8 +13,6 @@ from rustload._common.hub import cached_repository, commit_of, snapshot_names
 from rustload._remote.urls import name_of
 from rustload.errors import _error
 
-__all__ = ["cached", "hub_url", "is_offline", "pinned"]
-
 _PREFIXES = {"dataset": "datasets/", "space": "spaces/", "kernel": "kernels/"}
 """What comes before the name of a repository that is not a model."""
 

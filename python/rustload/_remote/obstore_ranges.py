@@ -11,8 +11,6 @@ from rustload.errors import _error, _printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ObstoreFolder", "ObstoreRanges", "from_store"]
-
 
 def from_store(store: Any, path: str) -> ObjectRanges | ObjectFolder:
     """The object at `path` of a store, or the folder of all objects whose paths begin with it, if it is empty or ends with `/`.

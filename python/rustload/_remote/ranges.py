@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from rustload._remote.folder import ObjectFolder
 
-__all__ = [
-    "ObjectRanges",
-    "attempt",
-    "changed",
-    "failed",
-    "identity_of",
-    "warn_of_no_version",
-    "wrong_length",
-]
-
-
 _CODES = ("Io", "RemoteRange", "RemoteScheme", "RemoteSize", "Value")
 """The codes of rustload's own errors here that are not a `RustloadError`."""
 

@@ -20,8 +20,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["remote_source"]
-
 
 def remote_source(
     given: Any,

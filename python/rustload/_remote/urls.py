@@ -9,18 +9,6 @@ from typing import Any
 
 from rustload.errors import _error, _pass, _printable, _Remedy
 
-__all__ = [
-    "DEFAULT_SCHEMES",
-    "PACKAGES",
-    "allowed_schemes",
-    "check_environment",
-    "check_options",
-    "check_scheme",
-    "is_url",
-    "name_of",
-    "unavailable",
-]
-
 ENVIRONMENT = "RUSTLOAD_REMOTE"
 """The environment variable with the default schemes of this process, separated by commas; empty for none."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from urllib3.util.url import Url
 
-__all__ = ["StatusError", "Web", "repeated"]
-
 Result = TypeVar("Result")
 
 TIMEOUT = "RUSTLOAD_REMOTE_TIMEOUT"

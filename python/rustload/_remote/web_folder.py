@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from urllib3 import BaseHTTPResponse
 
-__all__ = ["from_web"]
-
 PAGE_BYTES_MAX = 64 << 20
 """The most bytes of a page with links that are read."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from rustload._remote.web import Web
 
-__all__ = ["HttpRanges", "open_web"]
-
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
 _PLAIN = {"Accept-Encoding": "identity"}
 

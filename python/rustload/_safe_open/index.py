@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["reference_key", "torch_part"]
-
 Item: TypeAlias = int | slice
 Key: TypeAlias = tuple[Item | None, ...]
 

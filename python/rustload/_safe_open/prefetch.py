@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["PrefetchLoader", "tensors_of_plan"]
-
 _WINDOW_BYTES = 256 << 20
 
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from rustload._safe_open.prefetch import PrefetchLoader
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["PySafeSlice", "TensorMeta", "safe_open"]
-
 # By the name that the user passes: the framework's name in the reference's messages, and in rustload.
 _FRAMEWORKS = {
     "pt": ("pytorch", "torch"),

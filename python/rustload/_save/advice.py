@@ -11,8 +11,6 @@ from rustload.errors import UnsupportedError, _Note, _pass, _Remedy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["advising", "leave_out"]
-
 _FULL = (
     _Remedy("say", "the whole target is reserved first: write to another disk"),
     _pass("dtype", "to write less", value="bfloat16"),

@@ -16,8 +16,6 @@ from rustload._rustload import dtype_name
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error, _Remedy
 
-__all__ = ["Deferred", "Values", "kind_of", "unsupported", "values_of"]
-
 Deferred: TypeAlias = tuple[str, tuple[int, ...], int | None, Callable[[], Any]]
 """dtype, shape, the storage that it shares with others (any number), and a function that returns a DLPack capsule of all
 bytes, as one-dimensional `uint8` in host memory."""

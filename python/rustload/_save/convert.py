@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from rustload._common.manifest import ManifestLike
 
-__all__ = ["convert"]
-
 
 @takes(ConvertOptions)
 def convert(

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rustload._save.sources import Checkpoints
     from rustload._save.target import Target
 
-__all__ = ["others_of", "uncopied"]
-
 Copies: TypeAlias = list[tuple[str, Any]]
 """Paths in a folder, and paths or objects."""
 

@@ -10,8 +10,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Flat", "Named", "Path", "dotted", "flatten"]
-
 Path: TypeAlias = tuple[Any, ...]
 """The keys and indices that lead to a value."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rustload._save.job import File
     from rustload._save.model_config import Edit
 
-__all__ = ["write_folder"]
-
 
 def write_folder(
     path: str,

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from rustload._save.arrays import Values
     from rustload._save.options import SaveOptions
 
-__all__ = [
-    "SHARD_BYTES",
-    "File",
-    "Job",
-    "check_name",
-    "header_texts",
-    "local_path",
-    "packed_names",
-    "refuse_pickle_name",
-    "shard_bytes",
-    "write_options",
-]
-
 SHARD_BYTES = 50_000_000_000
 """The most bytes of tensors in one file of a folder, as in transformers."""
 

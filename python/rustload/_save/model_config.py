@@ -11,8 +11,6 @@ from rustload._common.rules import DEFAULT_CAST_DTYPES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Edit", "Others", "converted_others", "edits_in_place"]
-
 _CONFIG = "config.json"
 
 _SIDECARS = ("hf_quant_config.json", "quantize_config.json")

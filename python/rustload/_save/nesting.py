@@ -17,8 +17,6 @@ from rustload.errors import _error, _pass
 if TYPE_CHECKING:
     from rustload._save.arrays import Values
 
-__all__ = ["Given"]
-
 _SKIPPED = object()
 
 _NODES_MAX = 1 << 20

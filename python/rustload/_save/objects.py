@@ -17,8 +17,6 @@ from rustload.errors import RustloadError, _error
 if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
 
-__all__ = ["Objects"]
-
 _FORMATS_WITHOUT = ("safetensors", "npz", "npy")
 """Formats whose files hold tensors only."""
 

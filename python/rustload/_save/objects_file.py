@@ -11,8 +11,6 @@ from rustload import _rustload
 if TYPE_CHECKING:
     from rustload._save.target import Target
 
-__all__ = ["ObjectsFile", "document"]
-
 
 def document(tree: Any) -> str:
     """The text of the file: the JSON of `Objects.json`, of one checkpoint, or of several by their names."""

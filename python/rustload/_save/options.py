@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from rustload._save.ties import Ties
 
-__all__ = ["ConvertOptions", "SaveOptions", "WriteOptions"]
-
 
 class WriteOptions(WorkOptions, total=False):
     """How files are written.

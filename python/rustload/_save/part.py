@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rustload._save.ties import TieRule
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Part"]
-
 _INDEX_METADATA = ("total_size", "total_parameters", "DCP_SHARDING_INFO", "DCP_VERSION")
 """What an index, or torch's distributed writer, says about its files, which is not true of the new ones."""
 

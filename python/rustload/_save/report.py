@@ -10,8 +10,6 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["SaveReport"]
-
 
 class SaveReport(NamedTuple):
     """What was written.

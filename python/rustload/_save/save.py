@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-__all__ = ["save", "save_with"]
-
 
 @takes(SaveOptions)
 def save(

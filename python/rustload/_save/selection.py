@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """Names and patterns, and which of them matched in any checkpoint.

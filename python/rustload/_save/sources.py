@@ -19,17 +19,6 @@ from rustload._remote.resolve import remote_source
 from rustload._remote.urls import is_url
 from rustload.errors import _error
 
-__all__ = [
-    "Checkpoints",
-    "LocalFolder",
-    "Source",
-    "file_name_for",
-    "find_checkpoints",
-    "index_name",
-    "read_small",
-    "shard_name",
-]
-
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".safetensors", ".sft", ".npz", ".npy")
 _STEMS = r"(?P<stem>pytorch_model|diffusion_pytorch_model|adapter_model|model)"
 _NUMBER = r"-(?P<number>\d{5})-of-(?P<count>\d{5})"

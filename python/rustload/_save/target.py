@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from rustload._save.part import Part
     from rustload._save.sources import Checkpoints
 
-__all__ = ["Target", "check_objects_path"]
-
-
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 
 

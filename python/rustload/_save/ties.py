@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rustload._save.arrays import Values
     from rustload._save.sources import LocalFolder
 
-__all__ = ["TieRule", "Ties", "dropped_names", "says_tied"]
-
 Ties: TypeAlias = Literal["auto", "copy", "drop", "error"]
 
 _CONFIG_MAX_BYTES = 10 << 20

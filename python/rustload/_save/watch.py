@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rustload._common.progress import Report
     from rustload._save.options import SaveOptions
 
-__all__ = ["Watch", "watching"]
-
 
 class Watch:
     """Is told by the extension which bytes are written, verified or reused.

@@ -17,8 +17,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Writer"]
-
 
 class Writer:
     """Writes a safetensors file in pieces.

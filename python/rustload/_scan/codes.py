@@ -13,8 +13,6 @@ from rustload.errors import _Note
 if TYPE_CHECKING:
     from rustload._scan.verdict import Verdict
 
-__all__ = ["NOTED_ERRORS", "SCAN_CODES", "ScanCode", "error_codes"]
-
 _NOTE: tuple[Verdict, ...] = ("inert",)
 _UNKNOWN: tuple[Verdict, ...] = ("unknown",)
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rustload._rustload import Limits
     from rustload._scan.policy import Policy
 
-__all__ = ["Gate"]
-
 Key: TypeAlias = tuple[str, ...]
 
 # The largest report that is read as a baseline.

@@ -14,8 +14,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["FailOn", "Policy"]
-
 FailOn: TypeAlias = Literal["unknown", "would-execute"]
 
 # The keys of a policy file.

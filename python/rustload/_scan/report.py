@@ -9,9 +9,6 @@ from rustload._common.json_values import FORMATS, Positive
 from rustload._scan.verdict import Verdict
 from rustload.errors import _no_truth
 
-__all__ = ["Coverage", "FileReport", "Finding", "Named", "Range", "ScanReport", "Step"]
-
-
 ScanFormat: TypeAlias = Annotated[str | None, {"enum": [*FORMATS, "joblib", "zip", "tar", "archive", None]}]
 
 

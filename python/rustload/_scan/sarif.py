@@ -22,8 +22,6 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RESULTS_MAX", "sarif"]
-
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 # GitHub's limits: 25,000 results, of which it shows 5,000; 1,000 steps of a thread flow are shown.
 RESULTS_MAX = 25_000

@@ -7,8 +7,6 @@ from urllib.parse import quote
 
 from rustload._remote.urls import is_url, name_of
 
-__all__ = ["artifact_uri", "is_outside"]
-
 
 def artifact_uri(path: str | None, root: str) -> str:
     """The URI of a file, percent-encoded; a URL is without its secrets.

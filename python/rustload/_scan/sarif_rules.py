@@ -13,8 +13,6 @@ from rustload._scan.codes import NOTED_ERRORS, SCAN_CODES, error_codes
 if TYPE_CHECKING:
     from rustload._scan.verdict import Verdict
 
-__all__ = ["LEVELS", "NOT_SCANNED", "RULE_IDS", "rule_of", "rules"]
-
 NOT_SCANNED = "NotScanned"
 """The rule of a part that was not scanned: it is not a code of a finding, and it makes a file unknown, too."""
 

@@ -23,8 +23,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from rustload._rustload import Limits
 
-__all__ = ["merged", "report_on", "scan"]
-
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 Source: TypeAlias = StrPath | bytes | bytearray | memoryview | FileObject | ObjectFolder
 

@@ -11,8 +11,6 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["VERDICT_COLORS", "finding_text", "for_people", "show"]
-
 # The most findings to show per file; --json has all of them.
 FINDINGS_SHOWN_MAX = 20
 # The most characters to show of a call.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-__all__ = ["ORDER", "Verdict"]
-
 Verdict: TypeAlias = Literal["inert", "unknown", "would execute"]
 
 ORDER: dict[str, int] = {"inert": 0, "unknown": 1, "would execute": 2}

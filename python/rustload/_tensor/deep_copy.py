@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Container", "deep_copy"]
-
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 

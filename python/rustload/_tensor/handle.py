@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["LazyTensor", "Quantization", "new_handle", "restored"]
-
 
 class Quantization(NamedTuple):
     """The quantization parameters of a tensor: an integer q means the number `(q - zero_point) * scale`.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rustload._common.dtypes import DType
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["DefaultDict", "Global", "Opaque", "Sparse"]
-
 
 def _raise_not_picklable(what: str, note: str) -> NoReturn:
     """Raises for a stand-in that is pickled: the new file would name a class of rustload in place of the original class.

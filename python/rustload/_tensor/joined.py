@@ -15,8 +15,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["JoinedTensor", "concat", "restored_join", "stack"]
-
 
 class JoinedTensor(LazyTensor):
     """Several tensors of one dtype, joined by `concat` or `stack`.

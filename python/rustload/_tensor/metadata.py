@@ -12,8 +12,6 @@ from rustload.errors import UnsupportedError
 if TYPE_CHECKING:
     from rustload._tensor.part import Part
 
-__all__ = ["Metadata"]
-
 
 class Metadata(_rustload.Handle):
     """The properties of a lazy tensor that need neither its elements nor other tensors."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Operators", "index_note"]
-
 _NOTE = (
     "a lazy tensor holds no elements: compute with the result of .materialize(), .torch() or .numpy(), which may be of a slice; "
     ".item() is the only element"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Part"]
-
 
 class Part(NamedTuple):
     """Which part of a larger tensor a tensor in a file is.

@@ -14,8 +14,6 @@ from rustload import _rustload
 from rustload._frameworks.adapters import HandleContext
 from rustload.errors import _error
 
-__all__ = ["Origin", "are_same_files", "open_again", "opened_core", "origin_of"]
-
 Stamps: TypeAlias = tuple[tuple[str, int, int, int], ...]
 """For each file its path, size, modification time in nanoseconds, and inode."""
 

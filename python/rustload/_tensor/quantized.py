@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["without_companions"]
-
 
 def without_companions(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """The tensors without the scales, and what else belongs to quantized weights, of those that are dequantized.

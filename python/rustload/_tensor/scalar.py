@@ -10,8 +10,6 @@ from rustload._common.request import Request
 if TYPE_CHECKING:
     from rustload._common.request import Core
 
-__all__ = ["read_number", "wide_dtype"]
-
 # The dtype to read as, and its code in `struct`, by the beginning of the dtype's name.
 _WIDE = (
     ("float", "float64", "d"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Scheme"]
-
 
 class Scheme(NamedTuple):
     """What a quantized weight is decoded from, in a checkpoint that was opened with `dequantize=True`.

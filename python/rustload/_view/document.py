@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rustload._common.request import Request
     from rustload._describe.describe import Described
 
-__all__ = ["document"]
-
 LABEL_CHARS_MAX = 400
 """The most characters of a name."""
 TEXT_CHARS_MAX = 2000

@@ -20,8 +20,6 @@ from rustload._view.palette import BY_DTYPE, DARK, INK, LIGHT, OTHER, css_variab
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GENERATOR", "page"]
-
 GENERATOR = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="rustload '
 """The beginning of a page, up to the version."""
 SCRIPTS = ("el.js", "data.js", "search.js", "treemap.js", "parts.js", "tree.js", "main.js")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BY_DTYPE", "DARK", "INK", "LIGHT", "OTHER", "colour_of", "css_variables"]
-
 LIGHT = (
     "#a3c8f0", "#8ed3c3", "#f3c684", "#f2aaa0", "#e7b1d8", "#c5b5ef", "#b0d69a", "#d9c2a6", "#e2dc8c", "#c8ced8",
 )  # fmt: skip

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rustload._common.tree import Node
     from rustload._describe.describe import Described
 
-__all__ = ["SVG_GENERATOR", "svg_image"]
-
 SVG_GENERATOR = "<!-- generator: rustload "
 """The beginning of an image, up to the version."""
 WIDTH, HEIGHT = 960, 520

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Rect", "squarify"]
-
 
 class Rect(NamedTuple):
     """A rectangle.

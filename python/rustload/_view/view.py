@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rustload._describe.describe import Described
     from rustload._scan.report import ScanReport
 
-__all__ = ["view"]
-
 TEXT_LINES_MAX, LINE_CHARS_MAX = 400, 300
 """The most lines of the text that is shown without scripts, and the most characters of each."""
 

@@ -15,8 +15,6 @@ import torch
 
 from rustload import _rustload
 
-__all__ = ["NAMES", "VALUES"]
-
 
 def _value(module: str, name: str) -> Any:
     """The class or constant of that name; None if the installed torch does not have it."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from rustload.torch._slots import Slot
 
-__all__ = ["is_of_transformers", "make_buffers"]
-
 
 def make_buffers(
     model: torch.nn.Module, slots: Sequence[Slot], device_of: Callable[[Slot], torch.device | None]

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rustload.torch._locations import Storages
 
-__all__ = ["Builder"]
-
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 
 # Annotated here because torch's stubs lack some arguments.

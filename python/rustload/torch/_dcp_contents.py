@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rustload._checkpoint.checkpoint import Checkpoint
 
-__all__ = ["Contents", "contents_of", "is_plain", "with_tensors"]
-
 _Path: TypeAlias = tuple[str | int, ...]
 
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Planner", "Reader"]
-
 
 class _Value(io.BytesIO):
     """A value that is not a tensor, on its way from `Reader` to `Planner`; its bytes are never used."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlanner
 
-__all__ = ["Writer"]
-
 _TOKEN_FILE = "token"
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
     from rustload.torch._plan import LoadOptions, Step
 
-__all__ = ["check_memory", "execute_steps"]
-
 # With so many cores for each GPU, the default number of threads leaves enough for the others.
 _SHARE_WITHOUT_BOUND = 16
 _REMEDIES = (

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rustload._rustload import Limits
 
-__all__ = ["are_paths", "is_archive", "is_at_end", "is_path", "opened", "read_again", "seek_past", "seekable"]
-
 _ZIP = b"PK\x03\x04"
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["WINDOW_BYTES", "check_numbers", "fill", "is_direct", "is_on_gpu"]
-
 WINDOW_BYTES = 256 << 20
 
 

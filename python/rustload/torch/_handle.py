@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
     from rustload.torch._private_views import PrivateViews
 
-__all__ = ["TorchHandle"]
-
 
 class TorchHandle(Operators):
     """A lazy tensor that torch functions accept in place of a tensor; its elements are read when they are used.

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = [
-    "ComputedTensor",
-    "CustomLoading",
-    "check_scaled",
-    "has_custom_loading",
-    "run_custom_loading",
-    "run_post_hooks",
-]
-
 EXTRA = "_extra_state"
 NO_OP_WARNING = "for .*: copying from a non-meta parameter in the checkpoint to a meta"
 

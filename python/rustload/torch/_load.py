@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rustload._rustload import Limits
     from rustload.torch._locations import MapLocation
 
-__all__ = ["load"]
-
 # Formats whose values are a flat dict: what is inert in them has no place in it.
 _WITHOUT_TREE = ("npz", "torch-export")
 

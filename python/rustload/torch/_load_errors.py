@@ -8,18 +8,6 @@ from typing import IO, NoReturn
 
 from rustload.errors import FormatError, _error
 
-__all__ = [
-    "at_end",
-    "is_distributed",
-    "is_torchscript",
-    "no_archive",
-    "no_magic",
-    "no_path",
-    "refuse_class",
-    "refuse_global",
-    "tar",
-]
-
 _KEEP = (
     "unknown='keep' opens the file with such values as inert data; nothing that it names is imported or called, "
     "and add_safe_globals has no effect here"

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast
     from rustload.torch._hooks import CustomLoading
 
-__all__ = ["load_into"]
-
 
 class IntoOptions(SourceOptions, CastOptions, total=False):
     """What to load of a checkpoint, and which conversions of numbers are made."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from rustload import _rustload
 
-__all__ = ["MapLocation", "Storages", "storages"]
-
 MapLocation: TypeAlias = (
     str | torch.device | dict[str, str] | Callable[[torch.UntypedStorage, str], Any] | None
 )

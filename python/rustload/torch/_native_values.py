@@ -18,8 +18,6 @@ from rustload.errors import _shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["find_inert", "restore"]
-
 _NAMESPACES: dict[str, type] = {
     "argparse.Namespace": argparse.Namespace,
     "types.SimpleNamespace": types.SimpleNamespace,

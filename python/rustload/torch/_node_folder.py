@@ -25,8 +25,6 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NodeFolder"]
-
 _PREFIX = "rustload-node-"
 _LOCK = "lock"
 _WINDOW_MAX_BYTES = 4 << 30

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Operators", "read_all"]
-
 
 def _operator(name: str) -> Callable[..., Any]:
     def operate(self: Operators, *args: Any) -> Any:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["PeakMemory"]
-
 _STATM = Path("/proc/self/statm")
 
 

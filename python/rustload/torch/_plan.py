@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from rustload.torch._hooks import CustomLoading
     from rustload.torch._slots import Slot
 
-__all__ = [
-    "LoadOptions",
-    "Plan",
-    "Step",
-    "apply_transpose",
-    "check_casts",
-    "is_batch_counter",
-    "make_plan",
-    "saved_values",
-]
-
 EXTRA = "_extra_state"
 
 

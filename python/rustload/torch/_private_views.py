@@ -10,8 +10,6 @@ from rustload._frameworks.adapters import HandleContext
 if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["PrivateViews", "private_context"]
-
 
 def private_context() -> HandleContext:
     """A context with its own private copy-on-write mapping of each file, and its own torch storages."""

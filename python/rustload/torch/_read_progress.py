@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rustload._common.progress import Report
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["with_read_progress"]
-
 
 class ProgressHandle(TorchHandle):
     """A handle that reports every read."""

@@ -12,8 +12,6 @@ from rustload.errors import ModelMismatchError, _no_truth, _printable_lines, _sh
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PART_OF", "Converted", "LoadReport", "Mismatch", "mismatch_error", "prefix_hint"]
-
 NAMES_SHOWN_MAX = 8
 PREFIXES_SHOWN_MAX = 3
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from rustload._save.report import SaveReport
 
-__all__ = ["save_model"]
-
 
 @takes(WriteOptions)
 def save_model(

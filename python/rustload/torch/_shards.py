@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = [
-    "LocalRuns",
-    "cut",
-    "is_dtensor",
-    "like",
-    "local_of",
-    "local_runs",
-    "local_tensor",
-    "runs_shape",
-]
-
 LocalRuns: TypeAlias = list[list[tuple[int, int]]]
 """What a rank holds of a tensor: for each dimension, ranges `(start, stop)` of indices, in the order of the local tensor."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload.torch._plan import Step
 
-__all__ = ["Share", "SharedReads", "agreed", "is_shared", "rows_needed", "share_of"]
-
 Share: TypeAlias = Literal["node"] | None
 """Who shares reads: the ranks of one machine, or none."""
 

@@ -16,8 +16,6 @@ from rustload.torch._shards import is_dtensor, like
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Slot", "check_device_map", "device_rule", "slots_of"]
-
 
 @dataclasses.dataclass
 class Slot:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.options import Key, Strip
 
-__all__ = ["StateDict", "module_versions", "state_dict"]
-
 
 class StateDict(dict[str, TorchHandle]):
     """A dict from names to handles, without tensor data. It is a dict subclass because some consumers require one."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from rustload._common.options import Key, Rename, Strip
 
-__all__ = ["WeightOptions", "is_first_rank", "weights"]
-
 _WINDOW_MIN = 64 << 20
 
 
