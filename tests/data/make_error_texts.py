@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -23,9 +24,6 @@ from attacks.zips import Zip, around
 
 import rustload
 from rustload import _rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PAGE = Path(__file__).with_name("error_texts.txt")
 

@@ -9,15 +9,13 @@ import contextlib
 import sys
 import types
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 __all__ = ["EXPERTS", "Run", "expert_name", "model_name", "optimizer_name", "write", "write_universal"]
 

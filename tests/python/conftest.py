@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 collect_ignore = ["stand_ins"]
 collect_ignore_glob = ["*_child.py"]

@@ -30,11 +30,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import IO
 
 MNT_DETACH = 2
 MS_NOSUID_NODEV, MS_RDONLY_NOSUID_NODEV = 6, 7

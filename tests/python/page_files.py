@@ -6,16 +6,14 @@ import collections
 import json
 import shutil
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from quantized_files import write as write_quantized
 from quantized_ints import pack_quantized
 from zero_folders import Run
 from zero_folders import write as write_zero
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(folder: Path) -> None:

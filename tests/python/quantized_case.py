@@ -6,13 +6,11 @@ Everything is written from the published layouts, with torch alone. A code is an
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from functools import partial
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 I8, I32, I64, U8 = torch.int8, torch.int32, torch.int64, torch.uint8

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from quantized_case import Case, Tensors
 from quantized_codes import CODE_CASES
 from quantized_floats import FLOAT_CASES
 from quantized_ints import INT_CASES
 from quantized_rare import RARE_CASES
 from safetensors.torch import save_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from quantized_case import Case, Tensors
 
 CASES: dict[str, Callable[[], Case]] = {**FLOAT_CASES, **INT_CASES, **CODE_CASES, **RARE_CASES}
 

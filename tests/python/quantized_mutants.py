@@ -10,21 +10,17 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
-from quantized_case import BF16, E4M3, E5M2, E8M0, F16, F32, I8, I32, I64, U8
+from quantized_case import BF16, E4M3, E5M2, E8M0, F16, F32, I8, I32, I64, U8, Case, Tensors
 from quantized_files import CASES, write
 from test_block_scales import same
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from quantized_case import Case, Tensors
 
 GROWTH = 32
 """The most bytes that a stored byte stands for: codes of one bit in float32."""

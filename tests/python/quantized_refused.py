@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from quantized_case import (
@@ -23,9 +23,6 @@ from quantized_case import (
     Tensors,
 )
 from quantized_files import CASES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def changed(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,6 @@ import rustload
 import rustload.torch
 from rustload.torch import _dcp_writer, _load_into, _share
 from rustload.torch.distributed import Planner, Reader, Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 folder = Path(sys.argv[1])
 dist.init_process_group("gloo")

@@ -21,15 +21,13 @@ import sys
 import tempfile
 import textwrap
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from process_memory import status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HERE = str(Path(__file__).resolve().parent)
 ROOT = Path(__file__).resolve().parents[2]

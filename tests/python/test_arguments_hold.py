@@ -7,7 +7,9 @@ import io
 import json
 import pickle
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +21,6 @@ from support import Reduced, pickled, saved
 import rustload
 import rustload.torch
 from rustload.torch import distributed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

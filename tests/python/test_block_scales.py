@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 import rustload
 import rustload.torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHAPES = [
     (256, 384),

@@ -6,7 +6,8 @@ import os
 import random
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SIDE = 1024
 ROUNDS = int(os.environ.get("RUSTLOAD_CHANGES", "10"))

@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -15,9 +15,6 @@ from support import Reduced, child, coded, names
 
 import rustload
 from rustload import _cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 transformers = pytest.importorskip("transformers")
 

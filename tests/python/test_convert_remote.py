@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,6 @@ from rustload._cli import command
 
 fsspec = pytest.importorskip("fsspec")
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OTHERS = ("config.json", "empty.txt", "tokenizer.model")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from quantized_case import Case
 from quantized_files import CASES, logical, write
 from safetensors.torch import save_file
 from support import bits
@@ -20,11 +22,6 @@ from torch.distributed.fsdp import fully_shard
 import rustload
 import rustload.torch
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quantized_case import Case
 
 READ = [name for name in CASES if not name.startswith("sparse")]
 KINDS = ["safetensors", "pt", "sharded"]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from quantized_case import Case
 from quantized_codes import four_bits, gptq
 from quantized_floats import fp8, gpt_oss, nvfp4
 from quantized_ints import pack_quantized
 from safetensors.torch import load_file, save_file
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from quantized_case import Case
 
 transformers = pytest.importorskip("transformers")
 

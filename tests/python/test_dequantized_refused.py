@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 from attacks.probe import Cost
-from quantized_case import E4M3, F16, U8
+from quantized_case import E4M3, F16, U8, Case
 from quantized_files import CASES, write
 from quantized_ints import pack_quantized
 from quantized_mutants import contradiction, mutant, written
@@ -18,11 +18,6 @@ from safetensors.torch import save_file
 from test_block_scales import same
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quantized_case import Case
 
 KINDS = ["safetensors", "pt", "sharded"]
 CODES = {"QuantUnknown", "TensorBounds"}

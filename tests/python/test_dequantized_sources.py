@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +22,6 @@ from web_server import Server
 
 import rustload
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SLACK = 64 << 10
 # Those that need no configuration, which is in no file.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from argparse import Namespace
 from collections import deque
+from collections.abc import Callable
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +19,6 @@ import torch
 from support import cli
 
 import rustload
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-    from pathlib import Path
 
 # torch warns of complex32.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")

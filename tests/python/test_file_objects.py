@@ -9,7 +9,8 @@ import os
 import threading
 import time
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from safetensors.torch import save_file
 
 import rustload
 import rustload.torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LAYERS = 300
 

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,6 @@ from support import names
 
 import rustload
 from rustload.errors import RustloadWarning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OVERWRITE: dict[str, Any] = {"overwrite": True, "fsync": False}
 

@@ -18,8 +18,9 @@ import tarfile
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import joblib
 import numpy as np
@@ -31,9 +32,6 @@ from process_memory import read
 from support import Reduced, deflated, saved
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "formats.md"
 COUNT = 2 << 20

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,6 @@ from attacks import CASES
 from support import repacked
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LOAD = "import sys, torch; torch.export.load(sys.argv[1]).module()"
 JOBLIB = "import sys, joblib; joblib.load(sys.argv[1])"

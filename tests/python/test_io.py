@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+import subprocess
 
 import pytest
 import torch
 from support import assert_same_bits, child, cli, patterns, torch_child
 
 import rustload
-
-if TYPE_CHECKING:
-    import subprocess
 
 MIB = 1 << 20
 ON_NETWORK = {"RUSTLOAD_FILESYSTEM": "network"}

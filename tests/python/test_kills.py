@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fuse_folder
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HARNESS = Path(__file__).with_name("kills.py")
 POINTS = Path(__file__).with_name("kill_points.py")

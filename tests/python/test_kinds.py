@@ -13,7 +13,9 @@ import itertools
 import random
 import types
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import make_kinds
 import numpy as np
@@ -22,10 +24,6 @@ import torch
 from support import bits, child
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 # Legacy files that torch 2.13 writes and cannot read: it asks an untyped storage for its dtype, and sets a generator's state and
 # builds nested tensors before their bytes are read. The zip file of the same object is the oracle for them.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -11,10 +13,6 @@ import torch
 from support import child, torch_child
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 COUNT, NUMEL = 32, 512 << 10
 NBYTES = COUNT * NUMEL * 4

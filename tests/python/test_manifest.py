@@ -12,7 +12,8 @@ import random
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -30,9 +31,6 @@ from web_server import Server
 import rustload
 import rustload.torch
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PIECE = 256
 

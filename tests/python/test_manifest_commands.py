@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +13,6 @@ from web_server import Server
 import rustload
 from rustload._cli import main
 from rustload._cli.command import OPENING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _model(folder: Path) -> tuple[Path, Path]:

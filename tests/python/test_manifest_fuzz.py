@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from support import module_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _run(seed: int, count: int, folder: Path, *, one_bit: bool) -> dict[str, int]:

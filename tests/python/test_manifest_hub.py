@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 import rustload
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _hub_file(folder: Path, name: str, content: bytes, *, small: bool, is_cache: bool) -> Path:

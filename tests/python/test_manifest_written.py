@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,6 @@ import torch
 
 import rustload
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _beside(path: Path) -> Path:

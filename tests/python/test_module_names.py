@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,6 @@ from support import assert_same_bits, repacked, saved
 from torch import nn
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Extras(nn.Module):

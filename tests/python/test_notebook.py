@@ -9,7 +9,7 @@ import re
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +19,6 @@ from support import Reduced, child, sparse
 import rustload
 import rustload.torch
 from rustload._common import progress
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE = {
     "script": "</script><img src=x onerror=alert(1)>",

@@ -6,17 +6,15 @@ import operator
 import os
 import pickle
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 VALUES = torch.tensor([3, 1, 2, 5])
 BINARY = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack
 
 import pytest
 
@@ -13,9 +14,6 @@ import rustload.torch
 import rustload.torch.distributed
 from rustload import _rustload
 from rustload._common.options import Group, filled, part, takes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -12,7 +12,7 @@ import pickletools
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,9 +26,6 @@ from torch.utils.data import DataLoader, Dataset
 import rustload
 import rustload.torch
 from rustload._tensor import pickling
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:.*quantize"

@@ -13,14 +13,12 @@ import sys
 import tarfile
 import time
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from schemas import ROOT, check_sarif
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 yaml = pytest.importorskip("yaml")
 

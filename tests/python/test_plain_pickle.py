@@ -10,7 +10,8 @@ import time
 import warnings
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from support import DTYPES, Reduced, assert_same_bits, patterns, saved
 
 import rustload
 import rustload.torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROTOCOLS = range(6)
 # torch 2.13 writes these on an UntypedStorage, which its own `_load_from_bytes` does not take.

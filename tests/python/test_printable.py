@@ -9,7 +9,8 @@ import json
 import pickle as pickling
 import struct
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from attacks.pickles import SIX, listed, mapped, named, pickle, storage, tensor, text
@@ -20,9 +21,6 @@ import rustload
 import rustload.torch
 from rustload._cli.command import main
 from rustload.errors import _printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HOSTILE = "a\x1b[2J\x1b]0;x\x07\r\n\t\0\x7f\x85\x9b\u200b\u200e\u202e\u2028\u2066\ufeff\U000e0041z"
 VISIBLE = "a\\n'größe 重み नमस्ते é 🙂"

@@ -12,8 +12,9 @@ import runpy
 import struct
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 import rustload
 import rustload.torch
 from rustload.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WRAPPED = "wrapped"

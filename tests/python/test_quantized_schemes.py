@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,6 @@ from torch.distributed.tensor import DTensor, Shard
 import rustload
 import rustload.torch
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS, COLUMNS = 256, 256
 

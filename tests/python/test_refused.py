@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ from safetensors.torch import load_file, save_file
 from support import child, torch_child
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CALLS = """
 import sys

@@ -11,7 +11,9 @@ import json
 import random
 import time
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +32,6 @@ from rustload._remote.urls import name_of
 
 fsspec = pytest.importorskip("fsspec")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SECRET = "s3cr3t"
 HTTP = ("http",)

@@ -10,7 +10,9 @@ import shutil
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +30,6 @@ from rustload._remote.hub import hub_url
 
 fsspec = pytest.importorskip("fsspec")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 HTTP = ("http",)
 INDEX = "model.safetensors.index.json"

@@ -10,8 +10,10 @@ import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +22,6 @@ from web_server import Server
 
 import rustload
 import rustload.remote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytest.importorskip("fsspec")
 pytest.importorskip("urllib3")

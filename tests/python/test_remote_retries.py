@@ -7,7 +7,9 @@ import signal
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +26,6 @@ from rustload._remote import ranges, web
 pytest.importorskip("fsspec")
 urllib3 = pytest.importorskip("urllib3")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HTTP = ("http",)
 PASSING = ("429", "502", "503", "504", "closed", "cut", "reset")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,6 @@ import rustload.remote
 
 pytest.importorskip("urllib3")
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HTTP = ("http",)
 SIZE = 1 << 20

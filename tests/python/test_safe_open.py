@@ -7,9 +7,11 @@ import json
 import pickle
 import struct
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +24,6 @@ import rustload
 
 # ruff: noqa: UP031, RUF005, PT017 - JSON is full of braces; the long lists are joined; one test is about a race
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 REFERENCE = safetensors.safe_open
 STATE = {

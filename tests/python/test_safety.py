@@ -7,16 +7,13 @@ import os
 import struct
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 from support import Reduced, child, saved, sparse, torch_zip
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def short(text: str) -> bytes:

@@ -9,7 +9,8 @@ import random
 import string
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import ml_dtypes
@@ -21,9 +22,6 @@ import torch
 from support import IN_SAFETENSORS, assert_same_bits, child, names, patterns, program
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def generated(seed: int) -> dict[str, torch.Tensor]:

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import fuse_folder
 import numpy as np
@@ -24,10 +26,6 @@ from fuse_folder import names_in
 
 import rustload
 from rustload._cli.command import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 1 << 20
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems")

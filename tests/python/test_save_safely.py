@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -17,10 +19,6 @@ import torch
 from support import WAIT, child, coded, limited_child, names
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MIB = 1 << 20
 

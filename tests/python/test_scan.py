@@ -24,8 +24,9 @@ import warnings
 import zipfile
 import zlib
 import zoneinfo
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import joblib
 import numpy as np
@@ -35,9 +36,6 @@ from attacks import pickles as asm
 from support import Reduced, child, safetensors_bytes, saved
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CALL = b"cposix\nsystem\n(S'x'\ntR"
 UNKNOWN = b"csomelib.models\nNet\n)\x81"

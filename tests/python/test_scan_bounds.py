@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from support import child
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT_MAX_BYTES = 512
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 from rustload._cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVIL = b"cposix\nsystem\n(S'x'\ntR."
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from support import child
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIN_RATIO = 15
 """How much faster a scan is than `pickletools.genops` in any build; docs/reference/scan.md has the ratio of a release build."""

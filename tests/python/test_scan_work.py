@@ -6,7 +6,7 @@ import gzip
 import io
 import time
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from attacks.e_exported import nested_bombs
@@ -18,9 +18,6 @@ from attacks.zips import GOOD, torch_zip
 from quiet import within
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FILE_MAX_BYTES = 100_000
 SECONDS_MAX = 0.5

@@ -7,8 +7,9 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,6 @@ from web_server import Server
 import rustload
 from rustload.torch import _node_folder
 from rustload.torch._node_folder import NodeFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("urllib3")
 RANKS = 3

@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fuse_folder
 import pytest
@@ -17,9 +17,6 @@ from ranged import Ranges
 from support import saved
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB = 1 << 20
 SECONDS = 0.004

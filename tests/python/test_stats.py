@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +14,6 @@ import torch
 from support import cli
 
 import rustload
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-    from pathlib import Path
 
 # torch warns of complex32.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")

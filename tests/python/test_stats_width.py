@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support import cli
 from test_info_width import HOSTILE, on_terminal, plain
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WIDTHS = (24, 40, 60, 80, 81, 100, 120, 200)
 

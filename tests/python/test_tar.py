@@ -7,8 +7,9 @@ import io
 import sys
 import tarfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,9 +34,6 @@ from tar_files import (
     saved,
     torch01,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns about typed storages, and about one process
 

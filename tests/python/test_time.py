@@ -9,7 +9,8 @@ import io
 import pickle
 import pickletools
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,6 @@ from attacks import CASES
 from support import Reduced, module_of, saved
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ARCHIVES = [case for case in CASES if case.id[0] == "X" and ("X70" <= case.id <= "X89" or case.id == "X125")]
 

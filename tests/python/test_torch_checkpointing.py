@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,6 @@ from torch_checkpointing_folders import Placed, layout, metadata, process, state
 
 import rustload
 import rustload.torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 torch.manual_seed(0)
 W, CUBE = torch.randn(5, 3), torch.randn(4, 6, 5).to(torch.bfloat16)

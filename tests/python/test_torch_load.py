@@ -7,7 +7,9 @@ import pickle
 import re
 import threading
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +20,6 @@ from torch_graph import assert_same_graph
 from torch_kinds import KINDS, ZIP_ONLY
 
 import rustload.torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture

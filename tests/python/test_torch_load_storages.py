@@ -6,7 +6,8 @@ import collections
 import io
 import itertools
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import make_old
 import pytest
@@ -16,9 +17,6 @@ from make_old import FLOATS, Storage, archive, pickled, storage, stream, tensor
 from torch_graph import assert_same_graph
 
 import rustload.torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -15,8 +15,9 @@ import tarfile
 import tempfile
 import zipfile
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -26,9 +27,6 @@ from torch_graph import assert_same_graph
 
 import rustload.torch
 from rustload._common import files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LOADERS = (torch.load, rustload.torch.load)
 STATE = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, -2])}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 from attacks.parts import local, rank_file, row, sharded
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 W, V = torch.randn(4, 6), torch.randn(3)
 

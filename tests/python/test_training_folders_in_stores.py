@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,6 @@ from zero_folders import Run, write, write_universal
 
 import rustload
 import rustload.remote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAMES = {"zero": "latest", "universal": "latest_universal", "megatron": "latest_checkpointed_iteration.txt"}
 

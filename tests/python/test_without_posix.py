@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support import child
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TAKE_AWAY = """
 import os, sys

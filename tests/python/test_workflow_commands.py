@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ from safetensors.torch import save_file
 
 from rustload._cli import main
 from rustload._common.terminal import Page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = (
     "::error::wrong",

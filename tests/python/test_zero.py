@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,6 @@ from zero_folders import Run, model_name, optimizer_name, write, write_universal
 
 import rustload
 import rustload.torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORLDS = (1, 2, 3, 8, 12)
 MOMENTS = ("exp_avg", "exp_avg_sq")

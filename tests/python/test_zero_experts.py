@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,6 @@ from test_zero_refused import refused
 from zero_folders import EXPERTS, Run, expert_name, model_name, optimizer_name, write
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def experts(head: str, count: int) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,6 @@ from support import Reduced
 from zero_folders import Run, fragment_address, model_name, optimizer_name, write, write_universal
 
 import rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def run(stage: int, world: int = 3, **more: Any) -> Run:

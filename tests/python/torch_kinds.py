@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from support import DTYPES, patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KINDS: dict[str, Callable[[], Any]] = {}
 

@@ -13,15 +13,12 @@ import shutil
 import subprocess
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from build import COMPATIBILITY, ROOT, build_wheel, copy_checkout, tool
 from elftools.elf.elffile import ELFFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.timeout(5400)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from attacks.a_files import holds
 from attacks.pickles import (
@@ -38,9 +38,6 @@ from attacks.pickles import (
 from attacks.registry import Kept, Named, Opens, Outcome, Refused, family
 from attacks.streams import legacy, pt2
 from attacks.zips import Zip, around, torch_zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RUNS = ("posix.system",)
 system = Kept("posix.system")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from attacks.distributed import (
     CLASSES,
@@ -34,10 +36,6 @@ from attacks.pickles import (
     text,
 )
 from attacks.registry import Fails, Kept, Opens, Outcome, Refused, family
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RUNS = ("posix.system",)
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from attacks.d_distributed import add
 from attacks.parts import SIX_BY_TWO, row
 from attacks.pickles import SYSTEM
 from attacks.registry import Opens, Refused
 from attacks.s_safetensors import st
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 GROUPS = {
     "sharding_metadata": {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from attacks.pickles import (
     FALSE,
@@ -24,10 +25,6 @@ from attacks.pickles import (
 from attacks.pickles import storage as stored
 from attacks.pickles import tensor as rebuilt
 from attacks.zips import Zip
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 CLASSES = "torch.distributed.checkpoint.metadata"
 OLD_CLASSES = "torch.distributed._shard.sharded_tensor.metadata"

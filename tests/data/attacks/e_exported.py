@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from attacks.a_files import holds
 from attacks.pickles import NONE, SIX, SYSTEM, integer, named, pickle, tensor
 from attacks.registry import Fails, Opens, Outcome, Refused, family
 from attacks.zips import Zip, member, torch_zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RUNS = ("posix.system",)
 GRAPH: dict[str, Any] = {"graph_module": {"graph": {"nodes": []}}, "guards_code": [], "range_constraints": {}}

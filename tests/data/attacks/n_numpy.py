@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from attacks.a_files import holds
 from attacks.pickles import SIX, SYSTEM, integer, listed, pickle
 from attacks.registry import Fails, Opens, Refused, family
 from attacks.zips import GOOD, Member, Zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 header, objects, dtype, bounds, shape = (
     Refused("NpyHeader"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle as cpython
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from attacks.pickles import (
     CANARY,
@@ -35,9 +35,6 @@ from attacks.pickles import (
 from attacks.registry import Build, Kept, Named, Opens, Refused, family
 from attacks.streams import legacy
 from attacks.zips import around, torch_zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 stack, memo, wrong_type = Refused("PickleStack"), Refused("PickleMemo"), Refused("PickleType")
 truncated, frames, persistent_id = Refused("Truncated"), Refused("PickleFrame"), Refused("PersistentId")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from attacks.pickles import (
     FALSE,
@@ -25,10 +26,6 @@ from attacks.pickles import (
 )
 from attacks.streams import safetensors
 from attacks.zips import Zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 TENSOR = "torch.distributed.tensor"
 OLD_TENSOR = "torch.distributed._tensor"

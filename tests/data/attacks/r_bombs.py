@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from attacks.pickles import NONE, SIX, get, integer, listed, many, name, named, put, tensor, text
 from attacks.registry import Build, Fails, Opens, Refused, family, shown
 from attacks.zips import Zip, around
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def limit(which: str) -> Refused:

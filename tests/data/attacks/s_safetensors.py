@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from attacks.a_files import holds
 from attacks.pickles import SIX, SYSTEM, pickle
 from attacks.registry import Fails, Opens, Refused, family
 from attacks.streams import info, safetensors
 from attacks.zips import Zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 header, offsets, dtype, twice = (
     Refused("StHeader"),

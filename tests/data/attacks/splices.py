@@ -10,16 +10,13 @@ import gzip
 import random
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from attacks.n_numpy import npy, npz, plain
 from attacks.pickles import SIX, SYSTEM, binary, integer, listed, named, pickle, storage, tensor, text
 from attacks.streams import MAGIC, TAR_END, info, legacy, safetensors, tar_member
 from attacks.x_detectors import joblib, loads, summed
 from attacks.zips import Zip, torch_zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 EVIL = pickle(SYSTEM)
 

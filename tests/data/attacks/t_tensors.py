@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from attacks.pickles import (
     FALSE,
@@ -33,9 +33,6 @@ from attacks.registry import Fails, Opens, Refused, family
 from attacks.streams import info, safetensors
 from attacks.z_zip import read
 from attacks.zips import Zip, around
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 bounds, outside, shape = Refused("StorageBounds"), Refused("TensorBounds"), Refused("TensorShape")
 wrong_type, conflict = Refused("PickleType"), Refused("StorageConflict")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from attacks.d_distributed import add
 from attacks.pickles import (
@@ -25,10 +27,6 @@ from attacks.pickles import (
 )
 from attacks.registry import Opens, Refused
 from attacks.zips import torch_zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Fields = dict[str, bytes]
 

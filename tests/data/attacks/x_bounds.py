@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from attacks.a_files import holds
 from attacks.pickles import (
@@ -30,10 +31,6 @@ from attacks.pickles import (
 )
 from attacks.registry import Fails, Opens, Refused, family, shown
 from attacks.zips import Zip, around
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LONG = 4000
 """Bytes of a name, within the limit `line`."""

@@ -7,7 +7,8 @@ import gzip
 import lzma
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from attacks.a_files import holds
 from attacks.n_numpy import npy, npz, plain
@@ -32,10 +33,6 @@ from attacks.pickles import (
 from attacks.registry import Kept, Opens, Refused, family
 from attacks.streams import MAGIC, TAR_END, TAR_PARTS, info, legacy, tar_header, tar_member
 from attacks.zips import Zip, around, torch_zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RUNS = ("posix.system",)
 EVIL = pickle(SYSTEM)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from attacks.pickles import BUILD, SYSTEM, call, integer, listed, many, name, named, numpy_dtype, pickle, text
 from attacks.registry import Opens, Refused, family
 from attacks.streams import TAR_END, tar_member
 from attacks.x_detectors import DTYPE, OBJECT, joblib, wrapped
 from attacks.zips import GOOD, Zip, torch_zip
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 opened, tars, unknown = Opens("opens without it", list), Refused("TarUnsupported"), Refused("UnknownFormat")
 CODE = b"def forward(self):\n    return 1\n"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from attacks.pickles import (
     BUILD,
@@ -34,9 +35,6 @@ from attacks.pickles import (
 )
 from attacks.registry import Kept, Opens, Refused, family
 from attacks.zips import around
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 changed, wrong_type = Refused("StateUnsupported"), Refused("PickleType")
 opaque = "DisallowedCall"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,10 +31,6 @@ from ranged import Ranges
 
 import rustload
 from rustload import _rustload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def opened(limits, path: Path) -> None:

@@ -5,7 +5,8 @@ Local headers are verified together with the bytes that follow them, and with th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from attacks import CASES, Case
@@ -15,9 +16,6 @@ from attacks.zips import Zip
 from ranged import Ranges
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ARCHIVES = [
     case for case in CASES if case.id[0] == "Z" and not case.placed and not isinstance(case.load, Shown)

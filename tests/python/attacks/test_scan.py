@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from attacks import CASES, Case
@@ -14,9 +14,6 @@ from ranged import Ranges
 from schemas import check_sarif, new_errors, validator_of
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1 << 20
 SECONDS = 2.0

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 from attacks.readers import imports
 from attacks.splices import splices
 
 import rustload
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_what_a_reader_would_run_in_a_splice_is_never_inert(pytestconfig: pytest.Config) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,6 @@ from support import DTYPES, assert_same_values, patterns
 
 import rustload
 from rustload._cuda import split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 CASTS = ("auto", "cpu", "gpu")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import fakecuda
 import numpy as np
@@ -18,10 +20,6 @@ import rustload.torch
 from rustload._cuda import results, split
 from rustload._frameworks.numpy import numpy_dtype
 from rustload.torch import _locations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def model(seed: int = 0) -> torch.nn.Module:

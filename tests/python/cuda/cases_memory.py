@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import fakecuda
 import pytest
@@ -10,10 +11,6 @@ import torch
 
 import rustload
 import rustload.torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MIB = 1 << 20
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import fakecuda
 import pytest
@@ -17,9 +18,6 @@ import rustload
 from rustload._cuda import packed, split
 from rustload._frameworks import torch_packed
 from rustload.errors import RustloadError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 READ = [name for name in CASES if not name.startswith("sparse")]
 TARGETS = (None, "float32", "bfloat16", "float16")

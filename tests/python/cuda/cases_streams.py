@@ -10,7 +10,9 @@ import re
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import fakecuda
 import hostgpu
@@ -26,10 +28,6 @@ from rustload._cuda.driver_gpu import DriverGpu
 from rustload._cuda.results import CudaProducer
 from rustload._cuda.slabs import TAKEN_RESULTS
 from rustload._cuda.upload_task import UploadTask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 1 << 20
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import fakecuda
 import pytest
@@ -14,10 +16,6 @@ from support import DTYPES, assert_same_bits, patterns
 import rustload
 from rustload import _rustload
 from rustload._common.request import Request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import rustload
 from rustload import _rustload
 from rustload._common.request import Request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 TAG = 1 << 60
 

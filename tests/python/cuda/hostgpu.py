@@ -10,7 +10,8 @@ import ctypes
 import gc
 import mmap
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import fakecuda
 import pytest
@@ -20,14 +21,9 @@ from dlpack_structs import DLManagedTensor
 import rustload
 from rustload import _rustload
 from rustload._cuda import packed, split, uploads
+from rustload._cuda.packed import Tile
 from rustload._frameworks import torch_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from rustload._cuda.packed import Tile
-    from rustload._rustload import Buffer
-
+from rustload._rustload import Buffer
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object

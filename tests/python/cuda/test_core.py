@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +16,8 @@ from attacks.distributed import Folder, archive, chunk
 from attacks.distributed import tensor as described
 from support import DTYPES, deflated, patterns, safetensors_bytes, saved
 
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-    from pathlib import Path
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
-    Run = Callable[..., subprocess.CompletedProcess[str]]
 
 # Uploads all tensors of a file with several requests and compares them with the CPU's results.
 COMPARE = """

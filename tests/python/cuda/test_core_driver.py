@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from support import child
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
-    Run = Callable[..., subprocess.CompletedProcess[str]]
 
 REFUSED = """
     from rustload import DeviceError, _rustload
