@@ -1,7 +1,5 @@
 """Drives a headless Chromium by its DevTools protocol, through the pipe that it offers: no driver and no package is needed."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

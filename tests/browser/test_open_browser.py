@@ -3,8 +3,6 @@
 `make release-check` runs these. With `SCREENSHOTS=FOLDER`, pictures to look at are left there; `open-pt.png` is that of README.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 `make release-check` runs these. With `SCREENSHOTS=FOLDER`, pictures to look at are left there.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import sys

@@ -3,8 +3,6 @@
 Saves `OUT/CASE`, and in `OUT/CASE.RANK.pt` the state dict that the rank then has.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

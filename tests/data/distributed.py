@@ -4,8 +4,6 @@
 what `dcp.load` reads of it (`one.pt`, `two.pt`).
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import warnings

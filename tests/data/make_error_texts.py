@@ -4,8 +4,6 @@ The file is to be read: it is the text that users see, word for word, and `tests
 A code's input is the first of the attack matrix that ends in it, or one of `TRIGGERS` below.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

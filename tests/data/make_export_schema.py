@@ -3,8 +3,6 @@
 Run with the newest torch: `python tests/data/make_export_schema.py`. `test_pt2.py` compares the table with the installed torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import types

@@ -4,8 +4,6 @@ Run it to write them into a folder:
     python tests/data/make_old.py FOLDER
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import copyreg

@@ -8,8 +8,6 @@
 - `hf`, `hf/sharded`, `hf.pt`: its tensors by `HuggingFaceStorageWriter`, consolidated and not, and what its reader reads
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -8,8 +8,6 @@ zero, as with `torch.serialization.set_crc32_options(False)`.
 Used by the tests; by hand: python tests/data/sparse.py OUT.bin OUT.safetensors
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import json

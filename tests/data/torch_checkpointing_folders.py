@@ -3,8 +3,6 @@
 The boxes of ranks are those of `torch.distributed.tensor`, and DTensors are real ones on a mesh without other processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -3,8 +3,6 @@
 The classes that its pickles name are stand-ins of the same names, which exist only while a file is written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types

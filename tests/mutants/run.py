@@ -12,8 +12,6 @@ For each fault, the tests that it names run first, and all tests if these pass. 
 Exits with 1 if more than 5% of the faults are not caught, and with 2 if a fault's text is not in its file.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

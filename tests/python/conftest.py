@@ -1,7 +1,5 @@
 """Fixtures of the Python tests. Helpers that are not fixtures are in `support.py`, which tests import by name."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

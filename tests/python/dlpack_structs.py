@@ -1,7 +1,5 @@
 """The structures of dlpack.h."""
 
-from __future__ import annotations
-
 import ctypes
 
 

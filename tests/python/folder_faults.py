@@ -1,7 +1,5 @@
 """What the tests of folders need of the system: mounts, users, and system calls that fail. Each says why it is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """One of two processes of `test_forward.py`: models of transformers, sharded on meta and loaded by `load_into`; prints JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -18,8 +18,6 @@ reservations, and exchanges only if asked for. `changes` is answered with one li
 number of reads since the last one, their bytes, and the most at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

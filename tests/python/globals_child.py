@@ -4,8 +4,6 @@ Where a schema says `any` or `data`, the callee only stores the value: a `Spy` t
 what executes. Run as a child process: `python -m globals_child ROUNDS`; prints JSON.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

@@ -6,8 +6,6 @@ Where `kills.py` kills at random moments, this one meets each state of the file 
 After a kill the target is left alone, is removed, or another call is killed before any of its calls. Then a call runs to its end.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools

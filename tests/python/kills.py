@@ -8,8 +8,6 @@ same call runs to its end: then the target is its version, and nothing else is l
 kill costs no start of the interpreter. FOLDER says which file system is tested.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

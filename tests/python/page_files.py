@@ -1,7 +1,5 @@
 """The files that the documentation's examples open, beside those of the root's `conftest.py`."""
 
-from __future__ import annotations
-
 import collections
 import json
 import shutil

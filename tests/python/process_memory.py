@@ -1,7 +1,5 @@
 """The memory and the reads of this process, for programs that tests run: it imports nothing that they would not."""
 
-from __future__ import annotations
-
 import threading
 
 

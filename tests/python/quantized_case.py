@@ -3,8 +3,6 @@
 Everything is written from the published layouts, with torch alone. A code is an integer of a few bits, a scale is a float.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

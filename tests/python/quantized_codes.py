@@ -1,7 +1,5 @@
 """Checkpoints of GPTQ, AWQ and bitsandbytes with what they mean (`quantized_files`)."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

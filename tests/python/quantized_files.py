@@ -1,7 +1,5 @@
 """Checkpoints of every published quantized scheme with what they mean: `CASES`, by name a function that makes one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

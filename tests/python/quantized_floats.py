@@ -1,7 +1,5 @@
 """Checkpoints of fp8, NVFP4 and MXFP4 with what they mean (`quantized_files`)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints of integers with scales as compressed-tensors writes them, with what they mean (`quantized_files`)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

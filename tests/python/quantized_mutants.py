@@ -3,8 +3,6 @@
 Run as a script with a number, it makes so many and prints those that are read wrongly.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Checkpoints of MLX, torchao, ModelOpt's int4 and 2:4 sparsity with what they mean (`quantized_files`)."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

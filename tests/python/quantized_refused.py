@@ -1,7 +1,5 @@
 """Checkpoints that a reader with dequantization must refuse, and tensors that look quantized and are not (`quantized_files`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

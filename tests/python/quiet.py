@@ -6,8 +6,6 @@ Nobody has to remember a marker. A test measures if its source reads a clock, or
 from a file beside it; the text of a child process counts as source. The memory of a process is its own, whatever else runs.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """An object in a store, in memory, which is read by ranges and counts what is asked of it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

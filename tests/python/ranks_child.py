@@ -1,7 +1,5 @@
 """One of the processes that `test_distributed.py` launches: prints what it found as JSON."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys

@@ -1,7 +1,5 @@
 """Validates documents against JSON schemas, without a network."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """A rank of `test_share_store.py`: loads a model from a store with `share="node"`, and prints what it found as JSON."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

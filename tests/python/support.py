@@ -1,7 +1,5 @@
 """Helpers of several test files: dtypes, random bit patterns, comparison by bits, child processes."""
 
-from __future__ import annotations
-
 import ast
 import atexit
 import contextlib

@@ -1,7 +1,5 @@
 """One of two processes of `test_distributed.py`: tensor parallelism of transformers on lazy state dicts; prints JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

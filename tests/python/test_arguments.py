@@ -1,7 +1,5 @@
 """Arguments that the extension parses: a value that an argument does not have is an error that lists those it has."""
 
-from __future__ import annotations
-
 import pickle
 import re
 

@@ -1,7 +1,5 @@
 """`unknown=` and `limits=` hold on every path to a file: each entry point, each way to name the file, each format."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

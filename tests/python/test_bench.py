@@ -1,7 +1,5 @@
 """The benchmarks at small size: they run, all ways of a case agree, and rows where a peer is faster are marked."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """fp8 weights with one scale for each block of 128 x 128 elements: `weight` and `weight_scale_inv`."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rustload info --cyclonedx`: valid, deterministic, and nothing but what the files say."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Casts and permutations: bit-equal to torch's `.to()` for every pair of dtypes and any layout."""
 
-from __future__ import annotations
-
 import itertools
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """The error catalogue: every code has a text, compared word for word, with its class, location and next step."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

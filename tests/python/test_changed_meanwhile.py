@@ -1,7 +1,5 @@
 """A file that is truncated, overwritten or replaced at a random moment of a read: the right elements, or an error."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """`rustload info`, run as users run it: in a process of its own."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

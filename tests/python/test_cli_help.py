@@ -1,7 +1,5 @@
 """What the command line says of itself: help, version, and the completions of shells."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """`rustload.convert`: files and folders of every format become what the reference libraries write and read."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import json

@@ -1,7 +1,5 @@
 """`rustload convert`, run as users run it: in a process of its own, and its arguments in this one."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

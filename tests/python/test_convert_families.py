@@ -1,7 +1,5 @@
 """Folders of transformers after `convert`: it loads them in the dtype that was written, and without a quantizer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

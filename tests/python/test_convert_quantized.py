@@ -1,7 +1,5 @@
 """`convert(copy_others=True)` with `dtype` or `dequantize`: the other files say of dtype and quantization what is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

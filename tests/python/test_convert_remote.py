@@ -1,7 +1,5 @@
 """`convert(copy_others=True)` of folders in stores: what is beside the checkpoint comes with it, as from a folder on disk."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where `convert` writes, and what it says of it: in place, beside the source, and of files that it does not copy."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

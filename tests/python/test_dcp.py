@@ -1,7 +1,5 @@
 """Distributed checkpoints (`torch-dcp`): what torch saves on one and on two processes, and the forms of other versions."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The logical view of quantized checkpoints: `rustload.open(path, dequantize=True)` has the weights that the codes mean."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Quantized model folders, converted: transformers loads them without a quantizer, as the weights that the codes mean."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

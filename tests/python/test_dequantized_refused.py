@@ -1,7 +1,5 @@
 """What is no weight of a known scheme is refused under `dequantize=True`, and is untouched where it only looks quantized."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The logical view of quantized checkpoints that are in memory, behind an object or on a web server, and of files that change."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import time

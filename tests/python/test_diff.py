@@ -1,7 +1,5 @@
 """`rustload.diff`, `rustload diff` and fingerprints, compared with torch and NumPy."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

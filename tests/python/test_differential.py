@@ -1,7 +1,5 @@
 """Differential tests against CPython's unpicklers and torch's restricted one; `make fuzz` runs them for longer."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

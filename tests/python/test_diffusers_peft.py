@@ -1,7 +1,5 @@
 """`rustload.diffusers.from_pretrained` and `rustload.peft.load_adapter` against the libraries' own loaders."""
 
-from __future__ import annotations
-
 import argparse
 import pickle
 

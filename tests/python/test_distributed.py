@@ -3,8 +3,6 @@
 The steps of DCP that need no other rank run in one process, as each rank in turn; the rest in one group of four processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

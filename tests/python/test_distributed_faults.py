@@ -1,7 +1,5 @@
 """`rustload.torch.distributed.Writer` under faults: two saves to one folder, kills, ranks that fail."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

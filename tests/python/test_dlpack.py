@@ -1,7 +1,5 @@
 """DLPack and the buffer protocol: what handles and Buffers export, and when it is freed."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import struct

@@ -1,7 +1,5 @@
 """Pages that are generated from the code are current, and links between pages resolve."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -3,8 +3,6 @@
 torch's fake process group lets one process be each rank in turn: nothing is sent, and what a rank holds is decided locally.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Every error has a type, a stable code, a location, and a next step as a note."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

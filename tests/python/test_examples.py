@@ -1,7 +1,5 @@
 """The programs in `examples` run with the documented results."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

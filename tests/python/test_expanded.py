@@ -1,7 +1,5 @@
 """Files that state more indices or scales than they have: limits and Ctrl-C hold, also where torch does the work."""
 
-from __future__ import annotations
-
 import io
 import time
 import warnings

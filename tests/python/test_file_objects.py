@@ -1,7 +1,5 @@
 """Open files and objects that are read by ranges, in `open`, `scan`, `safe_open` and `rustload.torch.load`."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

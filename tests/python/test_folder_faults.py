@@ -1,7 +1,5 @@
 """Folders written under faults: other programs in them, file systems and users that may not do all, kills, two writers."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """A model that is built on the meta device and loaded by `load_into` computes what transformers' own loader gives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_distributed import launch

@@ -4,8 +4,6 @@ One child process calls every row with operands that record what is done to them
 execution by an audit hook, and unpickles it: a scan must call these pickles inert.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

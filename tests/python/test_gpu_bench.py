@@ -1,7 +1,5 @@
 """The GPU benchmark without a GPU: it reports why it skips, its comparisons detect a wrong bit, its tables are complete."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

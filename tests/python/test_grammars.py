@@ -1,7 +1,5 @@
 """What a scan does not call inert because of a grammar: the real readers do what it says."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Imports: importing and opening load no third-party package; how frameworks are found and their errors."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """Basic indexing of a handle: lazy, and equal to NumPy's and torch's."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -3,8 +3,6 @@
 `python tests/python/test_info_width.py` writes the golden texts again.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """`io=`: direct reads (O_DIRECT) read the same bytes and fall back with a note; files on network file systems are not mapped."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

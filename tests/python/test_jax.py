@@ -1,7 +1,5 @@
 """Frameworks "jax" and "cupy": JAX arrays of every dtype that JAX has, without torch; CuPy by a fake module."""
 
-from __future__ import annotations
-
 import sys
 import types
 

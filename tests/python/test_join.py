@@ -1,7 +1,5 @@
 """`rustload.concat` and `rustload.stack`: equal to `torch.cat` and `torch.stack`, without copies of the parts."""
 
-from __future__ import annotations
-
 import itertools
 import os
 

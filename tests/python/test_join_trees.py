@@ -1,7 +1,5 @@
 """Joins of joined tensors, and `reshape`: equal to torch's, for random trees of joins, slices, permutations and shapes."""
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Writers that are killed at random moments and between system calls; `kills.py` and `kill_points.py` run as many as wanted."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Both graphs are walked, torch's of real objects and rustload's of inert ones. Th
 strides, offset, every bit, and which of them share a storage.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import io

@@ -1,7 +1,5 @@
 """Opening reads metadata only in every format; converting a legacy stream takes the memory of the result and a window."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

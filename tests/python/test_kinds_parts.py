@@ -1,7 +1,5 @@
 """Quantized, sparse and meta tensors, subclasses and attributes: values equal torch's, and invalid metadata is refused."""
 
-from __future__ import annotations
-
 import io
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Sparse checkpoint files of 40 GB: they open quickly, and slices are read from the middle."""
 
-from __future__ import annotations
-
 import statistics
 import struct
 import time

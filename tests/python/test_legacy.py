@@ -1,7 +1,5 @@
 """Files from before torch's zip format: tensors equal torch's, and an inconsistent stream is refused."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Lifetimes of results, handles and checkpoints; closing and pickling; threads and forks; files that change while open."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy

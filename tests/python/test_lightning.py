@@ -1,7 +1,5 @@
 """`rustload.lightning.RustloadCheckpointIO` in Lightning's trainer, compared with Lightning's own `TorchCheckpointIO`."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import enum

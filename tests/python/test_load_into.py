@@ -1,7 +1,5 @@
 """`rustload.torch.load_into`: a checkpoint into modules of every kind, and the errors if they do not fit."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

@@ -1,7 +1,5 @@
 """`load_into` runs a model's own loading code with the effect that it has in `Module.load_state_dict`, the oracle."""
 
-from __future__ import annotations
-
 import warnings
 from collections import OrderedDict
 

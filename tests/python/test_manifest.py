@@ -1,7 +1,5 @@
 """`rustload.open(manifest=)`: nothing that differs from a manifest is parsed or returned, and manifests that lie are refused."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """`--manifest` of every command that opens files, and a policy that demands a manifest."""
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cases of `fuzz/manifests.py`: flipped bits of files, manifests and answers of stores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`manifest="hf"`: files are compared with the digests that the Hugging Face Hub has stated."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

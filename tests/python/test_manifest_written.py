@@ -1,7 +1,5 @@
 """Manifests that `save`, `convert` and `Writer` write beside the files."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every dtype in every layout from every container: bits and strides equal those that torch and safetensors read."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Anonymous memory that materialize takes, sampled in fresh processes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import child, torch_child

@@ -1,7 +1,5 @@
 """`rustload.memory`: anonymous memory, file pages, and the cgroup's limit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

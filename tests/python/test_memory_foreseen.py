@@ -1,7 +1,5 @@
 """What results need is compared with what limits of the process and its cgroup leave, before anything is allocated."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The names of a whole module are the keys of its `state_dict()`, in their order; other values are in `objects`."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The planted faults of `make mutants` fit the sources, and `make test` runs the tests that catch them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes of new users: each error names the mistake and what to do instead."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """What notebooks show: `_repr_html_` is small, safe and well-formed; completion of names; a progress bar in one line."""
 
-from __future__ import annotations
-
 import html.parser
 import io
 import pickle

@@ -1,7 +1,5 @@
 """`.npy` files and `.npz` archives: every result is compared with what `numpy.load` reads."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The object tree, names and paths: everything that a pickle holds is data, equal to what was saved."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import copy

@@ -1,7 +1,5 @@
 """Files of old writers, compared with `torch.load` to the bit."""
 
-from __future__ import annotations
-
 import io
 import struct
 from pathlib import Path

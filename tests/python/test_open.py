@@ -1,7 +1,5 @@
 """The sources that `open` accepts, and the mapping, metadata and names of a checkpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Operators of lazy tensors: refused with what to do, unless NumPy computes; compared with NumPy and torch."""
 
-from __future__ import annotations
-
 import operator
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A slice of the oracle fuzzer: real readers run what the scan calls inert. `make fuzz` runs it for longer."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

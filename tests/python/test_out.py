@@ -1,7 +1,5 @@
 """`out=`: results written into the caller's memory."""
 
-from __future__ import annotations
-
 import threading
 
 import ml_dtypes

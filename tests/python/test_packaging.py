@@ -1,7 +1,5 @@
 """Packaging: what can be checked of releases without building one. `make release-check` does the rest."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

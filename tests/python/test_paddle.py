@@ -3,8 +3,6 @@
 Paddle is not installed here: its reducers (paddle/framework/io.py: `_pickle_save`) are repeated with a dispatch table.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from typing import Any

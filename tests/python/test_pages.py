@@ -6,8 +6,6 @@ that begin with `rustload` are run by the command line's `main`, and exit with 0
 other lines are for a shell. A fence `python compile-only: REASON` needs what a test machine lacks, and is only compiled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

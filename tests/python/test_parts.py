@@ -1,7 +1,5 @@
 """Parts of tensors: what each process of a distributed program saves of DTensors and ShardedTensors, alone and joined."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Names and patterns in arguments: a missing name is an error, and a pattern without effect is a warning."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import itertools

@@ -1,7 +1,5 @@
 """The comparison with other tools: what its oracle and its driver see, and the tables of its page."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

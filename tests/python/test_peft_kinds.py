@@ -1,7 +1,5 @@
 """`rustload.peft.load_adapter` on every kind of adapter of PEFT that a tiny model can have, against PEFT's own loader."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bare pickles and NumPy's objects inside any pickle: arrays are lazy tensors, scalars are numbers, nothing is built."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pickles of checkpoints and handles: paths, options and the identity of files, which another process opens again."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

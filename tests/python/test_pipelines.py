@@ -1,7 +1,5 @@
 """The hooks of pre-commit and the action for GitHub: valid, pinned, and run in a repository with good and bad files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Plain pickles of torch tensors: each storage is a legacy stream in a bytes object, as untrusted as any file."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import pickle

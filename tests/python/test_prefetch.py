@@ -1,7 +1,5 @@
 """`safe_open.prefetch`: names and error texts of the reference; each tensor is taken once, by name or as it is ready."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 

@@ -1,7 +1,5 @@
 """Names from a file are shown to people without characters that act on a terminal; `.name`, keys and JSON have the exact text."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

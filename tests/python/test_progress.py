@@ -1,7 +1,5 @@
 """`progress=`: what is shown, and how it ends."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Exported programs (`.pt2`), compared with `torch.export.load`: names, values, strides, ties and flags of twenty programs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A writer that is killed while it moves files to an existing folder, and other programs that use the folder since."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

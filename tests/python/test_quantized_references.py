@@ -1,7 +1,5 @@
 """The checkpoints of `quantized_files` mean what the packages that read them say, and hold every code and scale that matters."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

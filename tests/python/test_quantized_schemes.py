@@ -1,7 +1,5 @@
 """Quantized weights in schemes that rustload does not dequantize are never read as numbers, and their scales are never cast."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

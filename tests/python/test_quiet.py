@@ -1,7 +1,5 @@
 """Tests that measure are found, and are alone when they run."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A block whose fence says `python compile-only` needs what a test machine lacks (
 only compiled.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

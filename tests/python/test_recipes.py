@@ -3,8 +3,6 @@
 The code is that of the page. torchtune and mergekit have no stand-in, as their recipe is `rustload convert`.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from pathlib import Path

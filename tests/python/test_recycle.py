@@ -1,7 +1,5 @@
 """The pool of memory of dropped results: reused, never exposed, bounded, freed, empty in a forked child; and slabs."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 

@@ -1,7 +1,5 @@
 """What the system refuses, and work that goes on without it: threads, mappings of files, file descriptors."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

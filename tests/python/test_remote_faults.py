@@ -1,7 +1,5 @@
 """A part of the cases of `fuzz/remote_faults.py`: faults of sources end with the right elements or an error that has a code."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

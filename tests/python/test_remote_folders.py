@@ -3,8 +3,6 @@
 The servers are on the loopback interface.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

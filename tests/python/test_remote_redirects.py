@@ -1,7 +1,5 @@
 """Redirects of web servers from encrypted URLs, and web servers that do not answer. All servers are on the loopback interface."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

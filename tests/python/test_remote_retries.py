@@ -1,7 +1,5 @@
 """Requests to web servers that fail and are sent again, that stall, and that nobody waits for after Ctrl-C."""
 
-from __future__ import annotations
-
 import email.utils
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Connections to web servers: which are kept, after a fork too, which options are taken, and answers of other kinds."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`dtype=` and `transpose=` for many tensors: plain values, patterns, callables."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

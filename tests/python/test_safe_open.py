@@ -1,7 +1,5 @@
 """`rustload.safe_open` behaves as `safetensors.safe_open`: each test calls both and compares."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Nothing that a file names is imported, called or instantiated; and Ctrl-C stops long work."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct

@@ -1,7 +1,5 @@
 """SARIF logs: valid, by the rules of GitHub's code scanning, deterministic, and in accord with the policy and the exit codes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

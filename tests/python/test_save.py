@@ -1,7 +1,5 @@
 """`rustload.save`: equal to the reference writer byte by byte, in all forms of arguments, and never half a file."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

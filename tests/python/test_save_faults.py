@@ -1,7 +1,5 @@
 """Writing where the system fails late: at fsync, at close, in the folder, in a callback, on a full disk, without /proc."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

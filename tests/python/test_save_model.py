@@ -1,7 +1,5 @@
 """`rustload.torch.save_model` and `ties="auto"`: what transformers, diffusers and safetensors read of it."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m benches.scale` in a small configuration, in which every rank can be simulated."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rustload.scan`: verdicts, findings, trace, the formats that are scanned, bounds, and that nothing is executed."""
 
-from __future__ import annotations
-
 import argparse
 import bz2
 import collections

@@ -1,7 +1,5 @@
 """A scan report is bounded, whatever the file names: long texts are shortened, and all texts are charged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rustload scan`: exit codes, what is printed on stdout and stderr, and escaped names."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A scan as a gate: allowances, policy files, `fail_on`, baselines, exit codes, and grouped findings."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

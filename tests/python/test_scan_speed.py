@@ -1,7 +1,5 @@
 """The time that scans take, and the bytes that they read."""
 
-from __future__ import annotations
-
 import os
 import struct
 import zipfile

@@ -1,7 +1,5 @@
 """A scan of a small file takes little time, whatever lies in it: one budget for all detectors."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import time

@@ -1,7 +1,5 @@
 """The JSON schemas of `--json`: strict, described, and right about what the commands print for many files."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Views of a checkpoint (`select`, `under`, `strip`, `rename`), and `names=`, `key=`, `strip=` and `rename=` of many tensors."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """rustload's loader in SGLang if it is installed, and otherwise in a stand-in with SGLang's signatures."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import types

@@ -1,7 +1,5 @@
 """`load_into(share="node")` from a store: the ranks of a machine fetch each byte once, and leave nothing behind."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

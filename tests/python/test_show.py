@@ -1,7 +1,5 @@
 """`rustload show`: the numbers of tensors compared with NumPy and torch, and other values."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What `make docs` builds: the navigation has every page, the reference has every public name, and links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,8 +1,6 @@
 """Files on slow file systems: read by many ranges at once, and mapped only when asked. The file system is FUSE, served by
 `fuse_folder.py`; where that cannot be mounted, the tests skip."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

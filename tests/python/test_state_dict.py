@@ -1,7 +1,5 @@
 """`rustload.torch.state_dict`: lazy handles that torch, accelerate and diffusers accept as tensors."""
 
-from __future__ import annotations
-
 import copy
 import re
 import threading

@@ -1,7 +1,5 @@
 """`.stats()` and `rustload stats`, compared with NumPy in float64."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`rustload stats` and `rustload diff` fit the terminal, and give other programs whole rows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`Checkpoint.stream` and `Checkpoint.materialize`: results, order, memory, errors and closing."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Runs the examples in the docstrings of the extension, which live in its stub where pytest does not look."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 from pathlib import Path

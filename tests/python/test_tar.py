@@ -1,7 +1,5 @@
 """Tar archives: checkpoints of torch 0.1, compared with torch's own reader of them, and NeMo's archives."""
 
-from __future__ import annotations
-
 import collections
 import io
 import sys

@@ -1,7 +1,5 @@
 """What users of torch and NumPy expect of a lazy tensor: dtypes that compare, `.mT`, `.numel()`, `.size()`, `.item()`."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

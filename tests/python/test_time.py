@@ -3,8 +3,6 @@
 `fuzz/programs.py` compares many more programs with `torch.load(weights_only=True)`.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

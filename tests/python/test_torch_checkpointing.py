@@ -1,7 +1,5 @@
 """Folders of torch_checkpointing: the items of every rank as whole tensors, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

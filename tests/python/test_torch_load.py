@@ -1,7 +1,5 @@
 """`rustload.torch.load` returns the object graph of `torch.load(weights_only=True)`, without calling it or an unpickler."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -1,7 +1,5 @@
 """`encoding=` of `rustload.torch.load`: strings of Python 2 are what they are in `torch.load(weights_only=True)`."""
 
-from __future__ import annotations
-
 import collections
 import io
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Every kind of object that people save equals what `torch.load(weights_only=True)` loads, or is refused as by torch."""
 
-from __future__ import annotations
-
 import io
 import pickle
 

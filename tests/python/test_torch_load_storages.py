@@ -1,7 +1,5 @@
 """Storages that are values themselves: `rustload.torch.load` gives those of `torch.load`, parts of others too."""
 
-from __future__ import annotations
-
 import collections
 import io
 import itertools

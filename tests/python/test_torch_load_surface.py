@@ -1,7 +1,5 @@
 """`rustload.torch.load` beside `torch.load`: arguments, environment, error texts, file objects and locations."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """`examples/torchtitan_reader.py` with torchtitan if it is installed, or with a stand-in for the base class of its adapters."""
 
-from __future__ import annotations
-
 import types
 from pathlib import Path
 

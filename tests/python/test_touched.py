@@ -1,7 +1,5 @@
 """When `make test` runs AddressSanitizer: `fuzz/touched` says what a branch touches."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

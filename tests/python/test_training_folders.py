@@ -1,7 +1,5 @@
 """Folders and files of training programs: Megatron's ranks, and what is refused by name."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Folders of training programs, whose files are in folders of the folder: in stores, and as a manifest lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`save(keep_nesting=True)` keeps a training state: every value exactly, so that the optimizer's next step has the same bits."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import copy

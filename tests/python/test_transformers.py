@@ -1,7 +1,5 @@
 """`rustload.transformers.from_pretrained`, compared with the stock one."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

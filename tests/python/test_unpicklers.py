@@ -4,8 +4,6 @@ Each row names the issue of python/cpython that reports the difference. A star m
 (arXiv 2605.15084), a fuzzer that found 14 differences.
 """
 
-from __future__ import annotations
-
 import _pickle
 import io
 import pickle

@@ -1,7 +1,5 @@
 """`rustload view`: the page has what `info --json` has, is small and closed, and names from files are text; the SVG image."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html.parser

@@ -1,7 +1,5 @@
 """`copy=`, the memory that views share, and that the file never changes."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import mmap

@@ -1,7 +1,5 @@
 """`--load-format rustload`: the loader in vLLM if it is installed, and otherwise in a stand-in with vLLM's signatures."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import logging
 import os

@@ -1,7 +1,5 @@
 """`materialize` and streams of a few hundred MB peak at the result and the window in every format, and fit such a cgroup."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import WAIT, child, limited_child

@@ -1,7 +1,5 @@
 """What Python lacks on Windows is not needed: a process on Linux loses the modules and functions of POSIX."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

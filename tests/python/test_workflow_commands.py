@@ -1,7 +1,5 @@
 """GitHub Actions takes lines of output for commands: names from files must not be one, on stdout or stderr."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of DeepSpeed ZeRO: whole tensors of all ranks' partitions."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

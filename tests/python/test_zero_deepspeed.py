@@ -1,7 +1,5 @@
 """Folders that DeepSpeed's own engine writes, on the CPU, compared with its converter and with what the ranks had."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Folders of DeepSpeed ZeRO with experts: each has whole tensors, whichever ranks had it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of DeepSpeed ZeRO that are not one checkpoint: each fails at open with a code, and nothing in them runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Compares the object graphs that torch and rustload load from one file: types, identity, ties, strides, values."""
 
-from __future__ import annotations
-
 import struct
 from collections import Counter, OrderedDict
 from typing import Any

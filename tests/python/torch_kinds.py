@@ -1,7 +1,5 @@
 """Kinds of objects that `torch.load(weights_only=True)` accepts; `rustload.torch.load` is compared on files of them."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Web servers on the loopback interface, which count requests and fail where they are told to; and a fake Hugging Face Hub."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Builds the wheel as release.yml does, from a copy of the checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Fixtures of the release tests: a wheel, built once from a copy of the checkout."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ shapes and digests of the tensors, as they are and after a cast with a transpose
 report of a scan.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

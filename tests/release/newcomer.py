@@ -6,8 +6,6 @@ It needs nothing but Python 3.11 or newer, so it can try a wheel wherever one wa
 the time from `pip install` to the first tensor is longer than the limit.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The wheel: its tags, contents and SBOM, what it needs from the system, and that a second build gives the same bytes."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

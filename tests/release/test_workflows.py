@@ -1,7 +1,5 @@
 """Workflows, the action, and the conda recipe: valid by their schemas, and without known weaknesses. Nothing is fetched."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -5,8 +5,6 @@ built byte by byte and are reproducible. Their payloads are harmless if executed
 environment variable RUSTLOAD_CANARY names.
 """
 
-from __future__ import annotations
-
 from attacks import (
     a_files,
     c_calls,

@@ -1,7 +1,5 @@
 """A: files, and the detection of their format."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import os

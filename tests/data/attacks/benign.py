@@ -3,8 +3,6 @@
 Each is a name and a function that writes a file; torch, NumPy and safetensors do the writing.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import datetime

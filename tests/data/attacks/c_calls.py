@@ -1,7 +1,5 @@
 """C: calls that an unpickler would make. Each must be kept as data, and listed by a scan in program order."""
 
-from __future__ import annotations
-
 import base64
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """D: distributed checkpoints, and the files of single processes, that lie about chunks, ranges and files, or hide a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

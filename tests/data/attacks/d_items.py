@@ -1,7 +1,5 @@
 """D: folders of torch_checkpointing whose metadata lies about tensors and files, or names what is imported."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

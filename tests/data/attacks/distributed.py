@@ -1,7 +1,5 @@
 """A writer of distributed checkpoints, for the forms of several torch versions and for defects: every field can be set."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field

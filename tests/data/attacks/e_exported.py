@@ -1,7 +1,5 @@
 """E: exported programs whose configurations lie, or that hide a call in what `torch.export.load` unpickles or evaluates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

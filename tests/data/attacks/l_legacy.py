@@ -1,7 +1,5 @@
 """L: legacy streams, and the tar files of torch 0.1."""
 
-from __future__ import annotations
-
 from attacks.a_files import holds
 from attacks.pickles import (
     SIX,

@@ -1,7 +1,5 @@
 """N: NumPy arrays and archives of them whose headers lie, or hide a pickle."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable

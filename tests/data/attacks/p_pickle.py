@@ -1,7 +1,5 @@
 """P: invalid pickles, and pickles that readers read differently."""
 
-from __future__ import annotations
-
 import io
 import pickle as cpython
 import struct

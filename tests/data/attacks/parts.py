@@ -1,7 +1,5 @@
 """A writer of what one process of a distributed program saves: parts of DTensors and ShardedTensors, for several torch versions."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A pickle assembler: each function returns the opcodes of one value; values are concatenated with `+`."""
 
-from __future__ import annotations
-
 import functools
 import struct
 

@@ -5,8 +5,6 @@ after the fork (`/proc/self/clear_refs`) and read at the end (`VmHWM`). Requests
 on stdout. A child that does not answer in time is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """R: resource bombs: small files that are expensive to read. Each opens or exceeds a limit, within the memory bound and 2 s."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

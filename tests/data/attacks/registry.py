@@ -1,7 +1,5 @@
 """A case of the matrix: how its input is built, the expected outcome of a load, and the expected findings of a scan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

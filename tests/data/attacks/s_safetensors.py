@@ -1,7 +1,5 @@
 """S: safetensors headers that violate the format, or that readers read differently."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

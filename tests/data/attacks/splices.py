@@ -4,8 +4,6 @@
 for `readers` to say: many splices break the guest, and must not be taken for more than they are.
 """
 
-from __future__ import annotations
-
 import gzip
 import random
 import struct

@@ -1,7 +1,5 @@
 """Writers of the other formats: legacy streams, torch 0.1's tar files, safetensors, and exported programs (.pt2)."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """T: tensors that do not fit their storages, and storages that do not fit their bytes."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

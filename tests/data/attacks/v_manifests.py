@@ -1,7 +1,5 @@
 """V: manifests, and files that differ from them."""
 
-from __future__ import annotations
-
 from attacks.registry import shown
 
 HERE = "tests/python/test_manifest.py::"

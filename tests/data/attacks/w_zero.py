@@ -1,7 +1,5 @@
 """W: folders of DeepSpeed ZeRO whose partitions, shapes and files lie, or that hide a call."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

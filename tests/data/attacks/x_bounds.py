@@ -1,7 +1,5 @@
 """X90 to X119: small files whose contents are repeated, expanded or inflated to more than a reader has room for."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """X40 to X69: calls and states that pickle, torch or NumPy turn into execution although each name in them is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from attacks.c_calls import beside

@@ -1,7 +1,5 @@
 """X01 to X21: files that one reader takes for data and another one runs."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

@@ -3,8 +3,6 @@
 In each family a callee, a reader or the interpreter looks at a value whose code the file chooses.
 """
 
-from __future__ import annotations
-
 from attacks.c_calls import beside
 from attacks.pickles import (
     BUILD,

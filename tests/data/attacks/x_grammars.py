@@ -1,7 +1,5 @@
 """X200 to X209: members and objects that a reader acts on, and that only look as if no reader did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from attacks.pickles import BUILD, SYSTEM, call, integer, listed, many, name, named, numpy_dtype, pickle, text

@@ -1,7 +1,5 @@
 """X120 to X122: files that the fuzzer's oracle found (docs/explain/fuzzing.md)."""
 
-from __future__ import annotations
-
 from attacks.pickles import NONE, pickle
 from attacks.registry import family
 from attacks.streams import TAR_END, tar_header

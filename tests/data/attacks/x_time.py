@@ -1,7 +1,5 @@
 """X70 to X89: containers that change after a call has read them, and states that are set on what is made already."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Y: the Python binding."""
 
-from __future__ import annotations
-
 from attacks.pickles import FALSE, NONE, TRUE, binary, integer, many, mapped, number, tensor, text
 from attacks.registry import Opens, family, shown
 from attacks.zips import around

@@ -1,7 +1,5 @@
 """Z: archives that two readers would read differently, or whose sizes or names are wrong."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

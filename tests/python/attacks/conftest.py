@@ -1,7 +1,5 @@
 """Puts the attack registry (`tests/data/attacks`) on `sys.path`, and starts the process that opens the files."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process that opens files for the tests and reports the outcome: see `tests/data/attacks/probe.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

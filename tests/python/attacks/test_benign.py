@@ -1,7 +1,5 @@
 """Two hundred benign checkpoints: all open, none has a module imported that it names, and only those with code are not inert."""
 
-from __future__ import annotations
-
 import pytest
 from attacks import benign
 

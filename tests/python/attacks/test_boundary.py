@@ -1,7 +1,5 @@
 """Cases that take more than one input file: truncation, bit flips, files that change, signals, threads, forks, out of memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every limit: a small file that exceeds the lowered limit, and the error, which names the limit and its override."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

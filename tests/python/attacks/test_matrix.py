@@ -1,7 +1,5 @@
 """Every input of the attack matrix: the outcome of a load, its cost, and that no payload executes."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 Local headers are verified together with the bytes that follow them, and with the same outcome as those of a file.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

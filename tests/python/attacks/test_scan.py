@@ -1,7 +1,5 @@
 """The scan of every input of the attack matrix: its findings, the calls in program order, and its verdict."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

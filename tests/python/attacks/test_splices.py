@@ -1,7 +1,5 @@
 """Splices of two formats: what some reader would run is never inert."""
 
-from __future__ import annotations
-
 import pytest
 from attacks.readers import imports
 from attacks.splices import splices

@@ -1,7 +1,5 @@
 """Casts during an upload, on the fake driver: whether the CPU or the GPU casts, the result is that of the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The other interfaces on a GPU, on the fake driver: `load_into`, `torch.load`, `safe_open`, state dicts, JAX."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The memory of results on a GPU is compared with what the driver has free before anything is allocated, on the fake driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Quantized weights on the fake driver: packed codes are copied, and torch decodes them to the bits of the core's decoder."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Many tensors on a GPU, on the fake driver: order, CUDA streams, memory, closing and errors."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """One tensor on a GPU, on the fake driver: every dtype, layout and cast, `out=`, and frameworks without an allocator."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Builds the fake CUDA driver once, and runs child processes on it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

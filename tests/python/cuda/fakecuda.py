@@ -1,7 +1,5 @@
 """Controls and queries of the fake driver, for child processes that run on it; see tests/data/fakecuda/fakecuda.c."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -4,8 +4,6 @@ All of `rustload._cuda` runs as on a GPU, except for the few functions of `rustl
 here. Conversions of the GPU run in torch on the CPU, after all earlier work of the stream.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

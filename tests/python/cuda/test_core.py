@@ -1,7 +1,5 @@
 """Uploads through the pinned ring: the bytes on the device equal the CPU's result, for every dtype, layout and format."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

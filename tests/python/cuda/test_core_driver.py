@@ -1,7 +1,5 @@
 """The CUDA driver at run time: errors if it or a GPU is missing, and no driver call before a GPU is requested."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every driver call fails once: the error names the call, nothing leaks or stays in flight, and the next upload works."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ordering of uploads: the caller's streams, errors, closing, Ctrl-C."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random tensors, requests, rings, threads, windows and delays: the bytes on the device equal the CPU's in any order."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The threads of uploads: kept per device, as many as the work needs, ended before the process, absent in forked children."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

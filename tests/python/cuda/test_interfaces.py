@@ -1,7 +1,5 @@
 """The public interfaces on the fake driver: each `cases_*.py` runs in a process of its own, which loads that driver."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `TorchGpu` asks of torch.cuda and CuPy, without a GPU: their functions are replaced one by one."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys
