@@ -187,7 +187,7 @@ def entry_points(argument: str) -> set[str]:
     return found
 
 
-def test_every_entry_point_with_the_arguments_is_in_the_matrix() -> None:
+def test_every_entry_point_with_the_arguments_is_in_the_matrix():
     found = entry_points("limits") - FOLDERS - OTHERS - {"rustload.Limits"}
     assert {name.rpartition(".")[2] for name in found} == LIMITS.keys()
     assert {name.rpartition(".")[2] for name in entry_points("unknown")} == UNKNOWN.keys()
@@ -197,9 +197,7 @@ def test_every_entry_point_with_the_arguments_is_in_the_matrix() -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("entry", UNKNOWN)
-def test_unknown_error_refuses_what_it_would_lose(
-    entry: Any, content: str, suffix: str, way: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_unknown_error_refuses_what_it_would_lose(entry, content, suffix, way, tmp_path):
     path = tmp_path / f"m{suffix}"
     extra = {"x": np.array([None, 1])} if content == "npz" else {"x": Custom()}
     # A pickle has no tensors of torch without names that no allow-list has.
@@ -226,9 +224,7 @@ def test_unknown_error_refuses_what_it_would_lose(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("content", [*CONTENTS, "safetensors"])
 @pytest.mark.parametrize("entry", LIMITS)
-def test_limits_hold(
-    entry: Any, content: str, suffix: str, way: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_limits_hold(entry, content, suffix, way, tmp_path):
     path = tmp_path / f"m{suffix}"
     write = as_safetensors if content == "safetensors" else CONTENTS[content]
     path.write_bytes(write(STATE))
@@ -245,9 +241,7 @@ EVIL = {**STATE, "x": Custom(), "epoch": 3}
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("how", ["file", "index", "folder", "URL"])
 @pytest.mark.parametrize("entry", [names_of, loaded])
-def test_a_drop_in_of_safetensors_refuses_a_pickle_of_that_name(
-    entry: Callable[..., Any], how: str, content: str, tmp_path: Path
-) -> None:
+def test_a_drop_in_of_safetensors_refuses_a_pickle_of_that_name(entry, how, content, tmp_path):
     path = tmp_path / "model.safetensors"
     state = dict(STATE) if content == "npz" else EVIL
     path.write_bytes(CONTENTS[content](state))
@@ -266,7 +260,7 @@ def test_a_drop_in_of_safetensors_refuses_a_pickle_of_that_name(
     assert "a" in rustload.open(path)
 
 
-def test_a_hostile_pickle_named_as_safetensors_is_no_empty_file(tmp_path: Path) -> None:
+def test_a_hostile_pickle_named_as_safetensors_is_no_empty_file(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps(Reduced(print, ("executed",))))
     for load in (names_of, loaded):
@@ -281,7 +275,7 @@ def test_a_hostile_pickle_named_as_safetensors_is_no_empty_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("format_", ["bin", "safetensors"])
-def test_limits_hold_for_models_and_adapters(format_: str, tmp_path: Path) -> None:
+def test_limits_hold_for_models_and_adapters(format_, tmp_path):
     peft = pytest.importorskip("peft")
     from rustload.peft import load_adapter
 
@@ -292,7 +286,7 @@ def test_limits_hold_for_models_and_adapters(format_: str, tmp_path: Path) -> No
         load_adapter(torch.nn.Sequential(torch.nn.Linear(8, 8)), tmp_path, limits=TENSORS_MAX)
 
 
-def test_limits_hold_for_arrays_of_jax(tmp_path: Path) -> None:
+def test_limits_hold_for_arrays_of_jax(tmp_path):
     for name, write in {"m.pt": saved, "m.safetensors": as_safetensors}.items():
         (tmp_path / name).write_bytes(write(STATE))
         with pytest.raises(rustload.LimitError):

@@ -106,7 +106,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_dequantized_weights_equal_the_formula_bit_for_bit(file: Path) -> None:
+def test_dequantized_weights_equal_the_formula_bit_for_bit(file):
     ckpt, given = rustload.open(file), state()
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         for name, wanted in expected(given, dtype).items():
@@ -123,7 +123,7 @@ def test_dequantized_weights_equal_the_formula_bit_for_bit(file: Path) -> None:
     assert ckpt["l1.weight_scale_inv"].block_scale is None
 
 
-def test_parts_of_weights_get_the_scales_of_the_part(file: Path) -> None:
+def test_parts_of_weights_get_the_scales_of_the_part(file):
     ckpt, chosen = rustload.open(file), random.Random(1)
     for name, whole in expected(state()).items():
         for _ in range(6):
@@ -141,7 +141,7 @@ def test_parts_of_weights_get_the_scales_of_the_part(file: Path) -> None:
         assert same(turned, whole.mT.bfloat16()), name
 
 
-def test_streams_and_dicts_dequantize(file: Path) -> None:
+def test_streams_and_dicts_dequantize(file):
     ckpt, wanted = rustload.open(file), expected(state(), torch.bfloat16)
     found = dict(ckpt.stream(dtype="bfloat16", dequantize=True))
     assert all(same(found[name], one) for name, one in wanted.items())
@@ -153,7 +153,7 @@ def test_streams_and_dicts_dequantize(file: Path) -> None:
     assert same(out, expected(state(), torch.float16)["l1.weight"])
 
 
-def test_convert_writes_numbers_and_leaves_out_the_scales(file: Path, tmp_path: Path) -> None:
+def test_convert_writes_numbers_and_leaves_out_the_scales(file, tmp_path):
     given = state()
     report = rustload.convert(file, tmp_path / "out.safetensors", dtype="bfloat16", dequantize=True)
     written, wanted = load_file(tmp_path / "out.safetensors"), expected(given, torch.bfloat16)
@@ -178,7 +178,7 @@ class Model(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(3, bias=False)
 
 
-def test_load_into_a_model_dequantizes(file: Path) -> None:
+def test_load_into_a_model_dequantizes(file):
     given = {name: one for name, one in state().items() if name.startswith(("l0", "l1", "norm"))}
     wanted = expected(given, torch.bfloat16)
     chosen = rustload.open(file).select(list(given))
@@ -202,7 +202,7 @@ def test_load_into_a_model_dequantizes(file: Path) -> None:
     assert any("dequantize=True" in note for note in caught.value.__notes__)
 
 
-def test_each_rank_dequantizes_its_own_rows(file: Path) -> None:
+def test_each_rank_dequantizes_its_own_rows(file):
     wanted = expected(state(), torch.bfloat16)["l1.weight"]
     for rank in (0, 1, 2):
         with as_rank(rank, 3):
@@ -214,7 +214,7 @@ def test_each_rank_dequantizes_its_own_rows(file: Path) -> None:
             assert same(model.weight.to_local().detach(), wanted.chunk(3)[rank])
 
 
-def test_weights_in_parts_are_dequantized(tmp_path: Path) -> None:
+def test_weights_in_parts_are_dequantized(tmp_path):
     weight, scale = scaled((300, 200))
     paths = []
     for rank in range(2):
@@ -230,7 +230,7 @@ def test_weights_in_parts_are_dequantized(tmp_path: Path) -> None:
     assert same(load_file(tmp_path / "m.safetensors")["w"], wanted)
 
 
-def test_one_scale_for_all_elements_multiplies_all(tmp_path: Path) -> None:
+def test_one_scale_for_all_elements_multiplies_all(tmp_path):
     weight, _ = scaled((130, 7))
     for shape in ((), (1,)):
         scale = torch.full(shape, 0.37)
@@ -239,7 +239,7 @@ def test_one_scale_for_all_elements_multiplies_all(tmp_path: Path) -> None:
         assert same(found, weight.float() * 0.37)
 
 
-def test_scales_of_another_shape_are_an_error(tmp_path: Path) -> None:
+def test_scales_of_another_shape_are_an_error(tmp_path):
     weight, _ = scaled((300, 200))
     for shape in ((2, 2), (3, 1), (6,), (3, 2, 1), (0, 2)):
         save_file({"w": weight, "w_scale_inv": torch.ones(shape)}, tmp_path / "m.safetensors")
@@ -252,7 +252,7 @@ def test_scales_of_another_shape_are_an_error(tmp_path: Path) -> None:
         lazy.materialize(dtype="int8", allow_lossy=True, dequantize=True)
 
 
-def test_a_chain_of_scales_of_scales_is_followed_once(tmp_path: Path) -> None:
+def test_a_chain_of_scales_of_scales_is_followed_once(tmp_path):
     weight, _ = scaled((1, 1))
     names = ["w" + "_scale_inv" * count for count in range(3000)]
     save_file({name: weight.clone() for name in names}, tmp_path / "m.safetensors")
@@ -262,7 +262,7 @@ def test_a_chain_of_scales_of_scales_is_followed_once(tmp_path: Path) -> None:
     rustload.convert(tmp_path / "m.safetensors", tmp_path / "out", dequantize=True, resume=True)
 
 
-def test_tied_weights_with_different_scales_differ(tmp_path: Path) -> None:
+def test_tied_weights_with_different_scales_differ(tmp_path):
     weight, scale = scaled((130, 7))
     given = {"a": weight, "a_scale_inv": scale, "b": weight, "b_scale_inv": scale * 2, "c": weight}
     torch.save(given, tmp_path / "m.pt")

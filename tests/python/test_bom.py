@@ -83,9 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_model_has_its_files_dtypes_and_parameters(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_has_its_files_dtypes_and_parameters(folder, capsys):
     (model,) = bom(capsys, "llama")["components"]
     assert (model["type"], model["name"]) == ("machine-learning-model", "llama")
     assert facts(model) == {
@@ -109,7 +107,7 @@ def test_a_model_has_its_files_dtypes_and_parameters(
         assert facts(file) == {"rustload:size": [str(size)]}
 
 
-def test_a_pickle_has_the_names_of_its_classes_and_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_has_the_names_of_its_classes_and_its_verdict(capsys):
     good, evil = Path("model.pt"), Path("evil.pkl")
     evil.write_bytes(EVIL)
     first, second = bom(capsys, good, evil)["components"]
@@ -121,9 +119,7 @@ def test_a_pickle_has_the_names_of_its_classes_and_its_verdict(capsys: pytest.Ca
     assert "posix.system" in facts(second)["rustload:global"]
 
 
-def test_the_files_of_a_distributed_checkpoint_are_listed_hashed_and_scanned(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_files_of_a_distributed_checkpoint_are_listed_hashed_and_scanned(capsys):
     dcp.save(
         {"w": torch.ones(3), "value": Reduced(os.system, ("echo hello",))},
         checkpoint_id="saved",
@@ -137,7 +133,7 @@ def test_the_files_of_a_distributed_checkpoint_are_listed_hashed_and_scanned(
         assert facts(model)["rustload:scan:verdict"] == [rustload.scan("saved").verdict] == ["would execute"]
 
 
-def test_the_model_card_has_only_what_the_metadata_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_model_card_has_only_what_the_metadata_says(capsys):
     metadata = {
         "format": "pt",
         "modelspec.architecture": "stable-diffusion-v1",
@@ -159,16 +155,14 @@ def test_the_model_card_has_only_what_the_metadata_says(capsys: pytest.CaptureFi
     assert model["description"] == "a model"
 
 
-def test_hashes_are_given_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hashes_are_given_if_asked_for(folder, capsys):
     (model,) = bom(capsys, "llama", "--hashes")["components"]
     for file in model["components"]:
         content = (folder / "llama" / file["name"]).read_bytes()
         assert file["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(content).hexdigest()}]
 
 
-def test_two_runs_at_two_places_are_byte_equal(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_two_runs_at_two_places_are_byte_equal(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("elsewhere") / "deep"
     shutil.copytree(folder, other)
     command = [sys.executable, "-m", "rustload", "info", "llama", "model.pt", "--cyclonedx"]
@@ -181,15 +175,13 @@ def test_two_runs_at_two_places_are_byte_equal(
     assert b"timestamp" not in first
 
 
-def test_the_serial_number_is_that_of_the_content(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_serial_number_is_that_of_the_content(capsys):
     one, same, other = bom(capsys, "llama"), bom(capsys, "./llama/"), bom(capsys, "model.pt")
     assert one == same
     assert one["serialNumber"] != other["serialNumber"]
 
 
-def test_the_time_is_that_of_source_date_epoch(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_is_that_of_source_date_epoch(capsys, monkeypatch):
     without = bom(capsys, "llama")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     document = bom(capsys, "llama")
@@ -199,9 +191,7 @@ def test_the_time_is_that_of_source_date_epoch(
     assert bom(capsys, "llama") == without
 
 
-def test_a_snapshot_in_the_hub_cache_has_the_name_of_the_repository(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_snapshot_in_the_hub_cache_has_the_name_of_the_repository(folder, capsys):
     revision = "0123456789abcdef0123456789abcdef01234567"
     snapshot = folder / "models--some-org--a.model" / "snapshots" / revision
     snapshot.parent.mkdir(parents=True)
@@ -211,9 +201,7 @@ def test_a_snapshot_in_the_hub_cache_has_the_name_of_the_repository(
     assert model["purl"] == f"pkg:huggingface/some-org/a.model@{revision}"
 
 
-def test_a_file_that_cannot_be_read_is_an_error_beside_the_document(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_file_that_cannot_be_read_is_an_error_beside_the_document(capsys):
     document = bom(capsys, "absent.pt", "model.pt", code=3)
     assert [model["name"] for model in document["components"]] == ["model.pt"]
 
@@ -226,14 +214,14 @@ def test_a_file_that_cannot_be_read_is_an_error_beside_the_document(
         (["--cyclonedx", "--filter", "*"], "takes no --filter"),
     ],
 )
-def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_wrong_usage(capsys, arguments, message):
     with pytest.raises(SystemExit) as caught:
         main(["info", "model.pt", *arguments])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_secrets_of_urls_are_not_in_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_of_urls_are_not_in_the_document(capsys):
     fsspec = pytest.importorskip("fsspec")
     content = Path("llama/model-00001-of-00002.safetensors").read_bytes()
     fsspec.filesystem("memory").pipe("/bom/model.safetensors", content)

@@ -48,9 +48,7 @@ def truncate(path: Path, version: int) -> None:
 
 @pytest.mark.parametrize("change", [overwrite, replace, truncate])
 @pytest.mark.parametrize("read", READS)
-def test_a_read_gives_the_elements_of_one_version_or_an_error(
-    read: str, change: Callable[[Path, int], None], tmp_path: Path
-) -> None:
+def test_a_read_gives_the_elements_of_one_version_or_an_error(read, change, tmp_path):
     chosen, path = random.Random(read), tmp_path / "m.safetensors"
     errors = right = 0
     longest = usual = 0.001

@@ -23,7 +23,7 @@ def printed(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return out
 
 
-def test_every_way_to_ask_for_help_gives_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_to_ask_for_help_gives_it(capsys):
     whole = printed(["--help"], capsys)
     assert printed([], capsys) == printed(["help"], capsys) == whole
     for name in COMMANDS:
@@ -32,12 +32,12 @@ def test_every_way_to_ask_for_help_gives_it(capsys: pytest.CaptureFixture[str]) 
     assert printed(["-V"], capsys) == printed(["--version"], capsys) == f"rustload {rustload.__version__}\n"
 
 
-def test_help_points_to_nothing_that_a_wheel_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_points_to_nothing_that_a_wheel_lacks(capsys):
     for name in COMMANDS:
         assert "docs/" not in printed([name, "--help"], capsys)
 
 
-def test_the_completions_have_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_completions_have_every_command_and_option(capsys):
     commands = next(one for one in parser([*COMMANDS])._actions if isinstance(one.choices, dict)).choices
     assert isinstance(commands, dict)
     for shell in SHELLS:
@@ -67,7 +67,7 @@ def test_the_completions_have_every_command_and_option(capsys: pytest.CaptureFix
         (["info", "m"], []),
     ],
 )
-def test_bash_completes(words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes(words, expected, capsys):
     script = printed(["completion", "bash"], capsys)
     script += f'COMP_WORDS=(rustload "$@")\nCOMP_CWORD={len(words)}\n_rustload\necho "${{COMPREPLY[@]}}"\n'
     found = subprocess.run(
@@ -76,9 +76,7 @@ def test_bash_completes(words: list[str], expected: list[str], capsys: pytest.Ca
     assert found.stdout.split() == expected
 
 
-def test_the_name_of_no_dtype_is_answered_with_a_similar_one_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_name_of_no_dtype_is_answered_with_a_similar_one_first(capsys):
     for command in ("info", "convert"):
         with pytest.raises(SystemExit):
             _cli.main([command, "m.bin", "--dtype", "fp17"])
@@ -96,15 +94,13 @@ def test_the_name_of_no_dtype_is_answered_with_a_similar_one_first(
         (["view", "a", "b"], "unrecognized arguments: b"),
     ],
 )
-def test_an_unknown_option_points_to_the_help_of_its_command(
-    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_option_points_to_the_help_of_its_command(args, says, capsys):
     with coded(SystemExit, 2):
         _cli.main(args)
     assert capsys.readouterr().err == f"rustload: error: {says}\n  see: rustload {args[0]} --help\n"
 
 
-def test_warnings_are_lines_without_a_place_in_the_source() -> None:
+def test_warnings_are_lines_without_a_place_in_the_source():
     program = """
 import sys, warnings
 import rustload

@@ -66,7 +66,7 @@ def write_shards(
     (folder / f"{stem}.bin.index.json").write_text(json.dumps(index))
 
 
-def test_a_file_of_any_format_becomes_what_the_reference_writes(tmp_path: Path) -> None:
+def test_a_file_of_any_format_becomes_what_the_reference_writes(tmp_path):
     tensors = model()
     expected = safetensors.torch.save(tensors, metadata=PT)
     torch.save(tensors, tmp_path / "zip.pt")
@@ -99,13 +99,13 @@ def test_a_file_of_any_format_becomes_what_the_reference_writes(tmp_path: Path) 
         ("my_pytorch_model.PT", "my_pytorch_model.safetensors"),
     ],
 )
-def test_only_a_name_that_starts_with_pytorch_model_changes(source: str, target: str, tmp_path: Path) -> None:
+def test_only_a_name_that_starts_with_pytorch_model_changes(source, target, tmp_path):
     torch.save({"x": torch.zeros(2)}, tmp_path / source)
     assert list(rustload.convert(tmp_path / source).files) == [target]
     assert below(tmp_path) == sorted([source, target])
 
 
-def test_selected_tensors_are_renamed_cast_and_transposed(tmp_path: Path) -> None:
+def test_selected_tensors_are_renamed_cast_and_transposed(tmp_path):
     weights = {f"module.{name}": tensor for name, tensor in model().items()}
     state = {
         "epoch": 3,
@@ -135,7 +135,7 @@ def test_selected_tensors_are_renamed_cast_and_transposed(tmp_path: Path) -> Non
     assert ", 1 file, 3 other values left out (epoch, ...), in " in str(report)
 
 
-def test_a_sharded_folder_of_transformers_keeps_its_shards(tmp_path: Path) -> None:
+def test_a_sharded_folder_of_transformers_keeps_its_shards(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
     torch.manual_seed(0)
@@ -182,7 +182,7 @@ def test_a_sharded_folder_of_transformers_keeps_its_shards(tmp_path: Path) -> No
     assert transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
 
 
-def test_the_files_of_a_folder_are_joined_by_those_made_of_them(tmp_path: Path) -> None:
+def test_the_files_of_a_folder_are_joined_by_those_made_of_them(tmp_path):
     write_shards(tmp_path / "m", model(), 2)
     (tmp_path / "m" / "config.json").write_text("{}")
     before = contents(tmp_path / "m")
@@ -198,9 +198,7 @@ def test_the_files_of_a_folder_are_joined_by_those_made_of_them(tmp_path: Path) 
     assert names(tmp_path) == ["m"]
 
 
-def test_an_index_and_a_list_of_shards_are_taken_for_their_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_and_a_list_of_shards_are_taken_for_their_folder(tmp_path, monkeypatch):
     write_shards(tmp_path / "m", model(), 2)
     (tmp_path / "m" / "config.json").write_text("{}")
     rustload.convert(tmp_path / "m", tmp_path / "out", copy_others=True)
@@ -216,7 +214,7 @@ def test_an_index_and_a_list_of_shards_are_taken_for_their_folder(
     assert contents(tmp_path / "m").keys() == {*shards, "pytorch_model.bin.index.json", *expected}
 
 
-def test_shards_are_divided_anew_as_the_hub_does(tmp_path: Path) -> None:
+def test_shards_are_divided_anew_as_the_hub_does(tmp_path):
     source = random.Random(3)
     for number in range(40):
         tensors = {f"t{at}": torch.randn(source.randint(1, 60)) for at in range(source.randint(2, 14))}
@@ -237,7 +235,7 @@ def test_shards_are_divided_anew_as_the_hub_does(tmp_path: Path) -> None:
     assert "weights.safetensors.index.json" in below(tmp_path / "named")
 
 
-def test_shards_without_selected_tensors_are_not_written(tmp_path: Path) -> None:
+def test_shards_without_selected_tensors_are_not_written(tmp_path):
     tensors = {f"t{at}": torch.full((2,), float(at)) for at in range(3)}
     write_shards(tmp_path / "m", tensors, 3)
     two = rustload.convert(tmp_path / "m", tmp_path / "two", select=["t0", "t2"])
@@ -250,7 +248,7 @@ def test_shards_without_selected_tensors_are_not_written(tmp_path: Path) -> None
     ]
 
 
-def test_a_pipeline_of_diffusers_is_converted_with_its_variants(tmp_path: Path) -> None:
+def test_a_pipeline_of_diffusers_is_converted_with_its_variants(tmp_path):
     diffusers = pytest.importorskip("diffusers")
     torch.manual_seed(0)
     unet = diffusers.UNet2DModel(
@@ -287,7 +285,7 @@ def test_a_pipeline_of_diffusers_is_converted_with_its_variants(tmp_path: Path) 
     assert "diffusion_pytorch_model.safetensors.index.fp16.json" in one.files
 
 
-def test_a_folder_with_files_of_other_names_is_converted_as_it_opens(tmp_path: Path) -> None:
+def test_a_folder_with_files_of_other_names_is_converted_as_it_opens(tmp_path):
     source = tmp_path / "m"
     (source / "checkpoint-1").mkdir(parents=True)
     torch.save(model(), source / "best.pt")
@@ -306,7 +304,7 @@ def test_a_folder_with_files_of_other_names_is_converted_as_it_opens(tmp_path: P
     assert names(tmp_path) == ["empty", "m", "out", "out3"]
 
 
-def test_modules_of_sentence_transformers_are_converted(tmp_path: Path) -> None:
+def test_modules_of_sentence_transformers_are_converted(tmp_path):
     source = tmp_path / "m"
     (source / "2_Dense").mkdir(parents=True)
     (source / "checkpoint-10").mkdir()
@@ -323,7 +321,7 @@ def test_modules_of_sentence_transformers_are_converted(tmp_path: Path) -> None:
     assert "as the target" in caught.value.__notes__[0]
 
 
-def test_metadata_of_a_safetensors_source_are_kept(tmp_path: Path) -> None:
+def test_metadata_of_a_safetensors_source_are_kept(tmp_path):
     tensors = model()
     (tmp_path / "m").mkdir()
     safetensors.torch.save_file(tensors, tmp_path / "m" / "a.safetensors", metadata={"by": "me", "step": "1"})
@@ -343,7 +341,7 @@ def test_metadata_of_a_safetensors_source_are_kept(tmp_path: Path) -> None:
     assert rustload.open(tmp_path / "part.safetensors").metadata == PT
 
 
-def test_ties_and_views_are_reported(tmp_path: Path) -> None:
+def test_ties_and_views_are_reported(tmp_path):
     weight = torch.randn(4, 3)
     torch.save({"embed": weight, "head": weight, "rows": weight[:2]}, tmp_path / "m.bin")
     report = rustload.convert(tmp_path / "m.bin", ties="drop", keep="head")
@@ -357,7 +355,7 @@ class Opaque:
     """Pickled by name: a class that rustload does not know."""
 
 
-def test_values_that_are_no_tensors_are_written_as_json(tmp_path: Path) -> None:
+def test_values_that_are_no_tensors_are_written_as_json(tmp_path):
     shared = [1, 2]
     state = {
         "w": torch.zeros(2),
@@ -398,7 +396,7 @@ def test_values_that_are_no_tensors_are_written_as_json(tmp_path: Path) -> None:
     assert below(tmp_path / "out") == ["m.json", "m.safetensors"]
 
 
-def test_snapshots_of_the_hub_are_read_and_its_blobs_are_kept(tmp_path: Path) -> None:
+def test_snapshots_of_the_hub_are_read_and_its_blobs_are_kept(tmp_path):
     hub = tmp_path / "hub" / "models--a--b"
     snapshot = hub / "snapshots" / "c0ffee"
     snapshot.mkdir(parents=True)
@@ -429,7 +427,7 @@ def test_snapshots_of_the_hub_are_read_and_its_blobs_are_kept(tmp_path: Path) ->
     assert names(hub) == ["blobs", "refs", "snapshots"]
 
 
-def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_a_second_run_writes_the_same_bytes(tmp_path):
     write_shards(tmp_path / "m", model(), 3)
     (tmp_path / "m" / "config.json").write_text("{}")
     options: dict[str, Any] = {"dtype": "float16", "max_shard_size": 200, "copy_others": True}
@@ -440,7 +438,7 @@ def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
     assert first._replace(seconds=0) == second._replace(seconds=0)
 
 
-def test_what_has_no_form_is_refused_with_the_argument_to_use(tmp_path: Path) -> None:
+def test_what_has_no_form_is_refused_with_the_argument_to_use(tmp_path):
     with warnings.catch_warnings(action="ignore"):
         quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     target = tmp_path / "out.safetensors"
@@ -475,7 +473,7 @@ def test_what_has_no_form_is_refused_with_the_argument_to_use(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_wrong_arguments_leave_the_target_as_it_is(tmp_path: Path) -> None:
+def test_wrong_arguments_leave_the_target_as_it_is(tmp_path):
     tensors = {"a.x": torch.zeros(2), "b.x": torch.zeros(2)}
     source, target = tmp_path / "m.bin", tmp_path / "out.safetensors"
     torch.save(tensors, source)
@@ -512,7 +510,7 @@ def test_wrong_arguments_leave_the_target_as_it_is(tmp_path: Path) -> None:
         rustload.convert(source, target, overwrite=True, select=["a.*", "c.*"])
 
 
-def test_missing_shards_are_named(tmp_path: Path) -> None:
+def test_missing_shards_are_named(tmp_path):
     for number in (1, 3):
         torch.save({f"t{number}": torch.zeros(1)}, tmp_path / f"pytorch_model-0000{number}-of-00003.bin")
     with pytest.raises(rustload.FormatError, match="2 of the 3 shards"):
@@ -521,7 +519,7 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
     assert "model.safetensors.index.json" in rustload.convert(tmp_path, tmp_path / "out").files
 
 
-def test_a_source_that_changes_leaves_nothing(tmp_path: Path) -> None:
+def test_a_source_that_changes_leaves_nothing(tmp_path):
     write_shards(tmp_path / "m", model(), 2)
     paths = sorted((tmp_path / "m").glob("*.bin"))
 
@@ -536,7 +534,7 @@ def test_a_source_that_changes_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m"]
 
 
-def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path):
     size = shutil.disk_usage(tmp_path).free + (1 << 30)
     source = sparse(tmp_path / "large.safetensors", {"x": ("U8", [size])})
     if sizes_of(source)[1] > 1 << 20:
@@ -549,7 +547,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> N
     assert names(tmp_path) == ["large.safetensors"]
 
 
-def test_a_read_only_folder_is_an_error_with_advice(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_an_error_with_advice(tmp_path):
     torch.save({"x": torch.zeros(3)}, tmp_path / "m.bin")
     # Nobody, not even root, may write there.
     for target in ("/sys/m.safetensors", "/sys/out"):
@@ -558,7 +556,7 @@ def test_a_read_only_folder_is_an_error_with_advice(tmp_path: Path) -> None:
         assert "dst=" in caught.value.__notes__[0]
 
 
-def test_ctrl_c_leaves_nothing_temporary(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_temporary(tmp_path):
     write_shards(tmp_path / "m", {f"t{at}": torch.zeros(1_000_000) for at in range(8)}, 2)
     code = """
     import _thread, threading, rustload
@@ -575,7 +573,7 @@ def test_ctrl_c_leaves_nothing_temporary(tmp_path: Path) -> None:
     assert all(len(rustload.open(path)) == 8 for path in tmp_path.iterdir())
 
 
-def test_converting_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
+def test_converting_needs_neither_torch_nor_numpy(tmp_path):
     write_shards(tmp_path / "m", model(), 2)
     code = """
     import sys, rustload
@@ -585,7 +583,7 @@ def test_converting_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
     assert child(code, tmp_path / "m", tmp_path / "out", tmp_path / "o.json").stdout.split() == ["11"]
 
 
-def test_20_000_tensors_take_600_ms_of_a_core(tmp_path: Path) -> None:
+def test_20_000_tensors_take_600_ms_of_a_core(tmp_path):
     tensors = {f"layers.{at // 10}.w{at % 10}": torch.full((4,), float(at)) for at in range(20_000)}
     torch.save(tensors, tmp_path / "m.bin")
     taken = []
@@ -600,7 +598,7 @@ def test_20_000_tensors_take_600_ms_of_a_core(tmp_path: Path) -> None:
     assert found["layers.1999.w9"].tolist() == [19_999.0] * 4
 
 
-def test_one_tensor_of_a_sparse_40_gb_archive_converts_within_a_second(tmp_path: Path) -> None:
+def test_one_tensor_of_a_sparse_40_gb_archive_converts_within_a_second(tmp_path):
     sparse = module_of("tests/data/sparse.py")
     sparse.write_archive(tmp_path / "large.bin")
     if sizes_of(tmp_path / "large.bin")[1] > 64 << 20:
@@ -616,7 +614,7 @@ def test_one_tensor_of_a_sparse_40_gb_archive_converts_within_a_second(tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_kind_of_object_converts_or_says_why_not(tmp_path: Path) -> None:
+def test_every_kind_of_object_converts_or_says_why_not(tmp_path):
     source, target = tmp_path / "kind.bin", tmp_path / "kind.safetensors"
     refused = {}
     for kind, make in make_kinds.KINDS.items():
@@ -674,9 +672,7 @@ SLOW = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("letter", sorted({case.id[0] for case in CASES}))
-def test_a_hostile_source_is_converted_or_refused_as_a_whole(
-    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_source_is_converted_or_refused_as_a_whole(letter, tmp_path, monkeypatch):
     canary, work = tmp_path / "canary", tmp_path / "work"
     canary.mkdir()
     monkeypatch.setenv("RUSTLOAD_CANARY", str(canary))
@@ -711,7 +707,7 @@ def test_a_hostile_source_is_converted_or_refused_as_a_whole(
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_a_fingerprint_takes_a_positive_number_of_threads(tmp_path: Path, data: bool) -> None:
+def test_a_fingerprint_takes_a_positive_number_of_threads(tmp_path, data):
     rustload.save({"w": torch.ones(3)}, tmp_path / "m.safetensors")
     ckpt = rustload.open(tmp_path / "m.safetensors")
     assert ckpt.fingerprint(data=data, threads=3) == ckpt.fingerprint(data=data)
@@ -720,7 +716,7 @@ def test_a_fingerprint_takes_a_positive_number_of_threads(tmp_path: Path, data: 
             ckpt.fingerprint(data=data, threads=wrong)  # type: ignore[arg-type]
 
 
-def test_the_fingerprint_of_the_source_is_recorded(tmp_path: Path) -> None:
+def test_the_fingerprint_of_the_source_is_recorded(tmp_path):
     path = tmp_path / "m.bin"
     torch.save({"a": torch.randn(30, 40), "b": torch.arange(5)}, path)
     for fingerprint in ("structure", "data"):

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_option_reaches_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_reaches_convert(folder, capsys):
     options = [
         "--key", "model", "--strip", "module.", "--rename", "b=x", "--rename", "ids=", "--dtype", "a.*=float16", "--dtype",
         "bfloat16", "--transpose", "a.*", "--max-shard-size", "14B", "--metadata", "by=me=you", "--objects", "o.json",
@@ -50,7 +50,7 @@ def test_every_option_reaches_convert(folder: Path, capsys: pytest.CaptureFixtur
     assert json.loads((folder / "o.json").read_text()) == {"epoch": 3}
 
 
-def test_one_line_says_what_was_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_says_what_was_written(folder, capsys):
     assert _cli.main(["convert", "last.ckpt"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("wrote 3 tensors, ")
@@ -82,9 +82,7 @@ def test_one_line_says_what_was_written(folder: Path, capsys: pytest.CaptureFixt
         (["last.ckpt", ""], "'': no such file"),
     ],
 )  # fmt: skip
-def test_an_error_names_the_option_and_exits_with_3(
-    folder: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_names_the_option_and_exits_with_3(folder, args, message, capsys):
     (folder / "o.safetensors").write_text("old")
     before = names(folder)
     assert _cli.main(["convert", *args]) == 3
@@ -105,33 +103,31 @@ def test_an_error_names_the_option_and_exits_with_3(
         ["a", "--max-shard-size", "many"], ["a", "--ties", "cut"],
     ],
 )  # fmt: skip
-def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(args, capsys):
     with coded(SystemExit, 2):
         _cli.main(["convert", *args])
     assert capsys.readouterr().err.startswith("rustload: error: ")
 
 
 @pytest.mark.parametrize(("option", "form"), [("--rename", "OLD=NEW"), ("--metadata", "KEY=TEXT")])
-def test_a_pair_has_the_form_that_the_help_shows(
-    option: str, form: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pair_has_the_form_that_the_help_shows(option, form, capsys):
     with pytest.raises(SystemExit):
         _cli.main(["convert", "a", option, "x"])
     assert f"argument {option}: 'x' is not of the form {form}" in capsys.readouterr().err
 
 
-def test_a_name_with_an_equals_sign_can_be_left_out(folder: Path) -> None:
+def test_a_name_with_an_equals_sign_can_be_left_out(folder):
     assert _cli.main(["convert", str(folder / "c.bin"), "--rename", "c = d=", "-q"]) == 0
     assert list(rustload.open("c.safetensors")) == ["a"]
 
 
-def test_a_warning_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_a_line_on_stderr(folder, capsys):
     assert _cli.main(["convert", "last.ckpt", "--select", "model.*", "--select", "optim.*"]) == 0
     assert capsys.readouterr().err.startswith("rustload: warning: --select has the pattern 'optim.*'")
     assert "last.safetensors" in names(folder)
 
 
-def test_it_starts_without_torch_and_numpy(folder: Path) -> None:
+def test_it_starts_without_torch_and_numpy(folder):
     code = """
 import sys
 from rustload import _cli
@@ -143,7 +139,7 @@ assert not {"torch", "numpy", "rustload._scan.scan"} & sys.modules.keys()
     assert names(folder / "out") == ["last.safetensors"]
 
 
-def test_verify_resume_progress_and_ties(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_resume_progress_and_ties(folder, capsys):
     one = torch.randn(300, 400)
     torch.save({"b": one, "a": one, "c": torch.zeros(3)}, "tied.bin")
     options = ["--verify", "--resume", "--discard", "b", "--fingerprint", "data", "--no-progress", "--json"]
@@ -160,9 +156,7 @@ def test_verify_resume_progress_and_ties(folder: Path, capsys: pytest.CaptureFix
     assert set(rustload.open("tied.safetensors")) == {"a", "b", "c"}
 
 
-def test_a_failed_verification_exits_with_4(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_verification_exits_with_4(folder, capsys, monkeypatch):
     def fail(*_: object, **options: object) -> None:
         assert options["verify"] is True
         error = OSError("b: the new file was read back as 0x00, its source has 0x01")
@@ -175,9 +169,7 @@ def test_a_failed_verification_exits_with_4(
     assert "last.safetensors" not in names(folder)
 
 
-def test_what_the_source_would_execute_is_said_on_stderr(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_source_would_execute_is_said_on_stderr(folder, capsys):
     attack = pickle.dumps({"w": Reduced(os.system, ("true",)), "n": 1})
     (folder / "attack.bin").write_bytes(attack)
     for args, code in (["-q"], 0), (["--overwrite"], 0), (["--ties", "error", "--select", "nothing"], 3):
@@ -196,7 +188,7 @@ def test_what_the_source_would_execute_is_said_on_stderr(
     assert "  scan " not in capsys.readouterr().out
 
 
-def test_rows_are_whole_in_a_pipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_whole_in_a_pipe(folder, capsys):
     member = "a_folder/with/a/path/that/goes/on/data.pkl"
     with zipfile.ZipFile(folder / "deep.zip", "w") as archive:
         archive.writestr(member, pickle.dumps(Reduced(os.system, ("true",))))
@@ -212,9 +204,7 @@ def test_rows_are_whole_in_a_pipe(folder: Path, capsys: pytest.CaptureFixture[st
     assert named[0].endswith("torch._utils._rebuild_tensor_v2")
 
 
-def test_the_line_names_the_tied_name_that_is_left_out(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_names_the_tied_name_that_is_left_out(folder, capsys):
     one = torch.ones(2)
     torch.save({"a": one, "b": one, "c": one}, folder / "tied.bin")
     assert _cli.main(["convert", "tied.bin", "--ties", "drop", "--rename", "c="]) == 0
@@ -224,9 +214,7 @@ def test_the_line_names_the_tied_name_that_is_left_out(
     assert ", 1 tensor, " in repr(rustload.open(folder / "tied.safetensors"))
 
 
-def test_a_folder_without_its_configuration_is_said_on_stderr(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_its_configuration_is_said_on_stderr(folder, capsys):
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text("{}")
     torch.save({"a": torch.zeros(2)}, folder / "model/pytorch_model.bin")
@@ -248,7 +236,7 @@ def test_a_folder_without_its_configuration_is_said_on_stderr(
     assert capsys.readouterr().out.endswith(" s, read back and compared\n")
 
 
-def test_a_rule_for_no_tensor_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rule_for_no_tensor_is_an_error(folder, capsys):
     run = ["convert", "last.ckpt", "out", "--key", "model"]
     for option, value in (("--dtype", "nosuch.*=bfloat16"), ("--transpose", "nosuch.*")):
         assert _cli.main([*run, option, value]) == 3

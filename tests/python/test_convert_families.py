@@ -64,7 +64,7 @@ def loaded(family: str, folder: Path) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_folder_loads_in_the_dtype_that_was_written(family: str, tmp_path: Path) -> None:
+def test_a_folder_loads_in_the_dtype_that_was_written(family, tmp_path):
     model = saved(family, tmp_path / "in")
     rustload.convert(tmp_path / "in", tmp_path / "out", dtype="bfloat16", copy_others=True)
     found = loaded(family, tmp_path / "out")
@@ -76,7 +76,7 @@ def test_a_folder_loads_in_the_dtype_that_was_written(family: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_dequantized_folder_loads_without_a_quantizer(family: str, tmp_path: Path) -> None:
+def test_a_dequantized_folder_loads_without_a_quantizer(family, tmp_path):
     source = tmp_path / "in"
     saved(family, source)
     stored = load_file(source / "model.safetensors")

@@ -25,7 +25,7 @@ def folder(path: Path, config: Any, **sidecars: Any) -> Path:
     return path
 
 
-def test_the_new_configuration_is_not_of_a_quantized_model(tmp_path: Path) -> None:
+def test_the_new_configuration_is_not_of_a_quantized_model(tmp_path):
     config = {
         "model_type": "x",
         "torch_dtype": "float16",
@@ -62,7 +62,7 @@ def test_the_new_configuration_is_not_of_a_quantized_model(tmp_path: Path) -> No
     assert json.loads((tmp_path / "full" / "config.json").read_text())["torch_dtype"] == "float32"
 
 
-def test_files_that_say_nothing_of_a_quantization_are_copied(tmp_path: Path) -> None:
+def test_files_that_say_nothing_of_a_quantization_are_copied(tmp_path):
     for number, text in enumerate(['{"a": 1,  "torch_dtype": "bfloat16"}', "[1]", "{broken", "[" * 100_000]):
         source = folder(tmp_path / f"in{number}", text)
         out = tmp_path / f"out{number}"
@@ -79,7 +79,7 @@ def test_files_that_say_nothing_of_a_quantization_are_copied(tmp_path: Path) -> 
     assert (report.changed, report.kept) == ((), ("w_scale_inv",))
 
 
-def test_the_new_configuration_states_the_dtype_of_most_floats(tmp_path: Path) -> None:
+def test_the_new_configuration_states_the_dtype_of_most_floats(tmp_path):
     config = {"dtype": "float32", "vision_config": {"torch_dtype": "float32", "dtype": {"a": "float32"}}}
     source = folder(tmp_path / "in", config)
     weights = {"big": torch.ones(9), "small": torch.ones(4), "ids": torch.arange(99)}
@@ -110,7 +110,7 @@ def test_the_new_configuration_states_the_dtype_of_most_floats(tmp_path: Path) -
     assert report.changed == ()
 
 
-def test_each_component_of_a_pipeline_states_its_own_dtype(tmp_path: Path) -> None:
+def test_each_component_of_a_pipeline_states_its_own_dtype(tmp_path):
     source = tmp_path / "in"
     for name, dtype in (("text_encoder", torch.float32), ("transformer", torch.float8_e4m3fn)):
         (source / name).mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_each_component_of_a_pipeline_states_its_own_dtype(tmp_path: Path) -> No
     assert "float32" not in (tmp_path / "bf16" / "text_encoder" / "config.json").read_text()
 
 
-def test_a_scale_that_the_model_has_as_a_parameter_is_written(tmp_path: Path) -> None:
+def test_a_scale_that_the_model_has_as_a_parameter_is_written(tmp_path):
     source = folder(tmp_path / "in", {"quantization_config": QUANTIZATION})
     weight, scale = scaled((130, 140))
     ones = {name: torch.ones(()) for name in ("logit_scale", "attn.k_scale", "attn.v_scale")}

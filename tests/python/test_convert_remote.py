@@ -4,7 +4,6 @@ import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -57,9 +56,7 @@ def memory(source: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"dtype": "float32", "keep_config": True}])
-def test_the_others_of_a_store_are_those_of_a_folder(
-    tmp_path: Path, source: Path, memory: str, options: dict[str, Any]
-) -> None:
+def test_the_others_of_a_store_are_those_of_a_folder(tmp_path, source, memory, options):
     expected = rustload.convert(source, tmp_path / "local", copy_others=True, **options)
     found = rustload.convert(memory, tmp_path / "remote", copy_others=True, **options)
     assert contents(tmp_path / "remote") == contents(tmp_path / "local")
@@ -70,21 +67,19 @@ def test_the_others_of_a_store_are_those_of_a_folder(
     assert kept == ("float32" if options and "keep_config" not in options else "bfloat16")
 
 
-def test_the_command_copies_them_too(tmp_path: Path, memory: str) -> None:
+def test_the_command_copies_them_too(tmp_path, memory):
     assert command.main(["convert", memory, str(tmp_path / "out"), "--copy-others"]) == 0
     assert set(OTHERS) < set(contents(tmp_path / "out"))
 
 
-def test_a_file_alone_has_no_others(tmp_path: Path, memory: str) -> None:
+def test_a_file_alone_has_no_others(tmp_path, memory):
     for given, target in ((f"{memory}/model.safetensors", "out"), (memory, "out.safetensors")):
         with pytest.raises(ValueError, match="from folder to folder"):
             rustload.convert(given, tmp_path / target, copy_others=True)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_others_of_a_web_server_are_those_that_its_page_lists(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_others_of_a_web_server_are_those_that_its_page_lists(tmp_path, source, monkeypatch):
     pytest.importorskip("urllib3")
     monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
     server = Server({f"model/{name}": content for name, content in contents(source).items()})
@@ -104,7 +99,7 @@ def test_the_others_of_a_web_server_are_those_that_its_page_lists(
     assert sorted(one.name for one in tmp_path.iterdir()) == ["model", "out"]
 
 
-def test_the_others_of_a_repository_are_of_the_same_commit(tmp_path: Path, source: Path) -> None:
+def test_the_others_of_a_repository_are_of_the_same_commit(tmp_path, source):
     pytest.importorskip("huggingface_hub")
     hub = Hub("org/model", contents(source))
     code = (
@@ -124,9 +119,7 @@ def test_the_others_of_a_repository_are_of_the_same_commit(tmp_path: Path, sourc
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
 
 
-def test_the_command_line_requests_no_more_than_the_function(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_requests_no_more_than_the_function(tmp_path, source, monkeypatch):
     pytest.importorskip("urllib3")
     monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)

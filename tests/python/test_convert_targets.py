@@ -48,7 +48,7 @@ def stated(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("pickle", [False, True])
-def test_in_place_the_configuration_says_what_was_written(tmp_path: Path, pickle: bool) -> None:
+def test_in_place_the_configuration_says_what_was_written(tmp_path, pickle):
     source = model(tmp_path / "model", pickle=pickle, architectures=["X"])
     report = rustload.convert(source, dtype="bfloat16", overwrite=not pickle)
     assert stated(source) == {"dtype": "bfloat16", "architectures": ["X"]}
@@ -61,13 +61,13 @@ def test_in_place_the_configuration_says_what_was_written(tmp_path: Path, pickle
     assert (stated(kept)["dtype"], report.changed, report.not_copied) == ("float32", (), ())
 
 
-def test_in_place_with_the_folder_as_its_own_target(tmp_path: Path) -> None:
+def test_in_place_with_the_folder_as_its_own_target(tmp_path):
     source = model(tmp_path / "model", shards=2)
     report = rustload.convert(source, source, dtype="float16", overwrite=True, copy_others=True)
     assert (stated(source)["dtype"], report.changed) == ("float16", ("config.json with dtype float16",))
 
 
-def test_in_place_a_dequantized_folder_is_not_of_a_quantized_model(tmp_path: Path) -> None:
+def test_in_place_a_dequantized_folder_is_not_of_a_quantized_model(tmp_path):
     source = model(tmp_path / "model", quantization_config={"quant_method": "fp8"})
     (source / "hf_quant_config.json").write_text("{}")
     tensors = {"w": torch.ones(140, 140).to(torch.float8_e4m3fn), "w_scale_inv": torch.ones(2, 2)}
@@ -80,7 +80,7 @@ def test_in_place_a_dequantized_folder_is_not_of_a_quantized_model(tmp_path: Pat
     ]
 
 
-def test_in_place_nothing_changes_if_a_file_is_in_the_way(tmp_path: Path) -> None:
+def test_in_place_nothing_changes_if_a_file_is_in_the_way(tmp_path):
     source = model(tmp_path / "model", pickle=True)
     save_file({"w0": torch.zeros(1)}, source / "model.safetensors")
     before = {path.name: path.read_bytes() for path in source.iterdir()}
@@ -89,9 +89,7 @@ def test_in_place_nothing_changes_if_a_file_is_in_the_way(tmp_path: Path) -> Non
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
-def test_a_replaced_working_directory_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replaced_working_directory_is_a_warning(tmp_path, monkeypatch, capsys):
     source = model(tmp_path / "model", shards=2)
     (source / "logs").mkdir()
     for folder in (source, source / "logs"):
@@ -110,9 +108,7 @@ def test_a_replaced_working_directory_is_a_warning(
         rustload.convert("model", dtype="bfloat16", overwrite=True)
 
 
-def test_a_distributed_checkpoint_is_not_hidden_by_its_conversion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_distributed_checkpoint_is_not_hidden_by_its_conversion(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     distributed(tmp_path / "step-1")
     before = sorted(Path("step-1").iterdir())
@@ -127,7 +123,7 @@ def test_a_distributed_checkpoint_is_not_hidden_by_its_conversion(
     assert rustload.convert("step-1", "step-1-safetensors").tensors == 1
 
 
-def test_one_shard_of_several_is_not_written_beside_the_others(tmp_path: Path) -> None:
+def test_one_shard_of_several_is_not_written_beside_the_others(tmp_path):
     source = model(tmp_path / "model", pickle=True, shards=2)
     shard = source / "pytorch_model-00001-of-00002.bin"
     with pytest.raises(
@@ -140,9 +136,7 @@ def test_one_shard_of_several_is_not_written_beside_the_others(tmp_path: Path) -
     assert rustload.convert(shard, source / "part.safetensors").tensors == 1
 
 
-def test_files_that_are_not_copied_are_in_the_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_not_copied_are_in_the_report(tmp_path, capsys):
     source = model(tmp_path / "model", shards=2)
     (source / "tokenizer.json").write_text("{}")
     torch.save({"lr": 1}, source / "training_args.bin")
@@ -168,9 +162,7 @@ def test_files_that_are_not_copied_are_in_the_report(
     assert rustload.convert(tmp_path / "pipeline", tmp_path / "new").not_copied == ("model_index.json",)
 
 
-def test_an_existing_file_is_named_as_the_target_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_existing_file_is_named_as_the_target_was_given(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model(tmp_path / "model", shards=3)
     assert _cli.main(["convert", "model"]) == 3
@@ -184,9 +176,7 @@ def test_an_existing_file_is_named_as_the_target_was_given(
     assert "error: out: file exists" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_where_a_resumed_call_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_says_where_a_resumed_call_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = model(tmp_path / "model", shards=4)
 
@@ -210,9 +200,7 @@ def test_ctrl_c_says_where_a_resumed_call_goes_on(
     assert not kept.exists()
 
 
-def test_a_url_without_a_target_is_wrong_usage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_url_without_a_target_is_wrong_usage(monkeypatch, capsys):
     monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
     server = Server({"model.safetensors": save({"w": torch.ones(2)})})
     try:
@@ -222,9 +210,7 @@ def test_a_url_without_a_target_is_wrong_usage(
     assert "rustload: error: DST is needed for a URL" in capsys.readouterr().err
 
 
-def test_nothing_is_written_into_the_cache_for_a_url_of_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_into_the_cache_for_a_url_of_the_hub(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     snapshot = tmp_path / "models--org--m" / "snapshots" / ("a" * 40)

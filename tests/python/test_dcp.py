@@ -80,7 +80,7 @@ def leaves(value: Any, path: tuple = ()) -> dict[str, Any]:
     return {name: one for key, inner in pairs for name, one in leaves(inner, (*path, key)).items()}
 
 
-def test_every_tensor_and_value_equals_what_torch_reads(both: tuple[rustload.Checkpoint, dict]) -> None:
+def test_every_tensor_and_value_equals_what_torch_reads(both):
     ckpt, expected = both
     tensors = {name for name, value in expected.items() if isinstance(value, torch.Tensor)}
     assert ckpt.format == "torch-dcp"
@@ -91,7 +91,7 @@ def test_every_tensor_and_value_equals_what_torch_reads(both: tuple[rustload.Che
     assert [name for name in found if not same(found[name], expected[name])] == []
 
 
-def test_streams_and_casts_equal_torchs(both: tuple[rustload.Checkpoint, dict]) -> None:
+def test_streams_and_casts_equal_torchs(both):
     ckpt, expected = both
     tensors = {name: value for name, value in expected.items() if isinstance(value, torch.Tensor)}
     assert all(same(value, tensors[name]) for name, value in ckpt.stream())
@@ -103,7 +103,7 @@ def test_streams_and_casts_equal_torchs(both: tuple[rustload.Checkpoint, dict]) 
     assert all(same(turned[name], value.t().double()) for name, value in matrices.items())
 
 
-def test_the_objects_of_one_process_are_what_was_saved(saved: Path) -> None:
+def test_the_objects_of_one_process_are_what_was_saved(saved):
     objects = rustload.open(saved / "one").objects
     assert objects["step"] == 7
     assert objects["nested"]["list"][1] == 3
@@ -114,7 +114,7 @@ def test_the_objects_of_one_process_are_what_was_saved(saved: Path) -> None:
     assert state.path == ("optimizer", "state", "0", "exp_avg")
 
 
-def test_indexing_equals_torchs(saved: Path) -> None:
+def test_indexing_equals_torchs(saved):
     ckpt = rustload.open(saved / "two")
     expected = reads(saved / "two.pt")
     chosen = random.Random(1)
@@ -144,7 +144,7 @@ def test_indexing_equals_torchs(saved: Path) -> None:
     assert same(ckpt["grid"].T[1:, ::2], expected["grid"].T[1:, ::2].contiguous())
 
 
-def test_joined_tensors_may_be_in_chunks(saved: Path) -> None:
+def test_joined_tensors_may_be_in_chunks(saved):
     ckpt, expected = rustload.open(saved / "two"), reads(saved / "two.pt")
     rows, plain = expected["rows"], torch.arange(3.0)
     for dim in (0, 1):
@@ -156,7 +156,7 @@ def test_joined_tensors_may_be_in_chunks(saved: Path) -> None:
     )
 
 
-def test_load_into_and_save_take_them_as_any_checkpoint(saved: Path, tmp_path: Path) -> None:
+def test_load_into_and_save_take_them_as_any_checkpoint(saved, tmp_path):
     ckpt, expected = rustload.open(saved / "one"), reads(saved / "one.pt")
     model = torch.nn.Linear(3, 5)
     rustload.torch.load_into(model, ckpt, key="model")
@@ -171,7 +171,7 @@ def test_load_into_and_save_take_them_as_any_checkpoint(saved: Path, tmp_path: P
         assert same(file.get_slice("large")[3:5, 200:300], wanted["large"][3:5, 200:300].contiguous())
 
 
-def test_values_that_are_not_converted_are_named(tmp_path: Path) -> None:
+def test_values_that_are_not_converted_are_named(tmp_path):
     state = {"w": torch.ones(4), "step": 3, "args": {"lr": 0.1, "name": "x"}, "groups": [{"lr": 1}]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -183,7 +183,7 @@ def test_values_that_are_not_converted_are_named(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "values.json").read_text())["args"] == {"lr": 0.1, "name": "x"}
 
 
-def test_files_that_hide_a_folder_are_named(saved: Path, tmp_path: Path) -> None:
+def test_files_that_hide_a_folder_are_named(saved, tmp_path):
     shutil.copytree(saved / "one", tmp_path / "step-1")
     save_file({"w": torch.zeros(4)}, tmp_path / "step-1" / "model.safetensors")
     says = "the directory also has a distributed checkpoint; the safetensors files were used"
@@ -195,7 +195,7 @@ def test_files_that_hide_a_folder_are_named(saved: Path, tmp_path: Path) -> None
         dcp.load(state, storage_reader=rd.Reader(tmp_path / "step-1"), no_dist=True)
 
 
-def test_a_slice_reads_the_chunks_that_it_meets(tmp_path: Path) -> None:
+def test_a_slice_reads_the_chunks_that_it_meets(tmp_path):
     size, count = 1 << 18, 4
     parts = [archive(size, value=float(at)) for at in range(count)]
     described = {"w": tensor((size * count,), *(chunk((at * size,), (size,)) for at in range(count)))}
@@ -219,14 +219,14 @@ def test_a_slice_reads_the_chunks_that_it_meets(tmp_path: Path) -> None:
         again["w"][0].materialize(framework="numpy")
 
 
-def test_opening_reads_only_the_metadata(saved: Path) -> None:
+def test_opening_reads_only_the_metadata(saved):
     before = read()
     ckpt = rustload.open(saved / "two")
     assert read() - before < 4 * (saved / "two" / ".metadata").stat().st_size + 4096
     assert ckpt["large"].shape == (1025, 513)
 
 
-def test_a_hundred_thousand_chunks_open_in_a_second_and_a_half(tmp_path: Path) -> None:
+def test_a_hundred_thousand_chunks_open_in_a_second_and_a_half(tmp_path):
     count, tensors = 1000, 100
     chunks = [chunk((at * 4, 0), (4, 2)) for at in range(count)]
     described = {f"w{number}": tensor((count * 4, 2), *chunks) for number in range(tensors)}
@@ -260,7 +260,7 @@ def six(folder: Folder, place: Path) -> rustload.Checkpoint:
 ROWS = (chunk((0, 0), (1, 3)), chunk((1, 0), (1, 3)))
 
 
-def test_the_forms_of_other_versions_open(tmp_path: Path) -> None:
+def test_the_forms_of_other_versions_open(tmp_path):
     older = Folder({"w": tensor((2, 3), *ROWS, props=properties(module=OLD_CLASSES)), "step": VALUE})
     six(older, tmp_path / "2.1")
     strides = many(integer(3), integer(1))
@@ -282,7 +282,7 @@ def test_the_forms_of_other_versions_open(tmp_path: Path) -> None:
     six(Folder(keys={2: index("w", (1, 0), integer(1))}), tmp_path / "number")
 
 
-def test_a_megatron_folder_opens_as_one(tmp_path: Path) -> None:
+def test_a_megatron_folder_opens_as_one(tmp_path):
     root = "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata"
     data = mapped((text("w"), mapped((text("nd_reformulated_orig_global_shape"), ints(2, 3)))))
     folder = Folder(root=root, more={"mcore_data": data})
@@ -294,7 +294,7 @@ def test_a_megatron_folder_opens_as_one(tmp_path: Path) -> None:
     assert ckpt.objects["optimizer/shard_0_1"] == [1]
 
 
-def test_a_column_major_chunk_keeps_its_strides(tmp_path: Path) -> None:
+def test_a_column_major_chunk_keeps_its_strides(tmp_path):
     from attacks.pickles import SIX
     from attacks.pickles import tensor as rebuilt
     from attacks.zips import Zip
@@ -309,13 +309,13 @@ def test_a_column_major_chunk_keeps_its_strides(tmp_path: Path) -> None:
         lazy.materialize(framework="numpy", copy=False)
 
 
-def test_one_contiguous_chunk_is_a_view_where_it_is_aligned(tmp_path: Path) -> None:
+def test_one_contiguous_chunk_is_a_view_where_it_is_aligned(tmp_path):
     whole = Folder({"w": tensor((64,), chunk((0,), (64,)))}, [("w", (0,), archive(64))], None)
     lazy = rustload.open(whole.write(tmp_path))["w"]
     assert lazy.materialize(framework="numpy").tolist() == list(map(float, range(64)))
 
 
-def test_paths_that_are_not_a_folder(saved: Path) -> None:
+def test_paths_that_are_not_a_folder(saved):
     metadata = rustload.open(saved / "two" / ".metadata")
     assert metadata.format == "torch-dcp"
     assert len(metadata) == len(rustload.open(saved / "two"))
@@ -324,7 +324,7 @@ def test_paths_that_are_not_a_folder(saved: Path) -> None:
     assert str(saved / "two") in " ".join(caught.value.__notes__)
 
 
-def test_links_inside_one_folder_open(tmp_path: Path) -> None:
+def test_links_inside_one_folder_open(tmp_path):
     Folder().write(tmp_path / "blobs")
     links = tmp_path / "snapshot"
     links.mkdir()
@@ -333,7 +333,7 @@ def test_links_inside_one_folder_open(tmp_path: Path) -> None:
     assert rustload.open(links)["w"].materialize(framework="numpy").sum() == 15
 
 
-def test_a_file_that_was_cut_after_opening_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_after_opening_is_an_error(tmp_path):
     ckpt = rustload.open(Folder().write(tmp_path))
     with (tmp_path / "__0_0.distcp").open("r+b") as file:
         file.truncate(100)
@@ -341,7 +341,7 @@ def test_a_file_that_was_cut_after_opening_is_an_error(tmp_path: Path) -> None:
         ckpt["w"].materialize(framework="numpy")
 
 
-def test_verify_reads_every_checksum(tmp_path: Path) -> None:
+def test_verify_reads_every_checksum(tmp_path):
     folder = Folder().write(tmp_path)
     rustload.open(folder, verify=True)
     path = folder / "__0_0.distcp"
@@ -354,7 +354,7 @@ def test_verify_reads_every_checksum(tmp_path: Path) -> None:
         rustload.open(folder, verify=True)
 
 
-def test_a_scan_calls_torchs_folders_inert(saved: Path) -> None:
+def test_a_scan_calls_torchs_folders_inert(saved):
     for name in ("one", "two"):
         report = rustload.scan(saved / name)
         wrong = [(file.path, one.code, one.message) for file in report.files for one in file.findings]
@@ -362,7 +362,7 @@ def test_a_scan_calls_torchs_folders_inert(saved: Path) -> None:
         assert report.complete
 
 
-def test_files_that_torch_consolidates_open_at_any_offset(tmp_path: Path) -> None:
+def test_files_that_torch_consolidates_open_at_any_offset(tmp_path):
     # torch's `_consolidate_hf_safetensors.py` writes json.dumps with spaces, and neither padding nor metadata.
     header = json.dumps(
         {
@@ -379,7 +379,7 @@ def test_files_that_torch_consolidates_open_at_any_offset(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["", ".metadata"])
-def test_torch_load_points_to_a_dict_of_the_tensors(name: str, saved: Path) -> None:
+def test_torch_load_points_to_a_dict_of_the_tensors(name, saved):
     with pytest.raises(RuntimeError, match="this is a distributed checkpoint") as caught:
         rustload.torch.load(saved / "one" / name)
     assert "rustload.torch.state_dict(path)" in caught.value.__notes__[0]

@@ -3,7 +3,6 @@
 import json
 import pickle
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def equal(found: torch.Tensor, wanted: torch.Tensor, case: Case) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", READ)
-def test_weights_equal_the_reference_bit_for_bit(name: str, kind: str, tmp_path: Path) -> None:
+def test_weights_equal_the_reference_bit_for_bit(name, kind, tmp_path):
     case = CASES[name]()
     write(case, tmp_path, kind)
     ckpt, wanted = rustload.open(tmp_path, dequantize=True), logical(case)
@@ -57,7 +56,7 @@ def test_weights_equal_the_reference_bit_for_bit(name: str, kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_parts_of_weights_are_parts_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_parts_of_weights_are_parts_of_the_whole(name, tmp_path):
     case = CASES[name]()
     write(case, tmp_path, "sharded")
     ckpt, chosen = rustload.open(tmp_path, dequantize=True), random.Random(1)
@@ -79,7 +78,7 @@ def test_parts_of_weights_are_parts_of_the_whole(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", READ[::3])
-def test_convert_writes_the_weights_and_no_configuration_of_codes(name: str, tmp_path: Path) -> None:
+def test_convert_writes_the_weights_and_no_configuration_of_codes(name, tmp_path):
     case = CASES[name]()
     write(case, tmp_path / "in", "sharded")
     report = rustload.convert(tmp_path / "in", tmp_path / "out", dequantize=True, copy_others=True)
@@ -92,7 +91,7 @@ def test_convert_writes_the_weights_and_no_configuration_of_codes(name: str, tmp
     assert rustload.diff(tmp_path / "in", tmp_path / "out", data=True, dequantize=True).same
 
 
-def test_threads_and_blocks_of_a_large_weight_agree(tmp_path: Path) -> None:
+def test_threads_and_blocks_of_a_large_weight_agree(tmp_path):
     made = torch.Generator().manual_seed(0)
     rows, columns = 2048, 4096
     codes = torch.randint(-(2**31), 2**31, (rows, columns // 8), generator=made).to(torch.int32)
@@ -109,7 +108,7 @@ def test_threads_and_blocks_of_a_large_weight_agree(tmp_path: Path) -> None:
         assert same(lazy[3:2000:7, 5:4000].materialize(threads=threads), wanted[3:2000:7, 5:4000])
 
 
-def test_views_are_copies_and_codes_stay_in_the_stored_view(tmp_path: Path) -> None:
+def test_views_are_copies_and_codes_stay_in_the_stored_view(tmp_path):
     case = CASES[READ[0]]()
     write(case, tmp_path, "safetensors")
     (name,) = case.weights
@@ -122,7 +121,7 @@ def test_views_are_copies_and_codes_stay_in_the_stored_view(tmp_path: Path) -> N
     assert stored[case.codes[name]].scheme is None
 
 
-def test_an_error_says_what_to_do_in_either_view(tmp_path: Path) -> None:
+def test_an_error_says_what_to_do_in_either_view(tmp_path):
     case = CASES["pack 4 group asymmetric"]()
     (name,) = case.codes.values()
     write(case, tmp_path)
@@ -136,9 +135,7 @@ def test_an_error_says_what_to_do_in_either_view(tmp_path: Path) -> None:
     assert caught.value.__notes__[0].startswith("Without dequantize")
 
 
-def test_the_name_of_a_weight_in_codes_says_what_reads_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_name_of_a_weight_in_codes_says_what_reads_it(tmp_path, capsys):
     case, path = CASES["pack 4 group asymmetric"](), tmp_path
     write(case, path)
     (name,) = case.weights
@@ -152,7 +149,7 @@ def test_the_name_of_a_weight_in_codes_says_what_reads_it(
     assert main(["show", str(path), f"{name}[:1]", "--dequantize"]) == 0
 
 
-def test_load_into_fills_a_model_from_codes(tmp_path: Path) -> None:
+def test_load_into_fills_a_model_from_codes(tmp_path):
     case = CASES["pack 4 group asymmetric" if "pack 4 group asymmetric" in CASES else READ[20]]()
     write(case, tmp_path, "sharded")
     for name, weight in case.weights.items():
@@ -168,7 +165,7 @@ def test_load_into_fills_a_model_from_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8 block 128", "pack 4 group asymmetric", "gptq v1", "gpt-oss", "nf4"])
-def test_load_into_says_what_reads_codes_that_the_model_has_not(name: str, tmp_path: Path) -> None:
+def test_load_into_says_what_reads_codes_that_the_model_has_not(name, tmp_path):
     write(CASES[name](), tmp_path)
     with pytest.raises(rustload.ModelMismatchError) as caught:
         rustload.torch.load_into(torch.nn.Linear(2, 2), tmp_path)
@@ -176,7 +173,7 @@ def test_load_into_says_what_reads_codes_that_the_model_has_not(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", ["pack 4", "gptq v1", "nvfp4", "mxfp4"])
-def test_each_rank_reads_its_own_rows(name: str, tmp_path: Path) -> None:
+def test_each_rank_reads_its_own_rows(name, tmp_path):
     case = next(CASES[one]() for one in READ if one.startswith(name) and _is_matrix(CASES[one]()))
     write(case, tmp_path, "sharded")
     ((own, weight),) = case.weights.items()
@@ -198,7 +195,7 @@ def _is_matrix(case: Case) -> bool:
     )
 
 
-def test_info_names_schemes_and_both_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_names_schemes_and_both_sizes(tmp_path, capsys):
     case = CASES["mlx 4"]()
     write(case, tmp_path, "safetensors")
     assert main(["info", str(tmp_path)]) == 0
@@ -224,9 +221,7 @@ def test_info_names_schemes_and_both_sizes(tmp_path: Path, capsys: pytest.Captur
         ),
     ],
 )
-def test_a_scheme_that_is_not_read_is_named_with_its_library(
-    name: str, config: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_scheme_that_is_not_read_is_named_with_its_library(name, config, said, tmp_path):
     save_file(
         {"a.weight": torch.ones(4, 4, dtype=torch.uint8), "a.scale": torch.ones(4)},
         tmp_path / "m.safetensors",
@@ -238,7 +233,7 @@ def test_a_scheme_that_is_not_read_is_named_with_its_library(
 
 
 @pytest.mark.parametrize("name", ["torchao mxfp4", "torchao mxfp8", "torchao nvfp4"])
-def test_scales_that_are_permuted_for_a_kernel_are_refused(name: str, tmp_path: Path) -> None:
+def test_scales_that_are_permuted_for_a_kernel_are_refused(name, tmp_path):
     case = CASES[name]()
     assert case.metadata is not None
     changed = {key: text.replace("false", "true") for key, text in case.metadata.items()}

@@ -77,7 +77,7 @@ def check(source: Path, target: Path, meant: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_converted_llama_is_the_model_of_its_codes(scheme: str, tmp_path: Path) -> None:
+def test_a_converted_llama_is_the_model_of_its_codes(scheme, tmp_path):
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings())).to(torch.bfloat16).eval()
     source = tmp_path / "in"
@@ -89,7 +89,7 @@ def test_a_converted_llama_is_the_model_of_its_codes(scheme: str, tmp_path: Path
     check(source, tmp_path / "out", meant)
 
 
-def test_a_converted_gpt_oss_is_the_model_of_its_blocks(tmp_path: Path) -> None:
+def test_a_converted_gpt_oss_is_the_model_of_its_blocks(tmp_path):
     torch.manual_seed(0)
     shape = settings(num_local_experts=4, num_experts_per_tok=2, head_dim=32, intermediate_size=64)
     model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**shape)).to(torch.bfloat16).eval()

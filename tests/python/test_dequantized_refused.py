@@ -50,7 +50,7 @@ def refusals(folder: Path, name: str) -> list[rustload.RustloadError]:
 @pytest.mark.filterwarnings("ignore:dtype= casts codes:rustload.RustloadWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_codes_of_no_known_scheme_are_an_error(name: str, kind: str, tmp_path: Path) -> None:
+def test_codes_of_no_known_scheme_are_an_error(name, kind, tmp_path):
     case = REFUSED[name]()
     write(case, tmp_path, kind)
     for error in refusals(tmp_path, name_of(case, tmp_path)):
@@ -59,7 +59,7 @@ def test_codes_of_no_known_scheme_are_an_error(name: str, kind: str, tmp_path: P
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_a_refusal_takes_neither_time_nor_memory(tmp_path: Path) -> None:
+def test_a_refusal_takes_neither_time_nor_memory(tmp_path):
     for number, make in enumerate(REFUSED.values()):
         case, folder = make(), tmp_path / str(number)
         write(case, folder)
@@ -75,7 +75,7 @@ def test_a_refusal_takes_neither_time_nor_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
 @pytest.mark.parametrize("name", LOOK_ALIKES)
-def test_what_only_looks_quantized_is_untouched(name: str, kind: str, tmp_path: Path) -> None:
+def test_what_only_looks_quantized_is_untouched(name, kind, tmp_path):
     tensors = {one: tensor.clone() for one, tensor in LOOK_ALIKES[name].items()}
     path = tmp_path / f"m.{kind}"
     (save_file if kind == "safetensors" else torch.save)(tensors, path)
@@ -89,7 +89,7 @@ def test_what_only_looks_quantized_is_untouched(name: str, kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize("size", [[0, 128], [1 << 40, 128], [64, 64], "no list"])
-def test_a_configuration_is_not_believed_against_the_tensors(size: object, tmp_path: Path) -> None:
+def test_a_configuration_is_not_believed_against_the_tensors(size, tmp_path):
     case = CASES["fp8 block 128 ragged"]()
     ((weight, value),) = case.weights.items()
     config = {"quantization_config": {**case.config["quantization_config"], "weight_block_size": size}}
@@ -101,7 +101,7 @@ def test_a_configuration_is_not_believed_against_the_tensors(size: object, tmp_p
     ("name", "ending"),
     [("pack 4 group g_idx asymmetric", "g_idx"), ("gptq v1", "qzeros"), ("gpt-oss", "_scales")],
 )
-def test_what_belongs_to_codes_has_none_of_their_bytes(name: str, ending: str, tmp_path: Path) -> None:
+def test_what_belongs_to_codes_has_none_of_their_bytes(name, ending, tmp_path):
     case = CASES[name]()
     ((weight, codes),) = case.codes.items()
     (companion,) = (one for one in case.companions[weight] if one.endswith(ending))
@@ -112,7 +112,7 @@ def test_what_belongs_to_codes_has_none_of_their_bytes(name: str, ending: str, t
         rustload.open(tmp_path, dequantize=True)[codes].materialize()
 
 
-def test_codes_that_are_not_in_c_order_are_never_numbers(tmp_path: Path) -> None:
+def test_codes_that_are_not_in_c_order_are_never_numbers(tmp_path):
     """The rows of fp8 have their scales in any order of the elements; those of experts are refused."""
     codes, scales = torch.arange(48, dtype=U8).view(E4M3).reshape(6, 8), torch.arange(1.0, 9.0)[:, None]
     torch.save({"a.weight": codes.T, "a.weight_scale": scales}, tmp_path / "m.pt")
@@ -126,7 +126,7 @@ def test_codes_that_are_not_in_c_order_are_never_numbers(tmp_path: Path) -> None
     assert caught.value.code in CODES
 
 
-def test_tied_tensors_of_other_names_are_weights_of_their_own(tmp_path: Path) -> None:
+def test_tied_tensors_of_other_names_are_weights_of_their_own(tmp_path):
     case = CASES["nvfp4 of ModelOpt []"]()
     ((weight, codes),) = case.codes.items()
     module, scale = codes.removesuffix("weight"), case.tensors[f"{codes}_scale"]
@@ -144,7 +144,7 @@ def test_tied_tensors_of_other_names_are_weights_of_their_own(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", [0.0, float("inf"), float("nan"), -float("inf")])
-def test_a_scale_that_divides_is_a_number_and_not_zero(size: float, tmp_path: Path) -> None:
+def test_a_scale_that_divides_is_a_number_and_not_zero(size, tmp_path):
     of = "nvfp4 of compressed-tensors [1]"
     case = changed("", of, {"weight_global_scale": torch.tensor([size])})
     write(case, tmp_path)
@@ -163,14 +163,14 @@ def test_a_scale_that_divides_is_a_number_and_not_zero(size: float, tmp_path: Pa
     ],
     ids=["twice", "unknown", "nested", "two", "list"],
 )
-def test_a_description_has_known_keys_once(text: bytes, tmp_path: Path) -> None:
+def test_a_description_has_known_keys_once(text, tmp_path):
     case = changed("", "nf4", {JSON: torch.frombuffer(bytearray(text), dtype=U8)})
     write(case, tmp_path)
     with pytest.raises(rustload.UnsupportedError, match="description of bitsandbytes"):
         rustload.open(tmp_path, dequantize=True)[name_of(case, tmp_path)].materialize()
 
 
-def test_groups_of_gptq_that_are_not_whole_need_their_size(tmp_path: Path) -> None:
+def test_groups_of_gptq_that_are_not_whole_need_their_size(tmp_path):
     """80 rows in 3 groups may be 27, 28 to 39 rows each, of which the configuration says one."""
     found = CASES["gptq v1 last group short"]()
     ((weight, value),) = found.weights.items()
@@ -184,7 +184,7 @@ def test_groups_of_gptq_that_are_not_whole_need_their_size(tmp_path: Path) -> No
         rustload.open(tmp_path / "unsaid", dequantize=True)[name_of(other, tmp_path / "unsaid")].materialize()
 
 
-def test_zero_points_of_gptq_are_whole_words(tmp_path: Path) -> None:
+def test_zero_points_of_gptq_are_whole_words(tmp_path):
     """24 columns of 3 bits are 72 bits: three words that could be 4-bit codes too are not read as these."""
     case = CASES["gptq v1"]()
     ((weight, codes),) = case.codes.items()
@@ -202,7 +202,7 @@ def test_zero_points_of_gptq_are_whole_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_words_that_both_packings_fill_are_refused(tmp_path: Path, old: bool) -> None:
+def test_words_that_both_packings_fill_are_refused(tmp_path, old):
     """45 codes of 5 bits take 8 words whether or not some lie in two of them."""
     case = pack_quantized("ambiguous", (8, 45), 5, 0, old=old)
     write(case, tmp_path)
@@ -213,7 +213,7 @@ def test_words_that_both_packings_fill_are_refused(tmp_path: Path, old: bool) ->
 @pytest.mark.parametrize(
     "name", [name for name in CASES if not name.startswith(("sparse", "torchao", "mlx"))][::2]
 )
-def test_checkpoints_of_big_endian_machines_have_the_same_weights(name: str, tmp_path: Path) -> None:
+def test_checkpoints_of_big_endian_machines_have_the_same_weights(name, tmp_path):
     case = CASES[name]()
     written(case, tmp_path, "big")
     ckpt, draw = rustload.open(tmp_path, dequantize=True), random.Random(0)
@@ -225,14 +225,14 @@ def test_checkpoints_of_big_endian_machines_have_the_same_weights(name: str, tmp
             assert same(ckpt[one][..., low:high].materialize(), whole[..., low:high])
 
 
-def test_random_changes_are_refused_or_read_alike_in_parts_and_in_every_kind_of_file(tmp_path: Path) -> None:
+def test_random_changes_are_refused_or_read_alike_in_parts_and_in_every_kind_of_file(tmp_path):
     for number in range(300):
         draw = random.Random(number)
         name, case = mutant(draw)
         assert contradiction(case, tmp_path / str(number), draw) == [], (number, name)
 
 
-def test_the_states_that_are_refused_are_refused_for_what_they_say(tmp_path: Path) -> None:
+def test_the_states_that_are_refused_are_refused_for_what_they_say(tmp_path):
     case = changed("", "nf4", {JSON: state()})
     write(case, tmp_path)
     found = rustload.open(tmp_path, dequantize=True)[name_of(case, tmp_path)]

@@ -4,7 +4,6 @@ import io
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +62,7 @@ def opened(source: Any) -> rustload.Checkpoint:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_source_has_the_same_weights(name: str, tmp_path: Path) -> None:
+def test_every_source_has_the_same_weights(name, tmp_path):
     pytest.importorskip("urllib3")
     case = CASES[name]()
     write(case, tmp_path)
@@ -81,9 +80,7 @@ def test_every_source_has_the_same_weights(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gptq v1", "awq", "pack 8 group asymmetric"])
 @pytest.mark.parametrize("form", ["safetensors", "sharded"])
-def test_the_configuration_in_a_folder_of_a_store_is_read(
-    name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_configuration_in_a_folder_of_a_store_is_read(name, form, tmp_path, monkeypatch, capsys):
     pytest.importorskip("urllib3")
     fsspec = pytest.importorskip("fsspec")
     case = CASES[name]()
@@ -117,7 +114,7 @@ def test_the_configuration_in_a_folder_of_a_store_is_read(
 
 
 @pytest.mark.parametrize("kind", ["ranges", "file", "server"])
-def test_rows_of_int4_read_their_codes_and_scales(kind: str) -> None:
+def test_rows_of_int4_read_their_codes_and_scales(kind):
     pytest.importorskip("urllib3")
     rows, columns = 2048, 7168
     draw = Draw("int4")
@@ -140,7 +137,7 @@ def test_rows_of_int4_read_their_codes_and_scales(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ranges", "file", "server"])
-def test_an_expert_of_gpt_oss_reads_its_blocks_and_scales(kind: str) -> None:
+def test_an_expert_of_gpt_oss_reads_its_blocks_and_scales(kind):
     pytest.importorskip("urllib3")
     experts, rows, groups = 4, 5760, 90
     draw = Draw("gpt-oss")
@@ -161,7 +158,7 @@ def test_an_expert_of_gpt_oss_reads_its_blocks_and_scales(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["pack 4 group 32 of Kimi", "nvfp4 of ModelOpt []", "gptq v1", "nf4 nested"])
 @pytest.mark.parametrize("cut", [True, False])
-def test_a_file_that_changed_after_it_was_opened_is_an_error(name: str, cut: bool, tmp_path: Path) -> None:
+def test_a_file_that_changed_after_it_was_opened_is_an_error(name, cut, tmp_path):
     """Of the codes, and of each tensor that is read with them and has a file of its own."""
     case = CASES[name]()
     ((weight, codes),) = case.codes.items()

@@ -5,7 +5,6 @@ import re
 import subprocess
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("other", ["legacy", "m", "dropped", "shards", "npz"])
-def test_one_model_in_two_formats_is_the_same(other: str, paths: dict[str, Path]) -> None:
+def test_one_model_in_two_formats_is_the_same(other, paths):
     both = rustload.open(paths[other])
     names = [name for name in model() if name in both or name == "tied"]
     report = rustload.diff(paths["bin"], paths[other], data=True, key="state_dict", select=names)
@@ -83,7 +82,7 @@ def test_one_model_in_two_formats_is_the_same(other: str, paths: dict[str, Path]
     assert back.same
 
 
-def test_missing_names_dtypes_and_shapes_are_found(save: Callable[..., Path]) -> None:
+def test_missing_names_dtypes_and_shapes_are_found(save):
     one = save(
         {"a": torch.zeros(2, 3), "b": torch.zeros(3), "c": torch.zeros(4), "x": torch.ones(1)}, "a.bin"
     )
@@ -103,7 +102,7 @@ def test_missing_names_dtypes_and_shapes_are_found(save: Callable[..., Path]) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_differences_are_those_of_numpy(dtype: torch.dtype, save: Callable[..., Path]) -> None:
+def test_differences_are_those_of_numpy(dtype, save):
     torch.manual_seed(2)
     a = random(dtype, 90, 110)
     b = a.clone()
@@ -139,9 +138,7 @@ def assert_measures(found: rustload.TensorDiff, x: np.ndarray, y: np.ndarray) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64], ids=str)
 @pytest.mark.parametrize("at", [0, 3_000_000, -1])
-def test_one_difference_is_measured_against_all_elements(
-    at: int, dtype: torch.dtype, save: Callable[..., Path]
-) -> None:
+def test_one_difference_is_measured_against_all_elements(at, dtype, save):
     torch.manual_seed(4)
     a = random(dtype, 4_000_001)
     b = a.clone()
@@ -154,7 +151,7 @@ def test_one_difference_is_measured_against_all_elements(
         assert_measures(report.changed[0], x, y)
 
 
-def test_measures_leave_out_what_is_not_finite(save: Callable[..., Path]) -> None:
+def test_measures_leave_out_what_is_not_finite(save):
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([nan, 1.0, inf, 3.0, -inf, 5.0] * 1000)
     y = torch.tensor([1.0, nan, inf, 4.0, 2.0, -5.0] * 1000)
@@ -169,7 +166,7 @@ def test_measures_leave_out_what_is_not_finite(save: Callable[..., Path]) -> Non
     assert (found["b"].relative_l2, found["b"].rms, found["b"].cosine) == (1.0, 1.0, None)
 
 
-def test_differences_of_large_integers_are_exact_before_they_are_squared(save: Callable[..., Path]) -> None:
+def test_differences_of_large_integers_are_exact_before_they_are_squared(save):
     one, two = (
         save({"x": torch.tensor([2**62, 3])}, "a.bin"),
         save({"x": torch.tensor([2**62 + 1, 3])}, "b.bin"),
@@ -187,7 +184,7 @@ def row(report: rustload.DiffReport, name: str) -> dict[str, str]:
     return dict(zip_longest(re.split(r"  +", head.strip()), cells, fillvalue=""))
 
 
-def test_the_largest_change_is_first(save: Callable[..., Path]) -> None:
+def test_the_largest_change_is_first(save):
     torch.manual_seed(5)
     changes = {"a": 0.01, "b": 3.0, "c": 0.5, "d": 1e-6, "e": 0.0}
     tensors = {name: torch.randn(50) for name in changes}
@@ -202,7 +199,7 @@ def test_the_largest_change_is_first(save: Callable[..., Path]) -> None:
     assert row(report, "b")["cosine"] == "1"
 
 
-def test_nan_in_one_only_is_before_any_distance(save: Callable[..., Path]) -> None:
+def test_nan_in_one_only_is_before_any_distance(save):
     x, y = torch.ones(3), torch.ones(4)
     one = save({"far": x, "nan": y, "inf": y, "shape": x}, "a.bin")
     changed = {"far": x * 9, "nan": y.clone(), "inf": y.clone(), "shape": y}
@@ -214,7 +211,7 @@ def test_nan_in_one_only_is_before_any_distance(save: Callable[..., Path]) -> No
 
 
 @pytest.mark.parametrize("prefix", ["model.", "state_dict.module."])
-def test_a_prefix_that_one_checkpoint_has_is_seen(prefix: str, save: Callable[..., Path]) -> None:
+def test_a_prefix_that_one_checkpoint_has_is_seen(prefix, save):
     tensors = {f"layers.{at}.weight": torch.full((2,), float(at)) for at in range(4)} | {
         "head": torch.ones(1)
     }
@@ -233,7 +230,7 @@ def test_a_prefix_that_one_checkpoint_has_is_seen(prefix: str, save: Callable[..
     assert json.loads(cli("diff", str(two), str(one), "--json").stdout)["report"]["prefix_a"] == prefix
 
 
-def test_names_that_both_have_keep_their_prefix(save: Callable[..., Path]) -> None:
+def test_names_that_both_have_keep_their_prefix(save):
     zero = torch.zeros(1)
     one = save({"model.a": zero, "a": zero}, "a.bin")
     two = save({"model.a": zero, "model.model.a": zero}, "b.bin")
@@ -243,14 +240,14 @@ def test_names_that_both_have_keep_their_prefix(save: Callable[..., Path]) -> No
         assert (report.prefix_a, report.prefix_b) == ("", "")
 
 
-def test_large_integers_are_not_rounded(save: Callable[..., Path]) -> None:
+def test_large_integers_are_not_rounded(save):
     one = save({"x": torch.tensor([2**62, -(2**63)])}, "a.bin")
     two = save({"x": torch.tensor([2**62 + 1, 2**63 - 1])}, "b.bin")
     (found,) = rustload.diff(one, two, data=True, atol=1).changed
     assert (found.different, found.distant, found.first) == (2, 1, (1,))
 
 
-def test_nan_zeros_and_infinities(save: Callable[..., Path]) -> None:
+def test_nan_zeros_and_infinities(save):
     inf, nan = float("inf"), float("nan")
     one = save({"x": torch.tensor([nan, 0.0, inf, 1.0, nan])}, "a.bin")
     two = save({"x": torch.tensor([nan, -0.0, -inf, nan, nan])}, "b.bin")
@@ -266,7 +263,7 @@ def test_nan_zeros_and_infinities(save: Callable[..., Path]) -> None:
     assert report.close[0].different == 1
 
 
-def test_differences_from_zeros_have_no_relative_one(save: Callable[..., Path]) -> None:
+def test_differences_from_zeros_have_no_relative_one(save):
     one = save({"x": torch.tensor([0.0, 2.0]), "y": torch.tensor([0.0, 2.0])}, "a.bin")
     two = save({"x": torch.tensor([0.0, 0.0]), "y": torch.tensor([1.0, 2.0])}, "b.bin")
     report = rustload.diff(one, two, data=True)
@@ -274,7 +271,7 @@ def test_differences_from_zeros_have_no_relative_one(save: Callable[..., Path]) 
     assert [*row(report, "y").values()] == ["1", "2", "1", "1", "0.5", "0.7071", "0.894427", "[0]"]
 
 
-def test_a_converted_file_is_the_same_after_a_cast(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_converted_file_is_the_same_after_a_cast(save, tmp_path):
     torch.manual_seed(3)
     path = save({"module.w": torch.randn(200, 300), "module.n": torch.arange(4)})
     rustload.convert(path, tmp_path / "b.safetensors", dtype="bfloat16", strip="module.")
@@ -286,7 +283,7 @@ def test_a_converted_file_is_the_same_after_a_cast(save: Callable[..., Path], tm
     assert rustload.diff(path, target, rename={"module.w": "w", "module.n": None}, select="w", cast=True).same
 
 
-def test_a_cast_between_floats_of_one_size(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_cast_between_floats_of_one_size(save, tmp_path):
     path = save({"w": torch.randn(100).half()})
     rustload.convert(path, tmp_path / "b.safetensors", dtype="bfloat16")
     assert rustload.diff(path, tmp_path / "b.safetensors", cast=True).same
@@ -294,7 +291,7 @@ def test_a_cast_between_floats_of_one_size(save: Callable[..., Path], tmp_path: 
     assert [diff.compared_as for diff in report.changed] == ["float32"]
 
 
-def test_quantized_tensors_as_numbers(save: Callable[..., Path]) -> None:
+def test_quantized_tensors_as_numbers(save):
     import warnings
 
     with warnings.catch_warnings():
@@ -306,7 +303,7 @@ def test_quantized_tensors_as_numbers(save: Callable[..., Path]) -> None:
     assert not rustload.diff(one, two, data=True).same
 
 
-def test_arguments_are_checked(simple: Path) -> None:
+def test_arguments_are_checked(simple):
     for arguments in ({"atol": -1.0}, {"rtol": float("nan")}, {"key": "nothing"}, {"threads": 0}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             rustload.diff(simple, simple, data=True, **arguments)  # type: ignore[arg-type]
@@ -321,7 +318,7 @@ def test_arguments_are_checked(simple: Path) -> None:
     assert calls[-1][0] == calls[-1][1] == 4 * 24 + 8 * 3
 
 
-def test_a_changed_file_is_an_error(save: Callable[..., Path]) -> None:
+def test_a_changed_file_is_an_error(save):
     path = save({"x": torch.zeros(3 << 20)}, "a.bin")
     other = save({"x": torch.zeros(3 << 20)}, "b.bin")
     for first, second in ((path, other), (other, path)):
@@ -334,7 +331,7 @@ def test_a_changed_file_is_an_error(save: Callable[..., Path]) -> None:
         path.write_bytes(content)
 
 
-def test_reports_fold_layers(save: Callable[..., Path]) -> None:
+def test_reports_fold_layers(save):
     layers = {f"model.layers.{at}.w": torch.zeros(2) for at in range(40)}
     one, two = (
         save(layers, "a.bin"),
@@ -351,7 +348,7 @@ def test_reports_fold_layers(save: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_values_that_are_not_tensors_are_compared(data: bool, save: Callable[..., Path]) -> None:
+def test_values_that_are_not_tensors_are_compared(data, save):
     w = torch.ones(2)
     same = {
         "epoch": 3,
@@ -384,7 +381,7 @@ def test_values_that_are_not_tensors_are_compared(data: bool, save: Callable[...
     assert "other" not in str(rustload.diff(one, one))
 
 
-def test_values_are_compared_of_whole_checkpoints(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_values_are_compared_of_whole_checkpoints(save, tmp_path):
     one = save({"model": {"w": torch.ones(2)}, "step": 1}, "a.bin")
     two = save({"model": {"w": torch.ones(2)}, "step": 2}, "b.bin")
     assert rustload.diff(one, two, select="model.*").values is None
@@ -406,7 +403,7 @@ def test_values_are_compared_of_whole_checkpoints(save: Callable[..., Path], tmp
         ]
 
 
-def test_a_difference_in_dtype_only_hints_at_a_cast(save: Callable[..., Path]) -> None:
+def test_a_difference_in_dtype_only_hints_at_a_cast(save):
     one = save({"w": torch.ones(3), "x": torch.ones(3)}, "a.bin")
     two = save({"w": torch.ones(3).bfloat16(), "x": torch.ones(3)}, "b.bin")
     hint = "1 tensor differs in dtype only: --cast"
@@ -417,7 +414,7 @@ def test_a_difference_in_dtype_only_hints_at_a_cast(save: Callable[..., Path]) -
     assert "dtype only" not in command(one, three, "--data").stdout
 
 
-def test_a_tensor_is_no_checkpoint(simple: Path) -> None:
+def test_a_tensor_is_no_checkpoint(simple):
     tensor = next(iter(rustload.open(simple).values()))
     for given in (tensor, torch.ones(2)):
         with pytest.raises(TypeError, match="diff takes paths, checkpoints and selections, not a") as caught:
@@ -429,7 +426,7 @@ def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return cli("diff", *arguments)
 
 
-def test_the_command_says_what_differs(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_command_says_what_differs(save, tmp_path):
     one = save({"w": torch.zeros(3), "n": torch.ones(2)}, "a.bin")
     two = save({"w": torch.tensor([0, 0, 0.5]), "n": torch.ones(2)}, "b.safetensors")
     same = command(one, two)
@@ -452,7 +449,7 @@ def test_the_command_says_what_differs(save: Callable[..., Path], tmp_path: Path
         assert command(*wrong).returncode == 2
 
 
-def test_fingerprints_are_equal_for_equal_tensors(paths: dict[str, Path]) -> None:
+def test_fingerprints_are_equal_for_equal_tensors(paths):
     names = [name for name in rustload.open(paths["m"]) if name != "tied"]
     found = {
         (
@@ -472,7 +469,7 @@ def test_fingerprints_are_equal_for_equal_tensors(paths: dict[str, Path]) -> Non
     )
 
 
-def test_fingerprints_differ_where_anything_does(save: Callable[..., Path]) -> None:
+def test_fingerprints_differ_where_anything_does(save):
     torch.manual_seed(4)
     base = {"a": torch.randn(3, 4), "b": torch.arange(6), "large": torch.randn(5 << 20)}
     others = [

@@ -17,7 +17,7 @@ def differential() -> Any:
 
 
 @pytest.mark.parametrize("target", ["cpython", "weights_only"])
-def test_seeds_and_their_mutations_are_read_alike(differential: Any, target: str) -> None:
+def test_seeds_and_their_mutations_are_read_alike(differential, target):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of protocols that it still reads
         runs, compared = differential.loop(target, seed=1, seconds=4.0)
@@ -25,7 +25,7 @@ def test_seeds_and_their_mutations_are_read_alike(differential: Any, target: str
     assert compared >= 10, f"of {runs} inputs only {compared} were read by both"
 
 
-def test_reduce_calls_only_a_global_or_the_result_of_a_call() -> None:
+def test_reduce_calls_only_a_global_or_the_result_of_a_call():
     import rustload
 
     for callable_ in (b")", b"]", b"K\x01", b"X\x01\0\0\0a"):
@@ -33,14 +33,14 @@ def test_reduce_calls_only_a_global_or_the_result_of_a_call() -> None:
             rustload.open(bytearray(b"\x80\x02" + callable_ + b")R."))
 
 
-def test_reduce_refuses_to_call_a_persistent_id() -> None:
+def test_reduce_refuses_to_call_a_persistent_id():
     import rustload
 
     with coded(rustload.FormatError, "PersistentId"):
         rustload.open(bytearray(b"\x80\x02X\x01\0\0\0aQ)R."))
 
 
-def test_a_conjugate_flag_that_is_false_is_refused() -> None:
+def test_a_conjugate_flag_that_is_false_is_refused():
     # torch looks at the key and not at the value; no writer stores False.
     import re
 
@@ -56,7 +56,7 @@ def test_a_conjugate_flag_that_is_false_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["set", "frozenset", "dict"])
-def test_an_unhashable_element_or_key_is_a_format_error(name: str) -> None:
+def test_an_unhashable_element_or_key_is_a_format_error(name):
     import rustload
 
     body = b"](]Nta" if name == "dict" else b"]]a"
@@ -66,9 +66,7 @@ def test_an_unhashable_element_or_key_is_a_format_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["legacy", "zip"])
-def test_random_persistent_ids_are_read_as_torch_reads_them(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_persistent_ids_are_read_as_torch_reads_them(form, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "fuzz")
     persistent_ids = importlib.import_module("persistent_ids")
     found = persistent_ids.loop(seed=16, count=1500, form=form)

@@ -47,7 +47,7 @@ class Steps:
         self.writer.finish(self.metadata, [self.results])
 
 
-def test_of_two_saves_to_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+def test_of_two_saves_to_one_folder_the_second_is_refused(tmp_path):
     one, two = Steps(tmp_path / "model", 1), Steps(tmp_path / "model", 2)
     one.prepare()
     with pytest.raises(OSError, match="another writer") as caught:
@@ -63,7 +63,7 @@ def test_of_two_saves_to_one_folder_the_second_is_refused(tmp_path: Path) -> Non
     assert names(tmp_path) == ["model"]
 
 
-def test_a_save_that_has_lost_its_hidden_folder_does_not_publish_that_of_another(tmp_path: Path) -> None:
+def test_a_save_that_has_lost_its_hidden_folder_does_not_publish_that_of_another(tmp_path):
     one = Steps(tmp_path / "model", 1)
     one.prepare()
     one.write()
@@ -75,7 +75,7 @@ def test_a_save_that_has_lost_its_hidden_folder_does_not_publish_that_of_another
     assert (tmp_path / ".model.part" / "token").read_text() == "of another save"
 
 
-def test_after_a_rank_has_failed_the_same_process_saves_again(tmp_path: Path) -> None:
+def test_after_a_rank_has_failed_the_same_process_saves_again(tmp_path):
     one = Steps(tmp_path / "model", 1)
     one.prepare()
     one.write()  # and another rank fails: nothing calls finish
@@ -87,7 +87,7 @@ def test_after_a_rank_has_failed_the_same_process_saves_again(tmp_path: Path) ->
     assert names(tmp_path) == ["model"]
 
 
-def test_every_step_of_a_save_over_another_one_leaves_a_whole_one(tmp_path: Path) -> None:
+def test_every_step_of_a_save_over_another_one_leaves_a_whole_one(tmp_path):
     """After each of its renames the folder is the old checkpoint, until the index is renamed."""
     path = tmp_path / "model"
     save(path, 1)
@@ -111,7 +111,7 @@ def test_every_step_of_a_save_over_another_one_leaves_a_whole_one(tmp_path: Path
     assert value_of(path) == 3
 
 
-def test_a_killed_save_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
     path = tmp_path / "model"
 
     def saves(value: int) -> None:
@@ -123,7 +123,7 @@ def test_a_killed_save_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path) 
     kill_savers(path, saves, "dcp", KILLS)
 
 
-def test_a_killed_first_save_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
+def test_a_killed_first_save_leaves_none_or_a_whole_one(tmp_path):
     chance = random.Random(5)
     for number in range(KILLS // 2):
         path = tmp_path / str(number)
@@ -156,7 +156,7 @@ for value in range(1, 1000):
 
 
 @pytest.mark.timeout(400)
-def test_two_ranks_that_are_killed_leave_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_two_ranks_that_are_killed_leave_a_whole_checkpoint(tmp_path):
     path = tmp_path / "model"
     for number in range(max(1, KILLS // 24)):
         with socket.socket() as free:

@@ -391,7 +391,7 @@ def test_a_model_whose_process_group_has_ended_is_loaded_and_share_node_needs_no
         assert_same_bits(model.w.to_local().detach(), state["w"][3:])
 
 
-def test_a_sharded_model_loads_without_a_process_group(save) -> None:
+def test_a_sharded_model_loads_without_a_process_group(save):
     whole = {"rows": values((8, 3)), "columns": values((3, 8), 1), "everywhere": values((5,), 2)}
     placements = {"rows": [Shard(0)], "columns": [Shard(1)], "everywhere": [Replicate()]}
     path = save(whole)
@@ -414,7 +414,7 @@ def test_a_sharded_model_loads_without_a_process_group(save) -> None:
                 assert torch.equal(tensor.to_local(), wanted[name]), name
 
 
-def test_a_mesh_that_never_had_a_process_group_is_enough(save) -> None:
+def test_a_mesh_that_never_had_a_process_group_is_enough(save):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache

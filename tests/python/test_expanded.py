@@ -26,7 +26,7 @@ FILES = {**EXPANDED_SPARSE, **MANY_SPARSE, **EXPANDED_SCALES}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_torch_load_refuses_what_a_file_states_and_does_not_have(name: str, tmp_path):
+def test_torch_load_refuses_what_a_file_states_and_does_not_have(name, tmp_path):
     path = tmp_path / "model.pt"
     path.write_bytes(FILES[name]())
     assert path.stat().st_size < 30_000

@@ -8,7 +8,6 @@ import threading
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +75,7 @@ def data(model: Path) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [CountingFile, Ranges])
-def test_opening_asks_for_at_most_6_ranges(kind: Any, data: bytes) -> None:
+def test_opening_asks_for_at_most_6_ranges(kind, data):
     file = kind(data, 0.005)
     checkpoint = rustload.open(file)
     assert len(checkpoint) == LAYERS
@@ -86,9 +85,7 @@ def test_opening_asks_for_at_most_6_ranges(kind: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", [CountingFile, Ranges])
-def test_a_slice_reads_its_bytes_and_64_kib_at_most(
-    kind: Any, data: bytes, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_a_slice_reads_its_bytes_and_64_kib_at_most(kind, data, tensors):
     file = kind(data)
     checkpoint = rustload.open(file)
     asked = file.requests if kind is CountingFile else file.calls
@@ -101,7 +98,7 @@ def test_a_slice_reads_its_bytes_and_64_kib_at_most(
 
 
 @pytest.mark.parametrize("kind", [CountingFile, Ranges, io.BytesIO])
-def test_every_verb_gives_what_a_file_gives(kind: Any, data: bytes, tensors: dict[str, torch.Tensor]) -> None:
+def test_every_verb_gives_what_a_file_gives(kind, data, tensors):
     checkpoint = rustload.open(kind(data))
     assert list(checkpoint) == list(tensors)
     for name, tensor in checkpoint.items():
@@ -120,7 +117,7 @@ def test_every_verb_gives_what_a_file_gives(kind: Any, data: bytes, tensors: dic
     assert report.verdict == "inert"
 
 
-def test_ranges_are_read_by_several_threads_and_positions_by_one(data: bytes) -> None:
+def test_ranges_are_read_by_several_threads_and_positions_by_one(data):
     ranges = Ranges(data, 0)
     checkpoint = rustload.open(ranges)
     ranges.delay = 0.1  # so long that the next thread has begun
@@ -132,9 +129,7 @@ def test_ranges_are_read_by_several_threads_and_positions_by_one(data: bytes) ->
         pass
 
 
-def test_two_threads_that_read_one_file_object_wait_for_each_other(
-    data: bytes, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_two_threads_that_read_one_file_object_wait_for_each_other(data, tensors):
     checkpoint = rustload.open(CountingFile(data, 0.001))
     wrong: list[str] = []
 
@@ -150,7 +145,7 @@ def test_two_threads_that_read_one_file_object_wait_for_each_other(
     assert not wrong
 
 
-def test_a_file_on_disk_is_opened_again_by_its_path(model: Path) -> None:
+def test_a_file_on_disk_is_opened_again_by_its_path(model):
     with model.open("rb") as file:
         file.seek(5)
         checkpoint = rustload.open(file)
@@ -160,9 +155,7 @@ def test_a_file_on_disk_is_opened_again_by_its_path(model: Path) -> None:
     assert checkpoint.files == [str(model)]
 
 
-def test_files_in_archives_and_gzip_are_read_as_they_are(
-    tmp_path: Path, data: bytes, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_files_in_archives_and_gzip_are_read_as_they_are(tmp_path, data, tensors):
     with zipfile.ZipFile(tmp_path / "models.zip", "w") as archive:
         archive.writestr("model.bin", data)
     with zipfile.ZipFile(tmp_path / "models.zip") as archive, archive.open("model.bin") as member:
@@ -174,7 +167,7 @@ def test_files_in_archives_and_gzip_are_read_as_they_are(
     assert torch.equal(loaded["layers.299.weight"], tensors["layers.299.weight"])
 
 
-def test_safetensors_and_legacy_files_open_from_objects(tmp_path: Path) -> None:
+def test_safetensors_and_legacy_files_open_from_objects(tmp_path):
     weights = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
     save_file(weights, tmp_path / "model.safetensors")
     torch.save(weights, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
@@ -184,7 +177,7 @@ def test_safetensors_and_legacy_files_open_from_objects(tmp_path: Path) -> None:
         assert all(torch.equal(found[key], weights[key]) for key in weights)
 
 
-def test_torch_load_leaves_the_position_behind_the_checkpoint() -> None:
+def test_torch_load_leaves_the_position_behind_the_checkpoint():
     stream = io.BytesIO()
     for value in (1.0, 2.0):
         torch.save({"x": torch.full((3,), value)}, stream, _use_new_zipfile_serialization=False)
@@ -193,7 +186,7 @@ def test_torch_load_leaves_the_position_behind_the_checkpoint() -> None:
     assert file.tell() == len(file.data)
 
 
-def test_exceptions_of_the_object_are_the_cause(data: bytes) -> None:
+def test_exceptions_of_the_object_are_the_cause(data):
     class Failing(CountingFile):
         fails: BaseException | None = None
 
@@ -214,7 +207,7 @@ def test_exceptions_of_the_object_are_the_cause(data: bytes) -> None:
         checkpoint["layers.5.weight"].materialize()
 
 
-def test_short_and_wrong_answers_are_errors(data: bytes) -> None:
+def test_short_and_wrong_answers_are_errors(data):
     class Short(Ranges):
         def read_ranges(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
             return [found[:-1] for found in super().read_ranges(ranges)]
@@ -232,7 +225,7 @@ def test_short_and_wrong_answers_are_errors(data: bytes) -> None:
         rustload.open(io.StringIO("text"))
 
 
-def test_a_file_that_became_shorter_is_an_error(data: bytes) -> None:
+def test_a_file_that_became_shorter_is_an_error(data):
     file = CountingFile(data)
     checkpoint = rustload.open(file)
     file.data = file.data[: len(data) // 2]
@@ -241,7 +234,7 @@ def test_a_file_that_became_shorter_is_an_error(data: bytes) -> None:
     assert caught.value.code in ("FileChanged", "Io")
 
 
-def test_a_raw_stream_may_return_fewer_bytes(data: bytes, tensors: dict[str, torch.Tensor]) -> None:
+def test_a_raw_stream_may_return_fewer_bytes(data, tensors):
     class Slow(CountingFile):
         def read(self, size: int = -1) -> bytes:
             return super().read(min(size, 1000))
@@ -250,13 +243,13 @@ def test_a_raw_stream_may_return_fewer_bytes(data: bytes, tensors: dict[str, tor
     assert torch.equal(rustload.open(Slow(data))[name].materialize(), tensors[name])
 
 
-def test_copy_false_is_an_error(data: bytes) -> None:
+def test_copy_false_is_an_error(data):
     with pytest.raises(BufferError):
         rustload.open(CountingFile(data))["layers.0.weight"].materialize(copy=False)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_child_gets_an_error(data: bytes) -> None:
+def test_a_forked_child_gets_an_error(data):
     checkpoint = rustload.open(CountingFile(data), framework="numpy")
     child = os.fork()
     if child == 0:
@@ -270,9 +263,7 @@ def test_a_forked_child_gets_an_error(data: bytes) -> None:
     assert isinstance(checkpoint["layers.200.weight"].materialize(), np.ndarray)
 
 
-def test_pipes_and_decompressors_are_read_into_memory_once(
-    tmp_path: Path, data: bytes, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_pipes_and_decompressors_are_read_into_memory_once(tmp_path, data, tensors):
     with gzip.open(tmp_path / "model.bin.gz", "wb", compresslevel=1) as packed:
         packed.write(data)
     with gzip.open(tmp_path / "model.bin.gz") as packed:
@@ -287,7 +278,7 @@ def test_pipes_and_decompressors_are_read_into_memory_once(
         thread.join()
 
 
-def test_a_checkpoint_shows_the_name_of_its_file_object(data: bytes) -> None:
+def test_a_checkpoint_shows_the_name_of_its_file_object(data):
     assert repr(rustload.open(CountingFile(data))).startswith("<Checkpoint 'counting' torch-zip, 300 tensors")
     checkpoint = rustload.open(Ranges(data))
     assert Ranges.name in repr(checkpoint)

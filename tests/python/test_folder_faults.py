@@ -50,7 +50,7 @@ def hidden(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir() if one.name.startswith("."))
 
 
-def test_files_that_others_make_in_a_folder_meanwhile_are_kept(tmp_path: Path) -> None:
+def test_files_that_others_make_in_a_folder_meanwhile_are_kept(tmp_path):
     path = tmp_path / "model"
     save(path, 0)
     (path / "sub").mkdir()
@@ -81,7 +81,7 @@ def test_files_that_others_make_in_a_folder_meanwhile_are_kept(tmp_path: Path) -
     assert hidden(tmp_path) == []
 
 
-def test_a_file_that_is_replaced_meanwhile_has_its_new_content(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_meanwhile_has_its_new_content(tmp_path):
     path = tmp_path / "model"
     save(path, 0)
     is_done, last = threading.Event(), [0]
@@ -107,7 +107,7 @@ def test_a_file_that_is_replaced_meanwhile_has_its_new_content(tmp_path: Path) -
     assert int((path / "config.json").read_text()) == last[0]
 
 
-def test_nothing_is_left_where_not_a_byte_can_be_written(tmp_path: Path) -> None:
+def test_nothing_is_left_where_not_a_byte_can_be_written(tmp_path):
     path = tmp_path / "model"
     save(path, 0)
     for target in (path, tmp_path / "new"):
@@ -128,7 +128,7 @@ def test_nothing_is_left_where_not_a_byte_can_be_written(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("mode", [0o700, 0o2775, 0o1777])
 @pytest.mark.parametrize("place", ["folder", "subfolder"])
-def test_a_replaced_folder_keeps_mode_owner_and_group(mode: int, place: str, tmp_path: Path) -> None:
+def test_a_replaced_folder_keeps_mode_owner_and_group(mode, place, tmp_path):
     if os.geteuid():
         pytest.skip("only root can give a folder to another user")
     path = tmp_path / "model"
@@ -157,7 +157,7 @@ def set_list(path: Path, kind: str) -> None:
         pytest.skip(f"no access control lists here: {error}")
 
 
-def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path: Path) -> None:
+def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path):
     path = tmp_path / "model"
     save(path, 0)
     for kind in ("access", "default"):
@@ -172,7 +172,7 @@ def test_a_replaced_folder_keeps_its_access_control_lists(tmp_path: Path) -> Non
     assert value_of(path) == 1
 
 
-def test_a_replaced_folder_gets_no_list_of_its_parent(tmp_path: Path) -> None:
+def test_a_replaced_folder_gets_no_list_of_its_parent(tmp_path):
     save(tmp_path / "model", 0)
     set_list(tmp_path, "default")
     save(tmp_path / "model", 1)
@@ -180,7 +180,7 @@ def test_a_replaced_folder_gets_no_list_of_its_parent(tmp_path: Path) -> None:
     assert value_of(tmp_path / "model") == 1
 
 
-def test_a_new_folder_follows_the_umask_and_its_parent(tmp_path: Path) -> None:
+def test_a_new_folder_follows_the_umask_and_its_parent(tmp_path):
     if os.geteuid():
         pytest.skip("only root can give a folder to another group")
     os.chown(tmp_path, -1, 12345)
@@ -219,27 +219,27 @@ def replaced_one_by_one(path: Path, why: str, **options: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*one by one")
 @pytest.mark.parametrize("resume", [False, True])
-def test_the_root_of_a_mount_is_a_target(resume: bool, tmp_path: Path) -> None:
+def test_the_root_of_a_mount_is_a_target(resume, tmp_path):
     with mounted(tmp_path / "volume", "-t", "tmpfs", "none") as volume:
         replaced_one_by_one(volume, "nothing beside it can be moved to it", resume=resume)
 
 
 @pytest.mark.filterwarnings("ignore:.*one by one")
-def test_a_bind_mount_of_the_same_file_system_is_a_target(tmp_path: Path) -> None:
+def test_a_bind_mount_of_the_same_file_system_is_a_target(tmp_path):
     (tmp_path / "data").mkdir()
     with mounted(tmp_path / "bound", "--bind", str(tmp_path / "data")) as bound:
         replaced_one_by_one(bound, "nothing beside it can be moved to it")
 
 
 @pytest.mark.filterwarnings("ignore:.*one by one")
-def test_the_root_of_a_disk_is_a_target(tmp_path: Path) -> None:
+def test_the_root_of_a_disk_is_a_target(tmp_path):
     with ext4(tmp_path) as disk:
         save(disk, 0)
         assert value_of(disk) == 0
         assert "lost+found" in names(disk)
 
 
-def test_a_folder_of_a_lower_layer_is_a_target(tmp_path: Path) -> None:
+def test_a_folder_of_a_lower_layer_is_a_target(tmp_path):
     """As in a container whose image has the folder: it cannot be renamed."""
     for name in ("lower/model", "upper", "work"):
         (tmp_path / name).mkdir(parents=True)
@@ -263,7 +263,7 @@ test.replaced_one_by_one(Path(sys.argv[1]), "cannot exchange two folders")
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EPERM])
-def test_a_file_system_without_exchange_is_written_file_by_file(error: int, tmp_path: Path) -> None:
+def test_a_file_system_without_exchange_is_written_file_by_file(error, tmp_path):
     done = run(NO_EXCHANGE, str(tmp_path / "model"), str(error))
     assert done.returncode == 0, done.stderr
 
@@ -278,7 +278,7 @@ print(*[one.message for one in caught])
 
 
 @pytest.mark.parametrize("what", ["its files", "the folder", "its parent"])
-def test_what_belongs_to_others_is_neither_linked_nor_moved(what: str, tmp_path: Path) -> None:
+def test_what_belongs_to_others_is_neither_linked_nor_moved(what, tmp_path):
     for parent in tmp_path.parents[:-1]:
         if not parent.stat().st_mode & 1:
             parent.chmod(parent.stat().st_mode | 0o111)
@@ -319,7 +319,7 @@ except OSError as error:
 """
 
 
-def test_a_failed_publication_goes_on_when_the_call_is_repeated(tmp_path: Path) -> None:
+def test_a_failed_publication_goes_on_when_the_call_is_repeated(tmp_path):
     path = tmp_path / "model"
     source = tmp_path / "source"
     save(source, 7)
@@ -338,7 +338,7 @@ def test_a_failed_publication_goes_on_when_the_call_is_repeated(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
-def test_a_publication_that_another_user_has_noted_is_not_finished(owner: int, tmp_path: Path) -> None:
+def test_a_publication_that_another_user_has_noted_is_not_finished(owner, tmp_path):
     if os.geteuid():
         pytest.skip("only root can give a folder to another user")
     path, outer = tmp_path / "model", tmp_path / ".model.part"
@@ -355,7 +355,7 @@ def test_a_publication_that_another_user_has_noted_is_not_finished(owner: int, t
     assert names(tmp_path) == ["model"]
 
 
-def test_what_a_killed_call_has_tried_out_is_in_no_ones_way(tmp_path: Path) -> None:
+def test_what_a_killed_call_has_tried_out_is_in_no_ones_way(tmp_path):
     path = tmp_path / "model"
     save(path, 0)
     (tmp_path / ".model.resume" / "probe" / "one").mkdir(parents=True)
@@ -375,7 +375,7 @@ rustload.save({"t": torch.ones(3).as_subclass(Slow)}, sys.argv[1], overwrite=Tru
 """
 
 
-def test_of_two_writers_of_a_folder_one_is_refused(tmp_path: Path) -> None:
+def test_of_two_writers_of_a_folder_one_is_refused(tmp_path):
     path = tmp_path / "model"
     for number in range(3):
         with subprocess.Popen(
@@ -424,7 +424,7 @@ def kill_savers(path: Path, saves: Callable[[int], object], seed: str, kills: in
 
 @pytest.mark.filterwarnings("ignore:.*one by one")
 @pytest.mark.parametrize("way", ["exchanges", "moves"])
-def test_a_killed_call_leaves_the_old_folder_or_the_new_one(way: str, tmp_path: Path) -> None:
+def test_a_killed_call_leaves_the_old_folder_or_the_new_one(way, tmp_path):
     def saves(value: int) -> None:
         save(path, value, max_shard_size=1000 if value % 5 else "1GB")
 
@@ -436,7 +436,7 @@ def test_a_killed_call_leaves_the_old_folder_or_the_new_one(way: str, tmp_path: 
         kill_savers(path, saves, way, KILLS)
 
 
-def test_copied_files_are_those_of_the_folder(tmp_path: Path) -> None:
+def test_copied_files_are_those_of_the_folder(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     torch.save(tensors(1), source / "pytorch_model.bin")
@@ -451,7 +451,7 @@ def test_copied_files_are_those_of_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "two").exists()
 
 
-def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     torch.save(tensors(1), source / "pytorch_model.bin")
@@ -497,7 +497,7 @@ print(opened, mixes)
 
 @pytest.mark.filterwarnings("ignore:.*one by one")
 @pytest.mark.parametrize("way", ["exchanges", "moves"])
-def test_a_reader_sees_the_old_files_or_the_new_ones_and_never_a_mix(way: str, tmp_path: Path) -> None:
+def test_a_reader_sees_the_old_files_or_the_new_ones_and_never_a_mix(way, tmp_path):
     def saves(path: Path) -> None:
         for value in range(30):
             rustload.save(tensors(value, 60), path, max_shard_size=1000, **OVERWRITE)

@@ -151,13 +151,13 @@ def large() -> torch.Tensor:
     return torch.rand(COUNT, generator=torch.Generator().manual_seed(0))
 
 
-def test_every_row_has_its_writer_and_every_writer_its_row() -> None:
+def test_every_row_has_its_writer_and_every_writer_its_row():
     assert [row["file"] for row in table("Supported formats")] == list(WRITERS)
 
 
 @given
 @formats
-def test_format(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_format(row, given, write):
     path, _ = write(row, given, {"w": torch.ones(2, 3)})
     ckpt = rustload.open(path)
     assert [ckpt.format] == codes(row["`format`"])
@@ -166,7 +166,7 @@ def test_format(row: dict[str, str], given: str, write: Callable[..., Written]) 
 
 @given
 @formats
-def test_lazy(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_lazy(row, given, write):
     path, _ = write(row, given, {"w": large()})
     before = read()
     ckpt = rustload.open(path)
@@ -177,7 +177,7 @@ def test_lazy(row: dict[str, str], given: str, write: Callable[..., Written]) ->
 
 @given
 @formats
-def test_slice(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_slice(row, given, write):
     want = large()
     path, _ = write(row, given, {"w": want})
     ckpt = rustload.open(path)
@@ -195,7 +195,7 @@ def test_slice(row: dict[str, str], given: str, write: Callable[..., Written]) -
 
 @given
 @formats
-def test_ties(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_ties(row, given, write):
     shared = torch.arange(6.0)
     if row["ties"] == "none":
         if row["file"] == "safetensors":
@@ -219,7 +219,7 @@ def test_ties(row: dict[str, str], given: str, write: Callable[..., Written]) ->
 
 @given
 @formats
-def test_view(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_view(row, given, write):
     seen = set()
     # The length of the name changes the address of the elements.
     for length in range(1, 9):
@@ -256,7 +256,7 @@ def unpad(path: Path, spaces: int) -> None:
 
 @given
 @formats
-def test_truncated(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_truncated(row, given, write):
     path, files = write(row, given, {"w": torch.ones(2)})
     files[-1].write_bytes(files[-1].read_bytes()[:-1])
     with pytest.raises(rustload.FormatError) as caught:
@@ -267,7 +267,7 @@ def test_truncated(row: dict[str, str], given: str, write: Callable[..., Written
 
 @given
 @formats
-def test_trailing_bytes(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_trailing_bytes(row, given, write):
     path, files = write(row, given, {"w": torch.ones(2)})
     files[-1].write_bytes(files[-1].read_bytes() + b"\0")
     with pytest.raises(rustload.FormatError) as caught:
@@ -280,7 +280,7 @@ def test_trailing_bytes(row: dict[str, str], given: str, write: Callable[..., Wr
         assert "w" in rustload.open(path, trailing="ignore")
 
 
-def test_a_pickle_that_names_a_storage_is_refused() -> None:
+def test_a_pickle_that_names_a_storage_is_refused():
     with zipfile.ZipFile(io.BytesIO(saved({"w": torch.ones(2)}))) as archive:
         data = archive.read("archive/data.pkl")
     with pytest.raises(rustload.FormatError) as caught:
@@ -431,9 +431,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[Path], Sequence[bytes | Path]]]] = 
 
 
 @pytest.mark.parametrize(("code", "next_step", "make"), REFUSED.values(), ids=REFUSED)
-def test_refused(
-    code: str, next_step: str, make: Callable[[Path], Sequence[bytes | Path]], tmp_path: Path
-) -> None:
+def test_refused(code, next_step, make, tmp_path):
     for given in make(tmp_path):
         with pytest.raises((rustload.FormatError, rustload.UnsupportedError)) as caught:
             # bytes that are plain text could be a path
@@ -469,7 +467,7 @@ ARRAYS: list[list[np.ndarray]] = [
     list(zip(table("NumPy files"), ARRAYS, strict=True)),
     ids=["numbers", "objects", "others"],
 )
-def test_elements_of_numpy_files(row: dict[str, str], arrays: list[np.ndarray]) -> None:
+def test_elements_of_numpy_files(row, arrays):
     classes = set()
     for array in arrays:
         alone, packed = io.BytesIO(), io.BytesIO()
@@ -512,7 +510,7 @@ def value_of(cell: str) -> Any:
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
 @rows_of("Tensor names", "saved")
-def test_names(row: dict[str, str], zip_format: bool) -> None:
+def test_names(row, zip_format):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.save cannot find the source of some modules
         data = saved(value_of(row["saved"]), _use_new_zipfile_serialization=zip_format)
@@ -536,7 +534,7 @@ MORE_OBJECTS = [
 
 
 @rows_of("Values in `ckpt.objects`", "saved", MORE_OBJECTS)
-def test_objects(row: dict[str, str]) -> None:
+def test_objects(row):
     found = rustload.open(saved(value_of(row["saved"]))).objects
     if isinstance(found, rustload.DefaultDict):
         factory = found.factory
@@ -551,7 +549,7 @@ def test_objects(row: dict[str, str]) -> None:
         assert repr(found) == repr(expected)
 
 
-def test_small_torch_values_are_not_opaque() -> None:
+def test_small_torch_values_are_not_opaque():
     values = [torch.device("cpu"), slice(1, 2), torch.float32, np.dtype("f4"), w := torch.ones(1), w.layout]
     assert rustload.open(saved(values), unknown="error").opaque == []
 
@@ -785,7 +783,7 @@ REBUILT: dict[str, tuple[str, str, str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize(("function", "kind", "names", "make"), REBUILT.values(), ids=REBUILT)
-def test_rebuild_functions(function: str, kind: str, names: str, make: Callable[[], Any]) -> None:
+def test_rebuild_functions(function, kind, names, make):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sparse CSR, nested and quantized tensors warn when they are made
         data = saved(make())

@@ -137,7 +137,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[list]:
     return child("-c", CHILD, str(tmp_path_factory.mktemp("out")), input=json.dumps(names))
 
 
-def test_no_row_looks_at_what_its_schema_says_is_only_stored() -> None:
+def test_no_row_looks_at_what_its_schema_says_is_only_stored():
     found = child("-m", "globals_child", "12")
     # Either it ended, or a sample has values that the callee refuses: an error, and nothing before it.
     assert [(name, end) for name, end in found["runs"] if end != ["ok"] and (end[0] or len(end) > 2)] == []
@@ -149,11 +149,11 @@ def test_no_row_looks_at_what_its_schema_says_is_only_stored() -> None:
     assert len(found["rows"]) >= 0.9 * sum(bool(row.calls) for row in table.ROWS)
 
 
-def test_unpickling_an_object_of_each_row_executes_nothing(built: list[list]) -> None:
+def test_unpickling_an_object_of_each_row_executes_nothing(built):
     assert [(module, name, events) for module, name, _, _, _, events in built if events] == []
 
 
-def test_a_scan_calls_each_of_them_inert(built: list[list]) -> None:
+def test_a_scan_calls_each_of_them_inert(built):
     wrong = []
     for module, name, protocol, data, _, _ in built:
         # Before protocol 3, an array is a call with a list of numbers.
@@ -172,12 +172,12 @@ def test_a_scan_calls_each_of_them_inert(built: list[list]) -> None:
     assert wrong == []
 
 
-def test_the_table_says_which_objects_can_be_called(built: list[list]) -> None:
+def test_the_table_says_which_objects_can_be_called(built):
     flags = {(row.module, row.name): row.flags for row in OBJECTS}
     for module, name, _, _, is_callable, _ in built:
         if module != "array":
             assert is_callable == ("c" in flags[module, name]), f"{module}.{name}"
 
 
-def test_most_rows_are_installed_here(built: list[list]) -> None:
+def test_most_rows_are_installed_here(built):
     assert len({(module, name) for module, name, *_ in built}) >= 0.9 * len(OBJECTS)

@@ -81,9 +81,7 @@ def injected(module: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "verdict"), [(factory, "would execute"), (enumeration, "would execute"), (injected, "unknown")]
 )
-def test_torch_runs_what_is_outside_the_schema_of_a_graph(
-    change: Callable[[dict[str, Any]], None], verdict: str, tmp_path: Path
-) -> None:
+def test_torch_runs_what_is_outside_the_schema_of_a_graph(change, verdict, tmp_path):
     path = exported(tmp_path, change)
     assert rustload.scan(path).verdict == verdict
     assert runs_code(LOAD, path, tmp_path)
@@ -92,7 +90,7 @@ def test_torch_runs_what_is_outside_the_schema_of_a_graph(
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.id in ("X206", "X207")], ids=lambda case: case.label
 )
-def test_joblib_reads_arrays_where_a_wrapper_is_made_in_another_way(case: Any, tmp_path: Path) -> None:
+def test_joblib_reads_arrays_where_a_wrapper_is_made_in_another_way(case, tmp_path):
     path = case.input(tmp_path)
     if runs_code(JOBLIB, path, tmp_path):
         assert rustload.scan(path).verdict != "inert"

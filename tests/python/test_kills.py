@@ -27,7 +27,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     yield shared if request.param == "tmpfs" else tmp_path
 
 
-def test_killed_writers_leave_nothing_half_done(folder: Path) -> None:
+def test_killed_writers_leave_nothing_half_done(folder):
     # A process of its own, as it forks.
     command = [sys.executable, "-W", "ignore", str(HARNESS), str(folder), "--kills", "40"]
     done = subprocess.run([*command, "--operations", QUICK], check=False, capture_output=True, text=True)
@@ -36,7 +36,7 @@ def test_killed_writers_leave_nothing_half_done(folder: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_writer_killed_between_any_two_changes_of_names_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_a_writer_killed_between_any_two_changes_of_names_leaves_nothing_half_done(tmp_path):
     calls = "rename,renameat2,linkat"
     # One exchanges the folder, the other moves files to it.
     operations = "folder-resume,folder-dcp"

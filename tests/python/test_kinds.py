@@ -12,7 +12,6 @@ import random
 import types
 import warnings
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import make_kinds
@@ -228,7 +227,7 @@ protocols = pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 containers = pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
 
 
-def test_there_are_at_least_63_kinds() -> None:
+def test_there_are_at_least_63_kinds():
     assert len(make_kinds.KINDS) >= 63
 
 
@@ -236,7 +235,7 @@ def test_there_are_at_least_63_kinds() -> None:
 @containers
 @pytest.mark.parametrize("name", make_kinds.KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_every_tensor_of_a_kind_is_found_and_equal(name: str, zip_format: bool, protocol: int) -> None:
+def test_every_tensor_of_a_kind_is_found_and_equal(name, zip_format, protocol):
     data = make_kinds.saved(name, zip_format=zip_format, protocol=protocol)
     oracle = data
     if not zip_format and name in ONLY_ZIP_LOADS:
@@ -255,7 +254,7 @@ def test_every_tensor_of_a_kind_is_found_and_equal(name: str, zip_format: bool, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_reading_any_kind_imports_nothing(tmp_path: Path) -> None:
+def test_reading_any_kind_imports_nothing(tmp_path):
     for name in make_kinds.KINDS:
         for zip_format in (True, False):
             data = make_kinds.saved(name, zip_format=zip_format, protocol=random.Random(name).choice([2, 4]))

@@ -46,7 +46,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_opening_reads_metadata_only(name: str, tmp_path: Path) -> None:
+def test_opening_reads_metadata_only(name, tmp_path):
     path = tmp_path / "m.bin"
     with warnings.catch_warnings():
         warnings.simplefilter(
@@ -79,7 +79,7 @@ def test_opening_reads_metadata_only(name: str, tmp_path: Path) -> None:
     assert spent <= HEAD + COUNT * 1024
 
 
-def test_converting_a_legacy_stream_takes_the_memory_of_the_result_and_a_window(tmp_path: Path) -> None:
+def test_converting_a_legacy_stream_takes_the_memory_of_the_result_and_a_window(tmp_path):
     path = tmp_path / "m.bin"
     state = {f"layers.{at}.weight": torch.ones(2048, 4096) for at in range(9)}
     torch.save(state, path, _use_new_zipfile_serialization=False)
@@ -103,7 +103,7 @@ def test_converting_a_legacy_stream_takes_the_memory_of_the_result_and_a_window(
     assert grown <= result + (256 << 20), f"{grown >> 20} MiB for a result of {result >> 20} MiB"
 
 
-def test_the_code_of_a_torchscript_archive_is_reported(tmp_path: Path) -> None:
+def test_the_code_of_a_torchscript_archive_is_reported(tmp_path):
     path = tmp_path / "m.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -51,7 +51,7 @@ containers = pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "l
 
 @containers
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_dequantize_equals_torch_to_the_bit(name: str, zip_format: bool) -> None:
+def test_dequantize_equals_torch_to_the_bit(name, zip_format):
     q = QUANTIZED[name]
     t = rustload.open(saved({"w": q}, _use_new_zipfile_serialization=zip_format))["w"]
     want = q.dequantize()
@@ -67,7 +67,7 @@ def test_dequantize_equals_torch_to_the_bit(name: str, zip_format: bool) -> None
     assert np.array_equal(t.materialize(dequantize=True, framework="numpy"), want.numpy())
 
 
-def test_a_large_quantized_tensor_is_dequantized_block_by_block() -> None:
+def test_a_large_quantized_tensor_is_dequantized_block_by_block():
     x = torch.rand(3, 300, 500, generator=torch.Generator().manual_seed(1))
     q = torch.quantize_per_channel(x, *channels(500), 2, torch.qint8)
     t = rustload.open(saved(q))["tensor"].permute(1, 0, 2)
@@ -76,7 +76,7 @@ def test_a_large_quantized_tensor_is_dequantized_block_by_block() -> None:
         assert torch.equal(found, q.dequantize().transpose(0, 1))
 
 
-def test_quantization_has_dtype_scheme_and_parameters() -> None:
+def test_quantization_has_dtype_scheme_and_parameters():
     scales, zeros = channels(40)
     ckpt = rustload.open(
         saved({"q": QUANTIZED["tensor torch.qint8"], "c": QUANTIZED["channel 0 torch.qint32"]})
@@ -96,7 +96,7 @@ def test_quantization_has_dtype_scheme_and_parameters() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "to_byte"), [(torch.quint4x2, 2), (torch.quint2x4, 4)])
-def test_t24_packed_integers_are_read_as_bytes(dtype: torch.dtype, to_byte: int) -> None:
+def test_t24_packed_integers_are_read_as_bytes(dtype, to_byte):
     scales, zeros = torch.full((3,), 0.5), torch.zeros(3)
     q = torch.quantize_per_channel(torch.ones(3, 5), scales, zeros, 0, dtype)
     t = rustload.open(saved(q))["tensor"]
@@ -136,13 +136,13 @@ def qtensor(params: tuple[Any, ...], size: tuple[int, ...] = (2, 3)) -> bytes:
     ],
     ids=str,
 )
-def test_t30_invalid_quantization_parameters_are_refused_at_open(params: tuple[Any, ...]) -> None:
+def test_t30_invalid_quantization_parameters_are_refused_at_open(params):
     with coded(rustload.FormatError, "TensorBounds") as caught:
         rustload.open(qtensor(params))
     assert caught.value.offset is not None
 
 
-def test_t30_scales_in_tensors_are_checked_when_they_are_used() -> None:
+def test_t30_scales_in_tensors_are_checked_when_they_are_used():
     data = qtensor((torch.per_channel_affine, torch.tensor([1.0, float("nan")]), torch.zeros(2), 0))
     t = rustload.open(data)["tensor"]
     assert t.materialize().tolist() == [[2] * 3] * 2
@@ -150,25 +150,25 @@ def test_t30_scales_in_tensors_are_checked_when_they_are_used() -> None:
         t.materialize(dequantize=True)
 
 
-def test_scales_may_be_lists() -> None:
+def test_scales_may_be_lists():
     t = rustload.open(qtensor((torch.per_channel_affine, [0.5, 2], [0, 1], 0)))["tensor"]
     assert t.quantization == ("qint8", "per_channel_affine", [0.5, 2], [0, 1], 0, None)
     assert t.materialize(dequantize=True).tolist() == [[1] * 3, [2] * 3]
 
 
-def test_a_quantizer_of_an_unknown_scheme_leaves_the_tensor_as_data() -> None:
+def test_a_quantizer_of_an_unknown_scheme_leaves_the_tensor_as_data():
     ckpt = rustload.open(qtensor((torch.float32, 1.0, 0)))
     assert isinstance(ckpt.objects, rustload.Opaque)
     assert list(ckpt) == ["args.0"]
 
 
-def test_dequantize_to_an_integer_dtype_is_a_value_error() -> None:
+def test_dequantize_to_an_integer_dtype_is_a_value_error():
     t = rustload.open(saved(QUANTIZED["tensor torch.qint8"]))["tensor"]
     with pytest.raises(ValueError, match="to a float dtype, not to int32"):
         t.materialize(dequantize=True, dtype="int32")
 
 
-def test_expanded_scales_are_a_limit_error() -> None:
+def test_expanded_scales_are_a_limit_error():
     scales, zeros = torch.ones(1).expand(1 << 40), torch.zeros(1).expand(1 << 40)
     q = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
     params = (torch.per_channel_affine, scales, zeros, 0)
@@ -180,7 +180,7 @@ def test_expanded_scales_are_a_limit_error() -> None:
 
 @containers
 @pytest.mark.parametrize("whole", [True, False], ids=["materialize", "stream"])
-def test_materialize_and_stream_dequantize(zip_format: bool, whole: bool) -> None:
+def test_materialize_and_stream_dequantize(zip_format, whole):
     plain = {"float": torch.randn(9), "int": torch.arange(5)}
     ckpt = rustload.open(saved(QUANTIZED | plain, _use_new_zipfile_serialization=zip_format))
 
@@ -205,7 +205,7 @@ def test_materialize_and_stream_dequantize(zip_format: bool, whole: bool) -> Non
     assert all(torch.equal(load(dtype="bfloat16")[name], q.int_repr()) for name, q in QUANTIZED.items())
 
 
-def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only() -> None:
+def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only():
     q = torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 0, torch.qint8)
 
     def on_them(*params: Any) -> Reduced:
@@ -252,7 +252,7 @@ SPARSE = {
 
 @containers
 @pytest.mark.parametrize("name", SPARSE)
-def test_a_sparse_tensor_has_its_parts_and_becomes_a_torch_tensor(name: str, zip_format: bool) -> None:
+def test_a_sparse_tensor_has_its_parts_and_becomes_a_torch_tensor(name, zip_format):
     s = SPARSE[name]()
     found = rustload.open(saved({"s": s}, _use_new_zipfile_serialization=zip_format)).objects["s"]
     assert isinstance(found, rustload.Sparse)
@@ -312,7 +312,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_t31_invalid_sparse_indices_are_refused_by_check(name: str) -> None:
+def test_t31_invalid_sparse_indices_are_refused_by_check(name):
     layout, *data = BROKEN[name]
     found = sparse_of(layout, *data)
     for use in (found.check, found.torch):
@@ -326,7 +326,7 @@ def test_t31_invalid_sparse_indices_are_refused_by_check(name: str) -> None:
         ) if layout == COO else torch.sparse_compressed_tensor(*data, layout=layout, check_invariants=True)
 
 
-def test_long_rows_and_many_rows_are_checked_across_blocks() -> None:
+def test_long_rows_and_many_rows_are_checked_across_blocks():
     columns = torch.arange(200_000)
     one_row = (CSR, ints(0, 200_000), columns, F(200_000), (1, 200_000))
     many_rows = (
@@ -346,7 +346,7 @@ def test_long_rows_and_many_rows_are_checked_across_blocks() -> None:
         sparse_of(COO, columns.reshape(1, -1), F(200_000), (200_000,), True).check()
 
 
-def test_expanded_indices_are_a_limit_error() -> None:
+def test_expanded_indices_are_a_limit_error():
     bounds, columns = ints(0, 0).expand(1 << 40, 2), torch.empty(0, dtype=torch.int64).expand(1 << 40, 0)
     found = sparse_of(CSR, bounds, columns, torch.empty(0).expand(1 << 40, 0), (1 << 40, 1, 1))
     with pytest.raises(rustload.LimitError):
@@ -356,7 +356,7 @@ def test_expanded_indices_are_a_limit_error() -> None:
         found.check()
 
 
-def test_expanded_values_without_coordinates_are_checked_without_iteration() -> None:
+def test_expanded_values_without_coordinates_are_checked_without_iteration():
     nowhere, values = torch.empty(0, 1, dtype=torch.int64).expand(0, 1 << 50), F(1).expand(1 << 50)
     sparse_of(COO, nowhere, values, ()).check()
     with pytest.raises(rustload.FormatError):
@@ -375,7 +375,7 @@ def test_expanded_values_without_coordinates_are_checked_without_iteration() -> 
     ],
     ids=["no size", "too long", "flag", "negative", "huge"],
 )
-def test_a_malformed_sparse_tensor_is_refused_at_open(data: tuple[Any, ...], code: str) -> None:
+def test_a_malformed_sparse_tensor_is_refused_at_open(data, code):
     with coded(rustload.FormatError, code):
         rustload.open(saved(Reduced(torch._utils._rebuild_sparse_tensor, (COO, data))))
 
@@ -383,7 +383,7 @@ def test_a_malformed_sparse_tensor_is_refused_at_open(data: tuple[Any, ...], cod
 # Meta
 
 
-def test_t32_a_meta_tensor_of_any_size_takes_no_memory() -> None:
+def test_t32_a_meta_tensor_of_any_size_takes_no_memory():
     huge = torch.empty(1 << 31, 1 << 31, device="meta", dtype=torch.uint8).requires_grad_(False)
     ckpt = rustload.open(saved({"m": huge, "w": torch.ones(2)}))
     t = ckpt["m"]
@@ -395,7 +395,7 @@ def test_t32_a_meta_tensor_of_any_size_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 20), (1 << 40, 0)])
-def test_t32_a_tensor_without_data_is_sliced_whatever_its_strides(shape: tuple[int, int]) -> None:
+def test_t32_a_tensor_without_data_is_sliced_whatever_its_strides(shape):
     t = rustload.open(saved(torch.empty_strided(shape, (1 << 62, 1 << 62), device="meta")))["tensor"]
     assert t[5].shape == shape[1:]
     assert t[3:, -1:].shape == (shape[0] - 3, min(shape[1], 1))
@@ -403,7 +403,7 @@ def test_t32_a_tensor_without_data_is_sliced_whatever_its_strides(shape: tuple[i
     assert joined.shape == (2 * shape[1],)
 
 
-def test_a_meta_tensor_keeps_strides_and_is_cast_and_transposed() -> None:
+def test_a_meta_tensor_keeps_strides_and_is_cast_and_transposed():
     m = torch.empty(2, 3, device="meta").T
     t = rustload.open(saved(m))["tensor"]
     assert t.materialize().stride() == m.stride()
@@ -413,7 +413,7 @@ def test_a_meta_tensor_keeps_strides_and_is_cast_and_transposed() -> None:
 
 
 @pytest.mark.parametrize("use", ["numpy", "dlpack", "bytes", "out", "convert"])
-def test_a_meta_tensor_has_no_elements_outside_torch(use: str) -> None:
+def test_a_meta_tensor_has_no_elements_outside_torch(use):
     t = rustload.open(saved(torch.empty(1 << 40, device="meta")))["tensor"]
     uses = {
         "numpy": lambda: t.materialize(framework="numpy"),
@@ -439,7 +439,7 @@ class Slotted(torch.Tensor):
     __slots__ = ("depth",)
 
 
-def test_a_subclass_and_its_attributes_are_kept_as_data() -> None:
+def test_a_subclass_and_its_attributes_are_kept_as_data():
     inner = torch.zeros(3)
     inner.note = "inner"  # type: ignore[attr-defined]
     t = torch.ones(2).as_subclass(Subclass)
@@ -454,13 +454,13 @@ def test_a_subclass_and_its_attributes_are_kept_as_data() -> None:
     assert (ckpt["plain"].class_name, ckpt["plain"].attributes) == (None, {})
 
 
-def test_slots_are_attributes() -> None:
+def test_slots_are_attributes():
     t = torch.ones(2).as_subclass(Slotted)
     t.depth, t.note = 3, "x"  # type: ignore[attr-defined]
     assert rustload.open(saved(t))["tensor"].attributes == {"depth": 3, "note": "x"}
 
 
-def test_a_tensor_among_its_own_attributes_is_named_once() -> None:
+def test_a_tensor_among_its_own_attributes_is_named_once():
     t = torch.ones(2)
     t.me, t.all = None, [t]  # type: ignore[attr-defined]
     file = saved(t)
@@ -470,7 +470,7 @@ def test_a_tensor_among_its_own_attributes_is_named_once() -> None:
     assert ckpt["tensor"].attributes == vars(torch.load(io.BytesIO(file), weights_only=False)) == {}
 
 
-def test_attributes_of_a_parameter_are_kept() -> None:
+def test_attributes_of_a_parameter_are_kept():
     p = torch.nn.Parameter(torch.ones(2))
     p.mask = torch.zeros(2)  # type: ignore[attr-defined]
     ckpt = rustload.open(saved({"p": p}))
@@ -479,7 +479,7 @@ def test_attributes_of_a_parameter_are_kept() -> None:
     assert ckpt["p"].attributes["mask"].name == "p.mask"
 
 
-def test_attributes_of_many_tensors_take_linear_time() -> None:
+def test_attributes_of_many_tensors_take_linear_time():
     rebuild, tensor = torch._utils._rebuild_parameter_with_state, torch.zeros(4)
     ckpt = rustload.open(
         saved({f"{number}": Reduced(rebuild, (tensor, True, {}, {"note": 1})) for number in range(10_000)})
@@ -489,7 +489,7 @@ def test_attributes_of_many_tensors_take_linear_time() -> None:
     assert within(time.process_time() - start, 2)
 
 
-def test_a_module_that_a_file_names_is_not_imported() -> None:
+def test_a_module_that_a_file_names_is_not_imported():
     """A subclass, an object and a default dict's factory, all of a module whose import would show in `sys.modules`."""
     code = """
         import io, sys, types, rustload
@@ -525,7 +525,7 @@ def test_a_module_that_a_file_names_is_not_imported() -> None:
         child(code, file.name)
 
 
-def test_an_object_of_a_tensor_class_with_a_size_is_no_tensor() -> None:
+def test_an_object_of_a_tensor_class_with_a_size_is_no_tensor():
     """C25: `torch.FloatTensor(2**36)` would allocate 256 GiB."""
     data = saved(Reduced(torch.FloatTensor, (1 << 36,)))
     assert isinstance(rustload.open(data).objects, rustload.Opaque)
@@ -533,7 +533,7 @@ def test_an_object_of_a_tensor_class_with_a_size_is_no_tensor() -> None:
         rustload.open(data, unknown="error")
 
 
-def test_nested_old_variables_are_tensors() -> None:
+def test_nested_old_variables_are_tensors():
     w = torch.ones(2)
     inner = Reduced(torch.autograd.Variable, (), (w, None, {}, False, False))
     outer = Reduced(torch.nn.Parameter, (), (inner, None, {}, True, False))

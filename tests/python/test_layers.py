@@ -160,15 +160,15 @@ def cycles(files: dict[str, str]) -> list[str]:
     return messages
 
 
-def test_imports_go_down_only() -> None:
+def test_imports_go_down_only():
     assert not violations(sources()), "\n".join(violations(sources()))
 
 
-def test_no_file_is_part_of_a_cycle() -> None:
+def test_no_file_is_part_of_a_cycle():
     assert not cycles(sources()), "\n".join(cycles(sources()))
 
 
-def test_the_layers_have_no_cycle_and_are_those_of_the_package() -> None:
+def test_the_layers_have_no_cycle_and_are_those_of_the_package():
     order = list(LAYERS)
     for upper, lower in itertools.chain.from_iterable(
         ((above, it) for it in below) for above, below in LAYERS.items()
@@ -177,7 +177,7 @@ def test_the_layers_have_no_cycle_and_are_those_of_the_package() -> None:
     assert set(LAYERS) == {layer(module_of(file)) for file in sources()}
 
 
-def test_the_init_of_a_private_folder_has_a_docstring_and_no_definitions() -> None:
+def test_the_init_of_a_private_folder_has_a_docstring_and_no_definitions():
     for file, text in sources().items():
         if Path(file).name == "__init__.py" and file.startswith("_") and "/" in file:
             first, *rest = ast.parse(text).body
@@ -187,7 +187,7 @@ def test_the_init_of_a_private_folder_has_a_docstring_and_no_definitions() -> No
             )
 
 
-def test_each_kind_of_violation_is_reported_with_file_and_line() -> None:
+def test_each_kind_of_violation_is_reported_with_file_and_line():
     files = {
         "errors.py": "",
         "_common/limits.py": "def f():\n    from rustload._tensor import handle\n",

@@ -84,7 +84,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_values_strides_and_sharing_equal_torchs(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_values_strides_and_sharing_equal_torchs(tmp_path, dtype):
     base = (torch.arange(24) % 7).reshape(4, 6).to(dtype)
     state = {
         "whole": base,
@@ -110,7 +110,7 @@ def test_values_strides_and_sharing_equal_torchs(tmp_path: Path, dtype: torch.dt
     assert found["whole"].data_ptr() == found["transposed"].data_ptr()
 
 
-def test_views_of_torch_before_0_4_are_read() -> None:
+def test_views_of_torch_before_0_4_are_read():
     obj = {
         "root": tensor(floats(), 0, (4,), (1,)),
         "view": tensor(floats(view=("9", 1, 2)), 0, (2,), (1,)),
@@ -121,7 +121,7 @@ def test_views_of_torch_before_0_4_are_read() -> None:
     assert ckpt.tied == [["root", "view"]]
 
 
-def test_a_pickle_larger_than_the_first_read_is_read_to_its_end() -> None:
+def test_a_pickle_larger_than_the_first_read_is_read_to_its_end():
     obj = {"filler": "x" * (3 << 20), "w": tensor(floats(), 0, (4,), (1,))}
     ckpt = rustload.open(bytearray(stream(obj, ["7"], [(4, FLOATS)])), framework="torch")
     assert ckpt["w"].materialize().tolist() == [1, 2, 3, 4]
@@ -131,7 +131,7 @@ def test_a_pickle_larger_than_the_first_read_is_read_to_its_end() -> None:
     assert rustload.open(bytearray(HEAD + framed + b"\x80\2].")).objects == "x" * (3 << 20)
 
 
-def test_the_head_of_a_stream_is_bounded_as_a_whole() -> None:
+def test_the_head_of_a_stream_is_bounded_as_a_whole():
     """The first read is 1 MiB. Each pickle is far below the limit; together they are over it, and the last one is needed."""
     text = b"\x80\2" + long_text(1 << 20)
     pickles = HEAD + text + b"." + text + b"0]."
@@ -146,7 +146,7 @@ def test_the_head_of_a_stream_is_bounded_as_a_whole() -> None:
 GOOD = {"w": tensor(floats(), 0, (4,), (1,))}
 
 
-def test_c18_a_call_in_the_system_information_is_not_executed(tmp_path: Path) -> None:
+def test_c18_a_call_in_the_system_information_is_not_executed(tmp_path):
     canary = tmp_path / "canary"
     data = stream(GOOD, ["7"], [(4, FLOATS)], system=Reduced(Path.touch, (canary,)))
     assert "system information imports" in rustload.open(bytearray(data)).notes[0]
@@ -155,7 +155,7 @@ def test_c18_a_call_in_the_system_information_is_not_executed(tmp_path: Path) ->
     assert not canary.exists()
 
 
-def test_a_valid_stream_over_the_limit_is_a_limit_error_and_not_truncated(tmp_path: Path) -> None:
+def test_a_valid_stream_over_the_limit_is_a_limit_error_and_not_truncated(tmp_path):
     path = save(tmp_path / "model.pt", {"w": torch.ones(2), "text": "x" * (3 << 20)})
     for limit in (1000, 1 << 20, 2 << 20):
         with pytest.raises(rustload.LimitError) as caught:
@@ -165,7 +165,7 @@ def test_a_valid_stream_over_the_limit_is_a_limit_error_and_not_truncated(tmp_pa
     assert list(rustload.open(path, limits=rustload.Limits(pickle_bytes=4 << 20))) == ["w"]
 
 
-def test_a_damaged_opcode_of_a_stream_is_not_a_limit_error(tmp_path: Path) -> None:
+def test_a_damaged_opcode_of_a_stream_is_not_a_limit_error(tmp_path):
     """An error that more data would not resolve keeps its code, even if the file continues past the limit."""
     path = save(tmp_path / "model.pt", {"w": torch.ones(1 << 20)})
     data = bytearray(path.read_bytes())

@@ -83,7 +83,7 @@ def _read(path: Path, manifest: rustload.Manifest) -> tuple[dict[str, bytes], se
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_flipped_byte_is_returned_and_what_it_does_not_touch_is(kind: str, tmp_path: Path) -> None:
+def test_no_flipped_byte_is_returned_and_what_it_does_not_touch_is(kind, tmp_path):
     path = _write(tmp_path / "m", kind)
     folder = path if path.is_dir() else path.parent
     manifest = rustload.Manifest.of(path, piece=PIECE)
@@ -116,7 +116,7 @@ def test_no_flipped_byte_is_returned_and_what_it_does_not_touch_is(kind: str, tm
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_a_bad_piece_of_a_tensor_leaves_the_others(is_zip: bool, tmp_path: Path) -> None:
+def test_a_bad_piece_of_a_tensor_leaves_the_others(is_zip, tmp_path):
     path = tmp_path / "m.bin"
     names = ("a", "b", "c")
     model = {name: torch.full((1 << 18,), float(at)) for at, name in enumerate(names)}
@@ -132,7 +132,7 @@ def test_a_bad_piece_of_a_tensor_leaves_the_others(is_zip: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip"])
-def test_a_changed_file_is_an_error_of_the_read(kind: str, tmp_path: Path) -> None:
+def test_a_changed_file_is_an_error_of_the_read(kind, tmp_path):
     path = _write(tmp_path / "m", kind)
     content = path.read_bytes()
     manifest = rustload.Manifest.of(path, piece=PIECE)
@@ -160,7 +160,7 @@ def test_a_changed_file_is_an_error_of_the_read(kind: str, tmp_path: Path) -> No
     assert caught.value.code in ("FileChanged", "ManifestMismatch")
 
 
-def test_a_mismatch_says_where(tmp_path: Path) -> None:
+def test_a_mismatch_says_where(tmp_path):
     path = _write(tmp_path / "m", "safetensors")
     manifest = rustload.Manifest.of(path, piece=PIECE)
     content = bytearray(path.read_bytes())
@@ -173,7 +173,7 @@ def test_a_mismatch_says_where(tmp_path: Path) -> None:
     assert manifest.check(path) == [rustload.Fault("m.safetensors", "differs", 5, 1280, 1536)]
 
 
-def test_a_bad_piece_changes_no_parameter_and_no_out(tmp_path: Path) -> None:
+def test_a_bad_piece_changes_no_parameter_and_no_out(tmp_path):
     model = torch.nn.Linear(64, 64)
     path = tmp_path / "m.safetensors"
     rustload.save(model.state_dict(), path)
@@ -199,9 +199,7 @@ def test_a_bad_piece_changes_no_parameter_and_no_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
 @pytest.mark.parametrize("piece", [PIECE, 1 << 20, 8 << 20])
-def test_parts_and_orders_of_a_verified_tensor_are_those_of_the_file(
-    piece: int, kind: str, tmp_path: Path
-) -> None:
+def test_parts_and_orders_of_a_verified_tensor_are_those_of_the_file(piece, kind, tmp_path):
     torch.manual_seed(2)
     model = {"m": torch.randn(23, 17), "d": torch.randn(3, 40, 5, 6), "v": torch.arange(900)}
     path = tmp_path / "m"
@@ -236,7 +234,7 @@ def test_parts_and_orders_of_a_verified_tensor_are_those_of_the_file(
     )
 
 
-def test_verified_tensors_have_no_views(tmp_path: Path) -> None:
+def test_verified_tensors_have_no_views(tmp_path):
     path = _write(tmp_path / "m", "safetensors")
     checkpoint = rustload.open(path, manifest=rustload.Manifest.of(path), framework="numpy")
     with pytest.raises(BufferError):
@@ -246,7 +244,7 @@ def test_verified_tensors_have_no_views(tmp_path: Path) -> None:
     assert array.sum() == sum(range(301))
 
 
-def test_files_that_are_not_listed_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_listed_are_refused(tmp_path):
     folder = _write(tmp_path / "m", "sharded")
     manifest = rustload.Manifest.of(folder)
     assert len(rustload.open(folder, manifest=manifest)) == 3
@@ -262,7 +260,7 @@ def test_files_that_are_not_listed_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["http", "memory"])
-def test_a_file_in_a_store_is_the_one_that_its_folder_lists(store: str, tmp_path: Path) -> None:
+def test_a_file_in_a_store_is_the_one_that_its_folder_lists(store, tmp_path):
     pytest.importorskip("urllib3")
     memory = pytest.importorskip("fsspec").filesystem("memory")
     path = _write(tmp_path / "m", "safetensors")
@@ -286,7 +284,7 @@ def test_a_file_in_a_store_is_the_one_that_its_folder_lists(store: str, tmp_path
         memory.rm("listed", recursive=True)
 
 
-def test_the_configuration_beside_a_file_is_verified_too(tmp_path: Path) -> None:
+def test_the_configuration_beside_a_file_is_verified_too(tmp_path):
     folder = tmp_path / "m"
     write_quantized(pack_quantized("packed", (32, 64), 4, 32, prefix="proj"), folder)
     manifest = rustload.Manifest.of(folder)
@@ -312,7 +310,7 @@ def test_the_configuration_beside_a_file_is_verified_too(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("store", ["disk", "memory"])
-def test_other_files_are_converted_as_a_manifest_lists_them(store: str, tmp_path: Path) -> None:
+def test_other_files_are_converted_as_a_manifest_lists_them(store, tmp_path):
     folder = _write(tmp_path / "m", "sharded")
     others = {
         "config.json": b'{"dtype": "float32"}',
@@ -364,7 +362,7 @@ def test_other_files_are_converted_as_a_manifest_lists_them(store: str, tmp_path
         memory.rm("others", recursive=True)
 
 
-def test_a_manifest_is_not_copied_with_the_files_that_it_lists(tmp_path: Path) -> None:
+def test_a_manifest_is_not_copied_with_the_files_that_it_lists(tmp_path):
     folder = _write(tmp_path / "m", "safetensors").parent
     (folder / "config.json").write_text("{}")
     path = folder / "m.manifest.json"
@@ -373,7 +371,7 @@ def test_a_manifest_is_not_copied_with_the_files_that_it_lists(tmp_path: Path) -
     assert {*report.files} == {"m.safetensors", "config.json"}
 
 
-def test_a_listed_file_has_the_ranges_that_it_has(tmp_path: Path) -> None:
+def test_a_listed_file_has_the_ranges_that_it_has(tmp_path):
     content = os.urandom(1000)
     (tmp_path / "a").write_bytes(content)
     manifest = rustload.Manifest.of(tmp_path, piece=300)
@@ -386,7 +384,7 @@ def test_a_listed_file_has_the_ranges_that_it_has(tmp_path: Path) -> None:
             file.read_ranges([wrong])
 
 
-def test_a_statement_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_statement_is_read_as_it_was_written(tmp_path):
     folder = _write(tmp_path / "m", "sharded")
     (folder / "sub").mkdir()
     (folder / "sub" / "notes.txt").write_text("hello")
@@ -409,7 +407,7 @@ def test_a_statement_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert len(rustload.open(folder, manifest=given)) == 3
 
 
-def test_long_pieces_and_long_files(tmp_path: Path) -> None:
+def test_long_pieces_and_long_files(tmp_path):
     big = {"a": np.arange(5 << 20, dtype=np.float32), "b": np.arange(1000, dtype=np.int64)}
     path = tmp_path / "m.safetensors"
     safetensors.numpy.save_file(big, path)
@@ -441,7 +439,7 @@ def test_long_pieces_and_long_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes that a process reads")
-def test_each_piece_is_read_once(tmp_path: Path) -> None:
+def test_each_piece_is_read_once(tmp_path):
     sizes = random.Random(5).sample(range(1000, 4_000_000), 12)
     path = tmp_path / "m.safetensors"
     rustload.save({f"layers.{at}": torch.ones(size).bfloat16() for at, size in enumerate(sizes)}, path)
@@ -459,7 +457,7 @@ def test_each_piece_is_read_once(tmp_path: Path) -> None:
     assert read() - before < (2 << 20) + (64 << 10)
 
 
-def test_a_verified_tensor_is_not_pickled_because_it_would_be_opened_unverified(tmp_path: Path) -> None:
+def test_a_verified_tensor_is_not_pickled_because_it_would_be_opened_unverified(tmp_path):
     path = _write(tmp_path / "m", "safetensors")
     checkpoint = rustload.open(path, manifest=rustload.Manifest.of(path))
     for one in (checkpoint, checkpoint["b"]):
@@ -467,7 +465,7 @@ def test_a_verified_tensor_is_not_pickled_because_it_would_be_opened_unverified(
             pickle.dumps(one)
 
 
-def test_a_forked_child_reads(tmp_path: Path) -> None:
+def test_a_forked_child_reads(tmp_path):
     path = _write(tmp_path / "m", "safetensors")
     checkpoint = rustload.open(path, manifest=rustload.Manifest.of(path, piece=PIECE), framework="numpy")
     checkpoint["a.weight"].materialize()
@@ -596,7 +594,7 @@ ATTACKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_manifest_that_lies_is_refused(name: str) -> None:
+def test_a_manifest_that_lies_is_refused(name):
     with coded(rustload.FormatError, "ManifestInvalid") as caught:
         rustload.Manifest(ATTACKS[name])
     assert "hole" not in name or "are not one after another" in str(caught.value)
@@ -605,7 +603,7 @@ def test_a_manifest_that_lies_is_refused(name: str) -> None:
             rustload.Manifest(json.dumps(ATTACKS[name]).encode())
 
 
-def test_a_large_manifest_takes_linear_time(tmp_path: Path) -> None:
+def test_a_large_manifest_takes_linear_time(tmp_path):
     def seconds(count: int) -> float:
         text = json.dumps(_statement([(f"a:{at}:{at + 10}", D) for at in range(0, count * 10, 10)])).encode()
         start = time.process_time()
@@ -623,7 +621,7 @@ def test_a_large_manifest_takes_linear_time(tmp_path: Path) -> None:
     assert time.monotonic() - start < 20
 
 
-def test_a_bundle_is_refused_unless_its_signature_is_ignored(tmp_path: Path) -> None:
+def test_a_bundle_is_refused_unless_its_signature_is_ignored(tmp_path):
     payload = base64.b64encode(json.dumps(_named("a")).encode()).decode()
     envelope = {"payload": payload, "payloadType": "application/vnd.in-toto+json", "signatures": []}
     bundle = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope}
@@ -640,7 +638,7 @@ def test_a_bundle_is_refused_unless_its_signature_is_ignored(tmp_path: Path) -> 
             rustload.Manifest({"dsseEnvelope": envelope | change}, signature="ignore")
 
 
-def test_the_lines_of_sha256sum_are_read(tmp_path: Path) -> None:
+def test_the_lines_of_sha256sum_are_read(tmp_path):
     path = _write(tmp_path / "m", "safetensors")
     forms = [["sha256sum", path.name], ["sha256sum", "-b", path.name], ["sha256sum", "--tag", path.name]]
     for form in (*forms, ["sha256sum", f"./{path.name}"]):
@@ -652,7 +650,7 @@ def test_the_lines_of_sha256sum_are_read(tmp_path: Path) -> None:
 # The command line.
 
 
-def test_commands_write_and_verify_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_write_and_verify_manifests(tmp_path, capsys):
     path = _write(tmp_path / "m", "zip")
     manifest = tmp_path / "m.json"
     assert main(["manifest", str(path), "--piece", "1KiB", "-o", str(manifest)]) == 0
@@ -692,6 +690,6 @@ def test_commands_write_and_verify_manifests(tmp_path: Path, capsys: pytest.Capt
     assert main(["verify", str(path), "--manifest", str(manifest)]) == 2
 
 
-def test_importing_rustload_imports_no_manifests() -> None:
+def test_importing_rustload_imports_no_manifests():
     code = "import rustload, sys; print('rustload._common.manifest' in sys.modules, 'hashlib' in sys.modules)"
     assert child(code).stdout.split()[0] == "False"

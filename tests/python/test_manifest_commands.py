@@ -31,7 +31,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("command", sorted(OPENING))
-def test_commands_that_open_read_as_a_manifest_lists(command: str, tmp_path: Path) -> None:
+def test_commands_that_open_read_as_a_manifest_lists(command, tmp_path):
     path, manifest = _model(tmp_path / "m")
     more = [*ARGUMENTS.get(command, [])]
     if command in ("view", "convert"):
@@ -58,7 +58,7 @@ def test_commands_that_open_read_as_a_manifest_lists(command: str, tmp_path: Pat
     assert main(run) == (2 if command == "scan" else 3)
 
 
-def test_a_policy_demands_what_a_manifest_lists(tmp_path: Path) -> None:
+def test_a_policy_demands_what_a_manifest_lists(tmp_path):
     path, manifest = _model(tmp_path / "m")
     policy = rustload.Policy(manifest=manifest)
     report = rustload.scan(path.parent, policy=policy)
@@ -89,9 +89,7 @@ def test_a_policy_demands_what_a_manifest_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["sums", "pieces"])
-def test_a_manifest_in_the_folder_that_is_scanned_is_left_out(
-    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_in_the_folder_that_is_scanned_is_left_out(form, tmp_path, capsys):
     path, _ = _model(tmp_path / "m")
     (path.parent / "sub").mkdir()
     (path.parent / "sub" / "config.json").write_text("{}")
@@ -117,9 +115,7 @@ def test_a_manifest_in_the_folder_that_is_scanned_is_left_out(
     capsys.readouterr()
 
 
-def test_sums_from_another_folder_are_said_to_be_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sums_from_another_folder_are_said_to_be_so(tmp_path, capsys):
     path, manifest = _model(tmp_path / "m")
     manifest.write_text(f"{sha256(path.read_bytes()).hexdigest()}  m/m.bin\n")
     for command in ("scan", "info", "verify"):
@@ -133,9 +129,7 @@ def test_sums_from_another_folder_are_said_to_be_so(
     assert main(["verify", str(tmp_path), "--manifest", str(manifest)]) == 0
 
 
-def test_a_file_or_a_folder_in_a_store_is_verified(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_or_a_folder_in_a_store_is_verified(tmp_path, capsys, monkeypatch):
     pytest.importorskip("urllib3")
     memory = pytest.importorskip("fsspec").filesystem("memory")
     monkeypatch.setenv("RUSTLOAD_REMOTE", "http,memory")
@@ -175,9 +169,7 @@ def test_a_file_or_a_folder_in_a_store_is_verified(
 
 
 @pytest.mark.parametrize("command", sorted(OPENING))
-def test_a_file_at_a_signed_url_is_read_as_a_manifest_lists(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_at_a_signed_url_is_read_as_a_manifest_lists(command, tmp_path, monkeypatch):
     pytest.importorskip("urllib3")
     monkeypatch.setenv("RUSTLOAD_REMOTE", "http")
     path, manifest = _model(tmp_path / "m")
@@ -200,9 +192,7 @@ def test_a_file_at_a_signed_url_is_read_as_a_manifest_lists(
         server.close()
 
 
-def test_an_existing_manifest_is_replaced_on_demand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_existing_manifest_is_replaced_on_demand(tmp_path, capsys):
     path, manifest = _model(tmp_path / "m")
     arguments = ["manifest", str(path.parent), "-o", str(manifest)]
     assert main(arguments) == 3
@@ -215,9 +205,7 @@ def test_an_existing_manifest_is_replaced_on_demand(
 @pytest.mark.parametrize(
     ("name", "why"), [("a\nb.bin", "a line break"), ("sur\udcff.bin", "it is not UTF-8")]
 )
-def test_a_name_that_a_manifest_cannot_have_is_to_be_changed(
-    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_a_manifest_cannot_have_is_to_be_changed(name, why, tmp_path, capsys):
     (tmp_path / name).write_bytes(b"content")
     assert main(["manifest", str(tmp_path)]) == 3
     error = capsys.readouterr().err

@@ -31,7 +31,7 @@ def _hub_file(folder: Path, name: str, content: bytes, *, small: bool, is_cache:
 
 
 @pytest.mark.parametrize("is_cache", [True, False])
-def test_the_digests_of_the_hub_are_those_of_its_cache(is_cache: bool, tmp_path: Path) -> None:
+def test_the_digests_of_the_hub_are_those_of_its_cache(is_cache, tmp_path):
     folder = tmp_path / "models--org--m" / "snapshots" / ("a" * 40) if is_cache else tmp_path / "m"
     saved = tmp_path / "saved"
     rustload.save({"a": torch.randn(1_000_000), "b": torch.randn(1_100_000)}, saved, max_shard_size="5MB")
@@ -64,7 +64,7 @@ def test_the_digests_of_the_hub_are_those_of_its_cache(is_cache: bool, tmp_path:
     assert caught.value.code == "ManifestMissing"
 
 
-def test_without_digests_of_the_hub_nothing_is_opened(tmp_path: Path) -> None:
+def test_without_digests_of_the_hub_nothing_is_opened(tmp_path):
     rustload.save({"a": torch.ones(3)}, tmp_path / "m.safetensors")
     for given in (tmp_path, tmp_path / "m.safetensors", b"123"):
         with pytest.raises(ValueError, match="'hf'"):

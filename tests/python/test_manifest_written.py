@@ -33,7 +33,7 @@ def _check(path: Path) -> rustload.Manifest:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_save_writes_the_digests_of_a_file(threads: int, tmp_path: Path) -> None:
+def test_save_writes_the_digests_of_a_file(threads, tmp_path):
     path, tensors = tmp_path / "m.safetensors", _tensors()
     rustload.save(tensors, path, fsync=False)
     assert not _beside(path).exists()
@@ -49,7 +49,7 @@ def test_save_writes_the_digests_of_a_file(threads: int, tmp_path: Path) -> None
         rustload.open(path, manifest=_beside(path)).materialize()
 
 
-def test_a_manifest_is_not_replaced_without_permission_and_needs_a_file(tmp_path: Path) -> None:
+def test_a_manifest_is_not_replaced_without_permission_and_needs_a_file(tmp_path):
     path, tensors = tmp_path / "m.safetensors", {"a": torch.ones(3)}
     _beside(path).write_text("mine")
     with pytest.raises(FileExistsError):
@@ -62,7 +62,7 @@ def test_a_manifest_is_not_replaced_without_permission_and_needs_a_file(tmp_path
         rustload.save(tensors, io.BytesIO(), write_manifest=True)
 
 
-def test_a_folder_is_listed_with_its_other_files(tmp_path: Path) -> None:
+def test_a_folder_is_listed_with_its_other_files(tmp_path):
     source = tmp_path / "source"
     rustload.save(_tensors(), source, max_shard_size="9MB", write_manifest=True)
     assert len(_check(source).files) > 3
@@ -83,7 +83,7 @@ def test_a_folder_is_listed_with_its_other_files(tmp_path: Path) -> None:
     _check(report)
 
 
-def test_a_call_that_is_resumed_lists_what_an_earlier_one_wrote(tmp_path: Path) -> None:
+def test_a_call_that_is_resumed_lists_what_an_earlier_one_wrote(tmp_path):
     source = tmp_path / "source.safetensors"
     rustload.save(_tensors(), source)
     path = tmp_path / "m.safetensors"
@@ -102,7 +102,7 @@ def test_a_call_that_is_resumed_lists_what_an_earlier_one_wrote(tmp_path: Path) 
     _check(path)
 
 
-def test_a_writer_lists_parts_in_any_order(tmp_path: Path) -> None:
+def test_a_writer_lists_parts_in_any_order(tmp_path):
     path = tmp_path / "m.safetensors"
     rows = np.random.default_rng(1).normal(size=(3000, 1000)).astype("float32")
     declared = {"w": ("float32", rows.shape), "b": ("uint8", (5,))}

@@ -109,7 +109,7 @@ def tensors_of(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tenso
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("name", MODULES)
-def test_the_tensor_names_of_a_module_are_its_state_dict_keys(name: str, legacy: bool) -> None:
+def test_the_tensor_names_of_a_module_are_its_state_dict_keys(name, legacy):
     module = MODULES[name]()
     with rustload.open(stored(module, legacy=legacy), framework="torch") as ckpt:
         expected = tensors_of(module.state_dict())
@@ -124,7 +124,7 @@ def test_the_tensor_names_of_a_module_are_its_state_dict_keys(name: str, legacy:
         assert list(ckpt) == [*first, "x", *second]
 
 
-def test_other_tensors_of_a_module_are_in_objects_without_a_name() -> None:
+def test_other_tensors_of_a_module_are_in_objects_without_a_name():
     ckpt = rustload.open(stored(Extras()), framework="torch")
     state = ckpt.objects.state
     unnamed = [
@@ -142,7 +142,7 @@ def test_other_tensors_of_a_module_are_in_objects_without_a_name() -> None:
     assert [lazy.name for lazy in lstm["_flat_weights"]] == lstm["_flat_weights_names"]
 
 
-def test_a_module_with_exponentially_many_paths_has_bounded_names() -> None:
+def test_a_module_with_exponentially_many_paths_has_bounded_names():
     """40 levels of shared lists have 2**40 paths to tensors that no state dict names."""
     module = Extras()
     shared: Any = module.cache["key"]
@@ -209,7 +209,7 @@ def archive(module: Any) -> bytes:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("make", [scripted, traced, frozen])
-def test_the_tensor_names_of_a_torchscript_archive_are_its_state_dict_keys(make: Callable[[], Any]) -> None:
+def test_the_tensor_names_of_a_torchscript_archive_are_its_state_dict_keys(make):
     data = archive(make())
     expected = torch.jit.load(io.BytesIO(data)).state_dict()
     with rustload.open(data, framework="torch") as ckpt:
@@ -219,7 +219,7 @@ def test_the_tensor_names_of_a_torchscript_archive_are_its_state_dict_keys(make:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_all_other_tensors_of_an_old_torchscript_archive_are_buffers() -> None:
+def test_all_other_tensors_of_an_old_torchscript_archive_are_buffers():
     """Its sources list parameters only, and its `state_dict()` had every other tensor of a module."""
 
     def old(name: str, data: bytes) -> bytes:
@@ -234,7 +234,7 @@ def test_all_other_tensors_of_an_old_torchscript_archive_are_buffers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_a_torchscript_archive_without_its_sources_names_every_tensor() -> None:
+def test_a_torchscript_archive_without_its_sources_names_every_tensor():
     data = repacked(archive(scripted()), lambda name, data: None if "/code/" in name else data)
     names = list(rustload.open(data))
     assert {

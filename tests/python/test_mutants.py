@@ -14,20 +14,20 @@ def faults() -> Any:
     return module_of("tests/mutants/run.py").faults()
 
 
-def test_the_text_of_each_planted_fault_is_in_its_file_once(faults: Any) -> None:
+def test_the_text_of_each_planted_fault_is_in_its_file_once(faults):
     assert len(faults) > 100
     for fault in faults:
         assert fault.planted((ROOT / fault.file).read_text()) != fault.original
 
 
-def test_make_test_runs_the_tests_that_faults_name(faults: Any, pytestconfig: pytest.Config) -> None:
+def test_make_test_runs_the_tests_that_faults_name(faults, pytestconfig):
     [elsewhere] = [one.PROJECT for one in pytestconfig.pluginmanager.get_plugins() if hasattr(one, "PROJECT")]
     assert elsewhere == {path.name for path in Path(__file__).parent.iterdir() if path.name in elsewhere}
     for fault in faults:
         assert not [file for file in elsewhere for tests in fault.tests if file in tests], fault.id
 
 
-def test_the_tests_that_faults_name_exist(faults: Any) -> None:
+def test_the_tests_that_faults_name_exist(faults):
     """A Rust test by its module, or by its module and name; a Python one by its file."""
     for fault in faults:
         for kind, _, named in (tests.partition(" ") for tests in fault.tests):

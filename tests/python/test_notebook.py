@@ -7,7 +7,6 @@ import re
 import struct
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -342,7 +341,7 @@ def _nothing():
     return contextlib.nullcontext()
 
 
-def test_statistics_are_a_short_table(tmp_path: Path) -> None:
+def test_statistics_are_a_short_table(tmp_path):
     torch.save({f"layer.{number}": torch.ones(2) for number in range(40)}, tmp_path / "many.pt")
     found = rustload.open(tmp_path / "many.pt").stats()
     assert repr(found) == "<Statistics of 40 tensors>"
@@ -356,7 +355,7 @@ def test_statistics_are_a_short_table(tmp_path: Path) -> None:
     assert "layer.39" in folded
 
 
-def test_tables_hold_their_alignment_in_the_styles_of_notebooks(tmp_path: Path) -> None:
+def test_tables_hold_their_alignment_in_the_styles_of_notebooks(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
     page = rustload.open(tmp_path / "a.pt")._repr_html_()
     assert '<table style="table-layout:auto">' in page
@@ -364,7 +363,7 @@ def test_tables_hold_their_alignment_in_the_styles_of_notebooks(tmp_path: Path) 
     assert '<td style="text-align:right;white-space:nowrap">8 B</td>' in page
 
 
-def test_values_beside_the_tensors_are_listed(tmp_path: Path) -> None:
+def test_values_beside_the_tensors_are_listed(tmp_path):
     run = {
         "model": {"w": torch.ones(2)},
         "epoch": 3,

@@ -75,7 +75,7 @@ def opened(data: bytes, **options: Any) -> rustload.Checkpoint:
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @pytest.mark.parametrize("order", ["<", ">", "=", "|"])
 @pytest.mark.parametrize("code", CODES)
-def test_a_npy_file_is_what_numpy_loads(tmp_path: Path, code: str, order: str, version: tuple[int, int]):
+def test_a_npy_file_is_what_numpy_loads(tmp_path, code, order, version):
     for shape, layout in itertools.product(SHAPES, "CF"):
         array = random_array("<" + code if order in "=|" else order + code, shape).copy(layout)
         data = npy(array, version)
@@ -94,7 +94,7 @@ def test_a_npy_file_is_what_numpy_loads(tmp_path: Path, code: str, order: str, v
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_archive_of_no_arrays_is_an_empty_checkpoint(save: Callable[..., None], tmp_path: Path) -> None:
+def test_an_archive_of_no_arrays_is_an_empty_checkpoint(save, tmp_path):
     save(tmp_path / "none.npz")
     assert np.load(tmp_path / "none.npz").files == []
     ckpt = rustload.open(tmp_path / "none.npz")
@@ -106,7 +106,7 @@ def test_an_archive_of_no_arrays_is_an_empty_checkpoint(save: Callable[..., None
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_archive_is_what_numpy_loads(tmp_path: Path, save: Callable[..., None]):
+def test_an_archive_is_what_numpy_loads(tmp_path, save):
     made = {
         f"{code}/{order}{layout}{number}": random_array(order + code, shape).copy(layout)
         for code, order, layout, (number, shape) in itertools.product(CODES, "<>", "CF", enumerate(SHAPES))
@@ -130,7 +130,7 @@ def test_unnamed_arrays_have_the_names_that_numpy_gives_them():
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_archive_written_to_a_pipe_opens(save: Callable[..., None]):
+def test_an_archive_written_to_a_pipe_opens(save):
     class Pipe(io.BytesIO):
         def seekable(self) -> bool:
             return False
@@ -172,7 +172,7 @@ def test_an_archive_of_many_arrays_opens():
 # Views, slices, casts, streams
 
 
-def test_a_npy_file_is_viewed_and_views_share(tmp_path: Path):
+def test_a_npy_file_is_viewed_and_views_share(tmp_path):
     path = tmp_path / "array.npy"
     np.save(path, np.arange(24.0).reshape(4, 6))
     t = rustload.open(path, framework="numpy")["arr_0"]
@@ -183,7 +183,7 @@ def test_a_npy_file_is_viewed_and_views_share(tmp_path: Path):
     assert np.load(path)[1, 0] == 6
 
 
-def test_a_fortran_array_is_a_view_with_its_strides(tmp_path: Path):
+def test_a_fortran_array_is_a_view_with_its_strides(tmp_path):
     path = tmp_path / "array.npy"
     array = np.asfortranarray(np.arange(24.0).reshape(2, 3, 4))
     np.save(path, array)
@@ -195,7 +195,7 @@ def test_a_fortran_array_is_a_view_with_its_strides(tmp_path: Path):
     assert t.materialize(copy=True).flags.c_contiguous
 
 
-def test_a_big_endian_array_has_no_view(tmp_path: Path):
+def test_a_big_endian_array_has_no_view(tmp_path):
     path = tmp_path / "array.npy"
     np.save(path, np.arange(3, dtype=">i4"))
     t = rustload.open(path, framework="numpy")["arr_0"]
@@ -209,7 +209,7 @@ def test_a_big_endian_array_has_no_view(tmp_path: Path):
 @pytest.mark.parametrize("write", ["npy", "npy_unaligned", "npz", "npz_deflated"])
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("layout", "CF")
-def test_slices_casts_and_transposes(tmp_path: Path, write: str, order: str, layout: str):
+def test_slices_casts_and_transposes(tmp_path, write, order, layout):
     array = np.random.default_rng(0).normal(size=(33, 70)).astype(order + "f4").copy(layout)
     data = {
         "npy": lambda: npy(array),
@@ -238,7 +238,7 @@ def test_slices_casts_and_transposes(tmp_path: Path, write: str, order: str, lay
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_stream_gives_every_array(tmp_path: Path, save: Callable[..., None]):
+def test_a_stream_gives_every_array(tmp_path, save):
     path = tmp_path / "arrays.npz"
     made = {f"a{number}": np.arange(number * 1000, dtype="f4") for number in range(50)}
     save(path, **made)
@@ -248,7 +248,7 @@ def test_a_stream_gives_every_array(tmp_path: Path, save: Callable[..., None]):
     assert made == {}
 
 
-def test_a_large_array_is_read_in_parts(tmp_path: Path):
+def test_a_large_array_is_read_in_parts(tmp_path):
     array = np.arange(5 << 20, dtype="f4").reshape(1 << 10, -1)
     np.save(tmp_path / "array.npy", array)
     np.savez(tmp_path / "arrays.npz", arr_0=array)
@@ -258,7 +258,7 @@ def test_a_large_array_is_read_in_parts(tmp_path: Path):
         assert np.array_equal(t.materialize(copy=True), array)
 
 
-def test_bools_other_than_0_and_1_are_copied_as_true(tmp_path: Path):
+def test_bools_other_than_0_and_1_are_copied_as_true(tmp_path):
     path = tmp_path / "array.npy"
     path.write_bytes(npy_bytes(plain(descr="'|b1'", shape="(3,)"), b"\0\2\1"))
     t = rustload.open(path, framework="numpy")["arr_0"]
@@ -270,7 +270,7 @@ def test_bools_other_than_0_and_1_are_copied_as_true(tmp_path: Path):
 # Other functions of rustload
 
 
-def test_safe_open_reads_arrays(tmp_path: Path):
+def test_safe_open_reads_arrays(tmp_path):
     path = tmp_path / "arrays.npz"
     made = {"w": np.arange(6.0).reshape(2, 3), "b": np.arange(3)}
     np.savez(path, **made)
@@ -281,7 +281,7 @@ def test_safe_open_reads_arrays(tmp_path: Path):
         same(file.get_tensor("b"), made["b"])
 
 
-def test_a_model_loads_from_an_archive(tmp_path: Path):
+def test_a_model_loads_from_an_archive(tmp_path):
     model = torch.nn.Linear(3, 2)
     want = {name: np.random.default_rng(0).normal(size=p.shape) for name, p in model.named_parameters()}
     np.savez(tmp_path / "model.npz", **want)
@@ -290,7 +290,7 @@ def test_a_model_loads_from_an_archive(tmp_path: Path):
         assert np.array_equal(parameter.detach().numpy(), want[name].astype("f4"))
 
 
-def test_torch_load_gives_a_dict_of_the_arrays(tmp_path: Path):
+def test_torch_load_gives_a_dict_of_the_arrays(tmp_path):
     np.savez(tmp_path / "arrays.npz", a=np.arange(3.0), b=np.asfortranarray(np.ones((2, 3), "i4")))
     found = rustload.torch.load(tmp_path / "arrays.npz")
     assert list(found) == ["a", "b"]
@@ -306,7 +306,7 @@ def test_objects_is_a_dict_of_the_arrays():
     assert found["a"].shape == (2,)
 
 
-def test_several_files_are_one_checkpoint(tmp_path: Path):
+def test_several_files_are_one_checkpoint(tmp_path):
     np.savez(tmp_path / "1.npz", a=np.ones(2))
     np.savez_compressed(tmp_path / "2.npz", b=np.zeros(3))
     ckpt = rustload.open([tmp_path / "1.npz", tmp_path / "2.npz"], framework="numpy")
@@ -317,7 +317,7 @@ def info(path: Path, *options: str) -> str:
     return cli("info", path, *options).stdout
 
 
-def test_info_lists_the_arrays_and_those_that_are_not_read(tmp_path: Path):
+def test_info_lists_the_arrays_and_those_that_are_not_read(tmp_path):
     path = tmp_path / "arrays.npz"
     np.savez(path, w=np.ones((2, 3), "f4"), objects=np.array([None]), names=np.array(["a", "b"]))
     text = info(path)
@@ -350,7 +350,7 @@ OTHERS = {
     (np.array([None]), "numpy.object_", "Run rustload scan to see what unpickling the objects would run."),
     (np.array(["a"]), "numpy.str_", "Read it with numpy.load(..., allow_pickle=False)."),
 ])  # fmt: skip
-def test_show_says_why_an_array_is_skipped(tmp_path: Path, made: np.ndarray, class_name: str, advice: str):
+def test_show_says_why_an_array_is_skipped(tmp_path, made, class_name, advice):
     path = tmp_path / "arrays.npz"
     np.savez(path, w=np.ones(2), other=made)
     for name in ("other", "other[:1]"):
@@ -363,7 +363,7 @@ def test_show_says_why_an_array_is_skipped(tmp_path: Path, made: np.ndarray, cla
 
 
 @pytest.mark.parametrize("class_name", OTHERS)
-def test_an_array_of_no_numbers_is_an_error_alone_and_listed_in_an_archive(class_name: str):
+def test_an_array_of_no_numbers_is_an_error_alone_and_listed_in_an_archive(class_name):
     array = OTHERS[class_name]
     code = "NpyObjects" if class_name == "numpy.object_" else "NpyDtype"
     with coded(rustload.UnsupportedError, code) as caught:
@@ -391,7 +391,7 @@ def test_classes_in_an_archive_are_counted():
     assert (found.count, len(found.at)) == (40, 16)
 
 
-def test_every_cut_of_a_file_is_an_error(tmp_path: Path):
+def test_every_cut_of_a_file_is_an_error(tmp_path):
     array, archive = npy(np.arange(5)), npz(np.savez, a=np.arange(5), b=np.ones(1))
     for data in (array, archive):
         for end in range(len(data)):
@@ -419,9 +419,7 @@ TOKENS = st.sampled_from([
     st.lists(st.tuples(st.integers(0, 80), TOKENS), max_size=3),
     st.sampled_from(VERSIONS),
 )
-def test_whatever_opens_is_what_numpy_loads(
-    tail: list[str], changes: list[tuple[int, str]], version: tuple[int, int]
-):
+def test_whatever_opens_is_what_numpy_loads(tail, changes, version):
     text = plain(shape="(2, 3)")
     for at, token in changes:
         text = text[:at] + token + text[at + 1 :]
@@ -438,7 +436,7 @@ def test_whatever_opens_is_what_numpy_loads(
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_scan_calls_arrays_of_numbers_inert(tmp_path: Path, save: Callable[..., None]):
+def test_a_scan_calls_arrays_of_numbers_inert(tmp_path, save):
     path = tmp_path / "arrays.npz"
     save(path, a=np.arange(300_000), names=np.array(["cposix\nsystem\n"]), when=OTHERS["numpy.datetime64"])
     report = rustload.scan(path)
@@ -450,7 +448,7 @@ def test_a_scan_calls_arrays_of_numbers_inert(tmp_path: Path, save: Callable[...
 
 
 @pytest.mark.parametrize("write", ["npy", "savez", "savez_compressed"])
-def test_a_scan_finds_the_call_in_an_array_of_objects(write: str):
+def test_a_scan_finds_the_call_in_an_array_of_objects(write):
     array = np.array([Reduced(os.system, ("true",))], dtype=object)
     data = (
         npy(array)

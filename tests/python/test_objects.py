@@ -592,7 +592,7 @@ def nested_stand_ins(levels: int) -> bytes:
 
 
 @pytest.mark.parametrize("levels", [1, 2000])
-def test_stand_ins_of_any_depth_can_be_copied(levels: int):
+def test_stand_ins_of_any_depth_can_be_copied(levels):
     found = rustload.open(nested_stand_ins(levels), limits=rustload.Limits(depth=100_000)).objects
     made = copy.deepcopy(found)
     with pytest.raises(TypeError, match="cannot be pickled"):

@@ -2,7 +2,6 @@
 
 import io
 import struct
-from pathlib import Path
 from typing import Any
 
 import make_old
@@ -21,7 +20,7 @@ def load(data: bytes) -> Any:
 
 @pytest.mark.parametrize("in_memory", [True, False], ids=["bytes", "file"])
 @pytest.mark.parametrize("name", make_old.OLD)
-def test_every_tensor_equals_torchs(name: str, in_memory: bool, tmp_path: Path) -> None:
+def test_every_tensor_equals_torchs(name, in_memory, tmp_path):
     data = make_old.OLD[name]()
     path = tmp_path / "m.pt"
     path.write_bytes(data)
@@ -53,7 +52,7 @@ def ties(tensors: dict[str, torch.Tensor]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("bits", range(13))
-def test_a_view_is_possible_if_the_alignment_allows_it(bits: int, tmp_path: Path) -> None:
+def test_a_view_is_possible_if_the_alignment_allows_it(bits, tmp_path):
     path = tmp_path / "m.pt"
     path.write_bytes(make_old.OLD[f"alignment {1 << bits}"]())
     ckpt = rustload.open(path, framework="numpy")
@@ -63,7 +62,7 @@ def test_a_view_is_possible_if_the_alignment_allows_it(bits: int, tmp_path: Path
         assert ckpt["w"].materialize(copy=False).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_a_note_reports_missing_checksums() -> None:
+def test_a_note_reports_missing_checksums():
     assert rustload.open(make_old.OLD["plain"]()).notes == []
     (note,) = rustload.open(make_old.OLD["no checksums"]()).notes
     assert "no checksums" in note
@@ -90,7 +89,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_t27_big_endian_tensors_have_torchs_bits_strides_and_ties(name: str) -> None:
+def test_t27_big_endian_tensors_have_torchs_bits_strides_and_ties(name):
     dtype = getattr(torch, f"{name}Storage").dtype
     want = torch.arange(6).to(dtype).reshape(2, 3)
     unit = dtype.itemsize // (2 if dtype.is_complex else 1)
@@ -136,7 +135,7 @@ UNTYPED = {
 
 
 @pytest.mark.parametrize("name", UNTYPED)
-def test_wide_big_endian_numbers_on_an_untyped_storage_are_refused(name: str) -> None:
+def test_wide_big_endian_numbers_on_an_untyped_storage_are_refused(name):
     """torch reads such a storage as bytes and swaps nothing; what a big-endian machine wrote is something else."""
     dtype = getattr(torch, name)
     raw = bytes(range(6 * dtype.itemsize))
@@ -153,7 +152,7 @@ def test_wide_big_endian_numbers_on_an_untyped_storage_are_refused(name: str) ->
     assert caught.value.offset is not None
 
 
-def test_big_endian_integers_of_a_quantized_tensor_are_swapped() -> None:
+def test_big_endian_integers_of_a_quantized_tensor_are_swapped():
     ints, params = struct.pack(">3i", 1, -2, 300), (torch.per_tensor_affine, 0.5, 0)
     args = (make_old.storage("QInt32", "0", 3), 0, (3,), (1,), params, False, {})
     call = make_old.Call(torch._utils._rebuild_qtensor, args)
@@ -163,7 +162,7 @@ def test_big_endian_integers_of_a_quantized_tensor_are_swapped() -> None:
     assert t.materialize(dequantize=True).tolist() == [0.5, -1, 150]
 
 
-def test_names_and_strings_of_python_2_are_those_of_python_3() -> None:
+def test_names_and_strings_of_python_2_are_those_of_python_3():
     for name in ("Python 2", "Python 2, protocol 1"):
         data = make_old.OLD[name]()
         assert b"__builtin__" in data

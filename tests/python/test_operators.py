@@ -35,9 +35,7 @@ def check_refused(call: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("apply", [*BINARY, *INPLACE], ids=lambda apply: apply.__name__)
-def test_operators_of_numbers_tensors_and_lazy_tensors_say_what_to_do(
-    lazy: rustload.LazyTensor, apply: Callable[[Any, Any], Any]
-) -> None:
+def test_operators_of_numbers_tensors_and_lazy_tensors_say_what_to_do(lazy, apply):
     joined = rustload.concat([lazy, lazy])
     for other in (1, 1.5, True, lazy, joined, lazy[:2], VALUES, None, object(), {"a": 1}):
         check_refused(lambda other=other: apply(lazy, other))  # type: ignore[misc]
@@ -47,12 +45,12 @@ def test_operators_of_numbers_tensors_and_lazy_tensors_say_what_to_do(
 
 
 @pytest.mark.parametrize("apply", [operator.neg, operator.pos, operator.invert, abs, round])
-def test_unary_operators_say_what_to_do(lazy: rustload.LazyTensor, apply: Callable[[Any], Any]) -> None:
+def test_unary_operators_say_what_to_do(lazy, apply):
     check_refused(lambda: apply(lazy))
     check_refused(lambda: apply(rustload.concat([lazy, lazy])))
 
 
-def test_functions_that_use_operators_say_what_to_do(lazy: rustload.LazyTensor) -> None:
+def test_functions_that_use_operators_say_what_to_do(lazy):
     check_refused(lambda: sum([lazy, lazy]))  # type: ignore[list-item]
     check_refused(lambda: sorted([lazy, lazy]))  # type: ignore[type-var]
     check_refused(lambda: max(lazy, lazy))  # type: ignore[type-var]
@@ -62,9 +60,7 @@ def test_functions_that_use_operators_say_what_to_do(lazy: rustload.LazyTensor) 
 
 @pytest.mark.parametrize("apply", BINARY, ids=lambda apply: apply.__name__)
 @pytest.mark.parametrize("other", [np.array([1, 2, 1, 2]), np.int64(2)], ids=["array", "scalar"])
-def test_numpy_computes_with_lazy_tensors(
-    lazy: rustload.LazyTensor, apply: Callable[[Any, Any], Any], other: Any
-) -> None:
+def test_numpy_computes_with_lazy_tensors(lazy, apply, other):
     if apply is operator.matmul and other.ndim == 0:
         check_refused(lambda: apply(lazy, other))
         check_refused(lambda: apply(other, lazy))
@@ -73,7 +69,7 @@ def test_numpy_computes_with_lazy_tensors(
     np.testing.assert_array_equal(apply(other, lazy), apply(other, VALUES.numpy()))
 
 
-def test_functions_of_numpy_and_torch_are_as_before(lazy: rustload.LazyTensor) -> None:
+def test_functions_of_numpy_and_torch_are_as_before(lazy):
     np.testing.assert_array_equal(np.add(lazy, 1), VALUES.numpy() + 1)
     np.testing.assert_array_equal(np.asarray(lazy) < 2, VALUES.numpy() < 2)
     array = np.ones(4, np.int64)
@@ -86,9 +82,7 @@ def test_functions_of_numpy_and_torch_are_as_before(lazy: rustload.LazyTensor) -
         torch.add(lazy, 1)  # type: ignore[call-overload]
 
 
-def test_lazy_tensors_are_equal_if_they_are_one_part_of_one_file(
-    save: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_lazy_tensors_are_equal_if_they_are_one_part_of_one_file(save, tmp_path):
     w = torch.arange(12.0).view(3, 4)
     path = save({"w": w, "tied": w, "copy": w.clone(), "view": w.view(4, 3), "row": w[1]}, "a.bin")
     ckpt, again = rustload.open(path), rustload.open(path)
@@ -133,7 +127,7 @@ def test_lazy_tensors_are_equal_if_they_are_one_part_of_one_file(
     assert rustload.open(path)["w"] != lazy
 
 
-def test_a_dequantized_weight_is_not_its_codes(save: Callable[..., Path]) -> None:
+def test_a_dequantized_weight_is_not_its_codes(save):
     codes, scale = torch.ones(128, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
     path = save({"w.weight": codes, "w.weight_scale_inv": scale})
     plain, numbers = rustload.open(path), rustload.open(path, dequantize=True)
@@ -142,9 +136,7 @@ def test_a_dequantized_weight_is_not_its_codes(save: Callable[..., Path]) -> Non
 
 
 @pytest.mark.parametrize("apply", [operator.eq, operator.ne], ids=lambda apply: apply.__name__)
-def test_comparing_with_elements_says_what_to_do(
-    lazy: rustload.LazyTensor, apply: Callable[[Any, Any], Any]
-) -> None:
+def test_comparing_with_elements_says_what_to_do(lazy, apply):
     joined = rustload.concat([lazy, lazy])
     for other in (1, 1.5, True, 1j, VALUES):
         for one in (lazy, joined):
@@ -159,6 +151,6 @@ def test_comparing_with_elements_says_what_to_do(
     np.testing.assert_array_equal(apply(np.array([3, 0, 2, 0]), lazy), expected)
 
 
-def test_formatting_is_that_of_objects(lazy: rustload.LazyTensor) -> None:
+def test_formatting_is_that_of_objects(lazy):
     assert {lazy: 1}[lazy] == 1
     assert "%s" % lazy == repr(lazy)  # noqa: UP031

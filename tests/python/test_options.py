@@ -32,7 +32,7 @@ FUNCTIONS = dict(public_functions())
 every_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 
 
-def test_the_functions_that_share_keywords_take_groups() -> None:
+def test_the_functions_that_share_keywords_take_groups():
     names = {name.removeprefix("rustload.") for name in FUNCTIONS}
     shared = {
         "Checkpoint.materialize",
@@ -55,7 +55,7 @@ def test_the_functions_that_share_keywords_take_groups() -> None:
 
 
 @every_function
-def test_the_signature_shows_every_keyword(function: Callable[..., Any]) -> None:
+def test_the_signature_shows_every_keyword(function):
     parameters = inspect.signature(function).parameters
     assert "options" not in parameters
     own = function.__annotations__.keys() - {"options", "return"}
@@ -69,7 +69,7 @@ def test_the_signature_shows_every_keyword(function: Callable[..., Any]) -> None
 
 
 @every_function
-def test_the_docstring_describes_every_argument_once(function: Callable[..., Any]) -> None:
+def test_the_docstring_describes_every_argument_once(function):
     text = inspect.getdoc(function) or ""
     described = re.search(r"^Args:\n((?: .*\n|\n(?= {8}))+)", text + "\n", re.MULTILINE)
     assert described is not None
@@ -78,9 +78,7 @@ def test_the_docstring_describes_every_argument_once(function: Callable[..., Any
 
 
 @every_function
-def test_an_unknown_keyword_is_a_type_error_that_names_it_and_the_function(
-    function: Callable[..., Any],
-) -> None:
+def test_an_unknown_keyword_is_a_type_error_that_names_it_and_the_function(function):
     required = [
         object() if name != "self" else rustload.open(b"\x80\x04}.")
         for name, one in inspect.signature(function).parameters.items()
@@ -91,13 +89,13 @@ def test_an_unknown_keyword_is_a_type_error_that_names_it_and_the_function(
     assert str(caught.value) == f"{function.__qualname__}() got an unexpected keyword argument 'threds'"
 
 
-def test_the_note_has_similar_keywords() -> None:
+def test_the_note_has_similar_keywords():
     with pytest.raises(TypeError) as caught:
         rustload.open("nothing.pt", limit=None)  # type: ignore[call-arg]
     assert caught.value.__notes__ == ["did you mean: limits"]
 
 
-def test_the_defaults_are_those_of_the_extension() -> None:
+def test_the_defaults_are_those_of_the_extension():
     defaults: dict[str, Any] = rustload.open.defaults  # type: ignore[attr-defined]
     given = _rustload.open(b"\x80\x04}.", _rustload.OpenOptions(**defaults))
     assert given.names() == []
@@ -146,7 +144,7 @@ class Taker:
         return first, second, third, how, part(Inner, how)
 
 
-def test_a_decorated_function_gets_what_was_given_and_the_defaults() -> None:
+def test_a_decorated_function_gets_what_was_given_and_the_defaults():
     how = {"verify": True, "memory": "256MiB"}
     assert Taker().take(1, verify=True) == (1, 2, 3, how, {"verify": True})
     assert str(inspect.signature(Taker().take)) == (
@@ -156,7 +154,7 @@ def test_a_decorated_function_gets_what_was_given_and_the_defaults() -> None:
     assert inspect.getsource(Taker.take).lstrip().startswith("@takes(Outer)")
 
 
-def test_the_descriptions_of_a_group_replace_that_of_the_options() -> None:
+def test_the_descriptions_of_a_group_replace_that_of_the_options():
     assert inspect.getdoc(Taker.take) == (
         "Takes.\n\nArgs:\n    first: One.\n    second: Two.\n    third: Three.\n    verify: Whether\n        to verify.\n"
         "    memory: How much.\n\nReturns:\n    All."

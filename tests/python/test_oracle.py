@@ -25,11 +25,11 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"about": about, **json.loads(ran.stdout)}
 
 
-def test_no_reader_does_more_with_an_inert_file_than_the_scan_says(counts: dict[str, Any]) -> None:
+def test_no_reader_does_more_with_an_inert_file_than_the_scan_says(counts):
     assert counts["finds"] == {}, counts["about"]
 
 
-def test_the_readers_read_inert_files(counts: dict[str, Any]) -> None:
+def test_the_readers_read_inert_files(counts):
     assert counts["inert_inputs"]["programs"] >= 0.3 * counts["inputs"]["programs"]
     assert len(counts["names"]) >= 350, "programs that are inert name nearly the whole table"
     readers = ("pickle", "pickle.py", "torch", "torch zip", "numpy", "tarfile", "zipfile")

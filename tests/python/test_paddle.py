@@ -57,7 +57,7 @@ def model() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", range(2, 5))
-def test_a_tensor_has_the_name_of_its_key(protocol: int) -> None:
+def test_a_tensor_has_the_name_of_its_key(protocol):
     state = model()
     ckpt = rustload.open(saved(state, protocol), framework="numpy")
     names = state.pop("StructuredToParameterName@@")
@@ -74,7 +74,7 @@ def test_a_tensor_has_the_name_of_its_key(protocol: int) -> None:
     assert rustload.scan(saved(state, protocol)).verdict == "inert"
 
 
-def test_the_state_of_an_optimizer() -> None:
+def test_the_state_of_an_optimizer():
     """`.pdopt`: tensors beside numbers, and master weights in a dict of their own."""
     array = np.arange(6, dtype="f4").reshape(2, 3)
     state = {
@@ -88,7 +88,7 @@ def test_the_state_of_an_optimizer() -> None:
     assert ckpt.objects["LR_Scheduler"] == {"last_epoch": 3, "last_lr": 0.1}
 
 
-def test_eval_stays_data_and_would_execute() -> None:
+def test_eval_stays_data_and_would_execute():
     array = np.arange(3, dtype="f4")
     data = saved({"w": LoDTensor("w", array), "b": Tensor("b", array)})
     ckpt = rustload.open(data, framework="numpy")
@@ -102,7 +102,7 @@ def test_eval_stays_data_and_would_execute() -> None:
         rustload.open(data, unknown="error")
 
 
-def test_bfloat16_is_not_told_from_uint16() -> None:
+def test_bfloat16_is_not_told_from_uint16():
     """Paddle converts a bfloat16 tensor to an array of uint16."""
     ckpt = rustload.open(saved({"w": Tensor("w", np.array([0x3F80, 0x4000], "u2"))}), framework="numpy")
     assert ckpt["w"].dtype == "uint16"
@@ -110,13 +110,13 @@ def test_bfloat16_is_not_told_from_uint16() -> None:
     assert not rustload.open(saved({"w": Tensor("w", np.ones(2, "f4"))})).notes
 
 
-def test_tied_tensors_are_tied() -> None:
+def test_tied_tensors_are_tied():
     array = np.arange(3, dtype="f4")
     ckpt = rustload.open(saved({"a": Tensor("a", array), "b": Tensor("b", array)}), framework="numpy")
     assert ckpt.tied == [["a", "b"]]
 
 
-def test_other_calls_of_tuple_and_list_are_tuples_and_lists() -> None:
+def test_other_calls_of_tuple_and_list_are_tuples_and_lists():
     array = np.arange(3, dtype="f4")
     value = {
         "of_list": Reduced(tuple, ([array, 1],)),
@@ -137,13 +137,13 @@ def test_other_calls_of_tuple_and_list_are_tuples_and_lists() -> None:
 
 
 @pytest.mark.parametrize("argument", ["text", b"bytes", 5, {"a": 1}, None])
-def test_tuples_of_other_values_stay_data(argument: object) -> None:
+def test_tuples_of_other_values_stay_data(argument):
     """Characters, bytes and keys are not followed, and a number is an error in Python."""
     ckpt = rustload.open(pickle.dumps({"x": Reduced(tuple, (argument,))}))
     assert isinstance(ckpt.objects["x"], rustload.Opaque)
 
 
-def test_a_pair_that_is_no_call_is_a_tuple() -> None:
+def test_a_pair_that_is_no_call_is_a_tuple():
     """Python pickles a tuple without a call, so the pair of a program is none of Paddle's."""
     array = np.arange(3, dtype="f4")
     ckpt = rustload.open(pickle.dumps({"w": ("name", array)}), framework="numpy")

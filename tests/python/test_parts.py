@@ -60,7 +60,7 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
-def test_the_files_of_four_processes_together_have_the_whole_tensors(saved: Path) -> None:
+def test_the_files_of_four_processes_together_have_the_whole_tensors(saved):
     ckpt, whole = rustload.open(ranks(saved), verify=True), tensors(saved / "whole.pt")
     assert set(ckpt) == set(whole)
     assert [name for name, value in whole.items() if not same(ckpt[name], value)] == []
@@ -75,7 +75,7 @@ def test_the_files_of_four_processes_together_have_the_whole_tensors(saved: Path
     assert same(st["st"], torch.load(saved / "st-whole.pt"))
 
 
-def test_slices_casts_and_files_of_joined_tensors_equal_torchs(saved: Path, tmp_path: Path) -> None:
+def test_slices_casts_and_files_of_joined_tensors_equal_torchs(saved, tmp_path):
     ckpt, whole = rustload.open(ranks(saved)), tensors(saved / "whole.pt")
     chosen = random.Random(1)
     for name in ("rows", "columns", "grid", "same", "replicated", "both.0.weight"):
@@ -102,7 +102,7 @@ def test_slices_casts_and_files_of_joined_tensors_equal_torchs(saved: Path, tmp_
     assert same(model.weight.detach(), whole["model.0.weight"])
 
 
-def test_a_slice_of_a_joined_tensor_reads_the_parts_that_it_meets(tmp_path: Path) -> None:
+def test_a_slice_of_a_joined_tensor_reads_the_parts_that_it_meets(tmp_path):
     size = 1 << 18
     paths = []
     for rank in range(2):
@@ -118,7 +118,7 @@ def test_a_slice_of_a_joined_tensor_reads_the_parts_that_it_meets(tmp_path: Path
     assert lazy[size - 1 : size + 1].materialize(framework="numpy").tolist() == [size - 1, size]
 
 
-def test_one_file_has_a_part_with_its_mesh_and_place(saved: Path) -> None:
+def test_one_file_has_a_part_with_its_mesh_and_place(saved):
     one = rustload.open(saved / "rank1.pt")
     whole = tensors(saved / "whole.pt")
     assert set(one) == set(whole)
@@ -155,7 +155,7 @@ PLACEMENTS = [Replicate(), Shard(0), Shard(1), Shard(2)]
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 3), (8, 4, 2), (1, 3, 0)])
-def test_every_mesh_and_placement_joins_to_the_whole(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_every_mesh_and_placement_joins_to_the_whole(shape, tmp_path):
     whole = torch.randn(shape)
     given: dict[str, tuple[tuple[int, ...], Any]] = {}
     for sizes in ((3,), (2, 2), (2, 3)):
@@ -193,7 +193,7 @@ def strided(whole: torch.Tensor, mesh: Any) -> DTensor:
     )
 
 
-def test_tied_parts_stay_tied(tmp_path: Path) -> None:
+def test_tied_parts_stay_tied(tmp_path):
     paths = []
     for rank in range(2):
         with as_rank(rank, 2):
@@ -214,7 +214,7 @@ def both(make: Any, more: dict[str, bytes] | None = None) -> list[bytes]:
     return [rank_file({"w": make(rank)}, row(rank) | (more or {})) for rank in range(2)]
 
 
-def test_the_forms_of_other_versions_are_parts(tmp_path: Path) -> None:
+def test_the_forms_of_other_versions_are_parts(tmp_path):
     part = local((1, 3))
     old = {
         "cls": f"{OLD_TENSOR}.api.DTensor",
@@ -237,7 +237,7 @@ def test_the_forms_of_other_versions_are_parts(tmp_path: Path) -> None:
     assert place == rustload.Part((2, 3), (1, 0), (2,), (1,), ("Shard(dim=0)",))
 
 
-def test_what_says_nothing_of_its_place_is_a_part_alone(tmp_path: Path) -> None:
+def test_what_says_nothing_of_its_place_is_a_part_alone(tmp_path):
     paths = []
     for rank in range(2):
         with as_rank(rank, 2):
@@ -252,7 +252,7 @@ def test_what_says_nothing_of_its_place_is_a_part_alone(tmp_path: Path) -> None:
         rustload.open(paths)
 
 
-def test_parts_that_do_not_fit_are_errors(saved: Path, tmp_path: Path) -> None:
+def test_parts_that_do_not_fit_are_errors(saved, tmp_path):
     with coded(rustload.FormatError, "DcpGrid", match="hold 9 element") as caught:
         rustload.open(ranks(saved)[1:])
     assert any("files of all processes" in note for note in caught.value.__notes__)
@@ -269,7 +269,7 @@ def test_parts_that_do_not_fit_are_errors(saved: Path, tmp_path: Path) -> None:
         assert caught.value.code == code, name
 
 
-def test_load_into_says_that_a_file_has_parts(saved: Path) -> None:
+def test_load_into_says_that_a_file_has_parts(saved):
     with pytest.raises(rustload.ModelMismatchError, match=r"\[2, 6\], a part of \[7, 6\]") as caught:
         rustload.torch.load_into(torch.nn.Linear(6, 7), saved / "rank0.pt", key="model.0")
     assert any("all processes" in note for note in caught.value.__notes__)
@@ -277,7 +277,7 @@ def test_load_into_says_that_a_file_has_parts(saved: Path) -> None:
     assert any("'weight' is [2, 6], a part of [7, 6]" in note for note in report.notes)
 
 
-def test_a_process_loads_its_own_file_into_its_own_part(saved: Path) -> None:
+def test_a_process_loads_its_own_file_into_its_own_part(saved):
     whole = tensors(saved / "whole.pt")
     for rank in (0, 1, 3):
         with as_rank(rank, COUNT):
@@ -298,7 +298,7 @@ def test_a_process_loads_its_own_file_into_its_own_part(saved: Path) -> None:
             rustload.torch.load_into(other, saved / "rank0.pt", key="model.0")
 
 
-def test_dcp_of_four_processes_equals_what_torch_loads(saved: Path) -> None:
+def test_dcp_of_four_processes_equals_what_torch_loads(saved):
     ckpt, expected = rustload.open(saved / "dcp"), tensors(saved / "dcp.pt")
     assert set(ckpt) == set(expected)
     assert [name for name, value in expected.items() if not same(ckpt[name], value)] == []
@@ -309,7 +309,7 @@ def test_dcp_of_four_processes_equals_what_torch_loads(saved: Path) -> None:
     assert [name for name, value in whole.items() if not same(ckpt[name], value)] == []
 
 
-def test_the_shards_of_torchs_huggingface_writer_are_one_checkpoint(saved: Path, tmp_path: Path) -> None:
+def test_the_shards_of_torchs_huggingface_writer_are_one_checkpoint(saved, tmp_path):
     expected = tensors(saved / "hf.pt")
     ckpt = rustload.open(saved / "hf" / "sharded")
     assert len(ckpt.files) == COUNT
@@ -336,7 +336,7 @@ def test_the_shards_of_torchs_huggingface_writer_are_one_checkpoint(saved: Path,
     assert all(bits(consolidated[name].materialize()) == bits(value) for name, value in reference.items())
 
 
-def test_safetensors_parts_are_proved(tmp_path: Path) -> None:
+def test_safetensors_parts_are_proved(tmp_path):
     good = opened(tmp_path / "good", hf_part([0, 0]), hf_part([1, 0]), ".safetensors")
     assert good["w"].shape == (2, 3)
     for name, other, code in (
@@ -356,7 +356,7 @@ def test_safetensors_parts_are_proved(tmp_path: Path) -> None:
         assert file.get_tensor("w").shape == (1, 3)
 
 
-def test_files_of_other_values_are_merged(tmp_path: Path) -> None:
+def test_files_of_other_values_are_merged(tmp_path):
     part = local((1, 3))
     made = [
         rank_file({"w": dtensor(part, rank=rank), "n": integer(rank), f"own{rank}": text("x")}, row(rank))

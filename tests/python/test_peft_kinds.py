@@ -1,6 +1,5 @@
 """`rustload.peft.load_adapter` on every kind of adapter of PEFT that a tiny model can have, against PEFT's own loader."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ def same_state(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("is_safetensors", [True, False], ids=["safetensors", "bin"])
 @pytest.mark.parametrize("kind", [kind.value for kind in peft.PeftType])
-def test_an_adapter_of_each_kind_is_that_of_peft(kind: str, is_safetensors: bool, tmp_path: Path) -> None:
+def test_an_adapter_of_each_kind_is_that_of_peft(kind, is_safetensors, tmp_path):
     from rustload.peft import load_adapter
 
     if kind == "XLORA":
@@ -80,7 +79,7 @@ def test_an_adapter_of_each_kind_is_that_of_peft(kind: str, is_safetensors: bool
 
 @pytest.mark.parametrize("config", [peft.VeraConfig, peft.PveraConfig])
 @pytest.mark.parametrize("saved", [True, False])
-def test_projections_of_vera_are_loaded_as_by_peft(config: Any, saved: bool, tmp_path: Path) -> None:
+def test_projections_of_vera_are_loaded_as_by_peft(config, saved, tmp_path):
     from rustload.peft import load_adapter
 
     def net() -> torch.nn.Module:
@@ -96,9 +95,7 @@ def test_projections_of_vera_are_loaded_as_by_peft(config: Any, saved: bool, tmp
     same_state(load_adapter(net(), tmp_path), peft.PeftModel.from_pretrained(net(), tmp_path))
 
 
-def test_names_that_peft_reports_of_its_own_adapter_are_not_unexpected(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_names_that_peft_reports_of_its_own_adapter_are_not_unexpected(monkeypatch, tmp_path):
     """As some versions of PEFT do for VeRA's projections, which are in the file and in the model."""
     from rustload.peft import load_adapter
 
@@ -115,7 +112,7 @@ def test_names_that_peft_reports_of_its_own_adapter_are_not_unexpected(
     load_adapter(torch.nn.Sequential(torch.nn.Linear(8, 8)), tmp_path)
 
 
-def test_the_error_says_what_was_loaded(tmp_path: Path) -> None:
+def test_the_error_says_what_was_loaded(tmp_path):
     from rustload.peft import load_adapter
 
     def net() -> torch.nn.Module:

@@ -1,7 +1,6 @@
 """Bare pickles and NumPy's objects inside any pickle: arrays are lazy tensors, scalars are numbers, nothing is built."""
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ def load(obj: Any, protocol: int = 2) -> rustload.Checkpoint:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_equal_what_was_pickled(dtype: str, protocol: int) -> None:
+def test_arrays_equal_what_was_pickled(dtype, protocol):
     base = (np.arange(24) % 5).reshape(4, 6).astype(dtype)
     arrays = {
         "c": base,
@@ -42,24 +41,24 @@ def test_arrays_equal_what_was_pickled(dtype: str, protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numpy_scalars_are_python_numbers(dtype: str, protocol: int) -> None:
+def test_numpy_scalars_are_python_numbers(dtype, protocol):
     value = np.dtype(dtype).type(3)
     found = load({"x": value}, protocol).objects["x"]
     assert found == value.item()
     assert type(found) is type(value.item())
 
 
-def test_the_largest_unsigned_scalar_fits() -> None:
+def test_the_largest_unsigned_scalar_fits():
     assert load([np.uint64(2**64 - 1)]).objects == [2**64 - 1]
 
 
-def test_arrays_of_objects_and_texts_are_opaque() -> None:
+def test_arrays_of_objects_and_texts_are_opaque():
     ckpt = load({"o": np.array([1, "x", None], dtype=object), "s": np.array(["a", "b"]), "w": np.ones(2)}, 4)
     assert list(ckpt) == ["w"]
     assert {found.class_name for found in ckpt.opaque} >= {"numpy._core.multiarray._reconstruct"}
 
 
-def test_arrays_in_a_torch_file_are_tensors(tmp_path: Path) -> None:
+def test_arrays_in_a_torch_file_are_tensors(tmp_path):
     path = tmp_path / "m.pt"
     state = {"w": torch.ones(2), "rng": np.arange(5, dtype=np.uint32), "best": np.float64(0.5)}
     for new_format in (True, False):
@@ -71,11 +70,11 @@ def test_arrays_in_a_torch_file_are_tensors(tmp_path: Path) -> None:
             assert ckpt.objects["best"] == 0.5
 
 
-def test_a_bare_array_is_named_tensor() -> None:
+def test_a_bare_array_is_named_tensor():
     assert list(load(np.ones(3))) == ["tensor"]
 
 
-def test_an_array_of_a_negative_size_is_refused() -> None:
+def test_an_array_of_a_negative_size_is_refused():
     data = pickle.dumps(np.zeros(2, "f4"), 2)
     assert data.count(b"K\x02\x85") == 1
     with pytest.raises(rustload.FormatError) as caught:

@@ -78,20 +78,20 @@ def tool(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_action_is_valid() -> None:
+def test_the_action_is_valid():
     pytest.importorskip("check_jsonschema")
     check = ("-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions")
     done = tool(sys.executable, *check, ROOT / "action.yml")
     assert done.returncode == 0, done.stdout
 
 
-def test_the_hooks_are_valid() -> None:
+def test_the_hooks_are_valid():
     pytest.importorskip("pre_commit")
     done = tool(sys.executable, "-m", "pre_commit", "validate-manifest", ROOT / ".pre-commit-hooks.yaml")
     assert done.returncode == 0, done.stdout
 
 
-def test_the_action_is_pinned_and_takes_no_input_into_its_scripts() -> None:
+def test_the_action_is_pinned_and_takes_no_input_into_its_scripts():
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
     uses = re.findall(r"uses: (.*)", text)
     assert uses
@@ -102,7 +102,7 @@ def test_the_action_is_pinned_and_takes_no_input_into_its_scripts() -> None:
     assert not [script for script in scripts if "${{" in script]
 
 
-def test_both_hooks_take_all_files() -> None:
+def test_both_hooks_take_all_files():
     python, system = HOOKS
     assert {key for key in python if python[key] != system[key]} == {"id", "language", "description"}
     # Neither names nor types by names: readers go by the content.
@@ -115,9 +115,7 @@ def test_both_hooks_take_all_files() -> None:
     [(None, 0), (EVIL, 1), (ODD, 1), (b"\x7fELF" + bytes(60), 0), (LFS, 1), (b"", 0)],
     ids=["good", "evil", "odd", "no-checkpoint", "lfs-pointer", "empty"],
 )
-def test_the_entry_of_the_hooks_refuses_bad_files(
-    repository: Path, environment: dict[str, str], content: bytes | None, code: int
-) -> None:
+def test_the_entry_of_the_hooks_refuses_bad_files(repository, environment, content, code):
     if content is not None:
         (repository / "models" / "new.bin").write_bytes(content)
     for hook in HOOKS:
@@ -126,7 +124,7 @@ def test_the_entry_of_the_hooks_refuses_bad_files(
         assert done.returncode == code, done.stdout + done.stderr
 
 
-def test_a_hook_takes_no_name_of_a_file_for_an_option(repository: Path, environment: dict[str, str]) -> None:
+def test_a_hook_takes_no_name_of_a_file_for_an_option(repository, environment):
     (repository / "evil.bin").write_bytes(EVIL)
     known = tool("rustload", "scan", "evil.bin", "--json", cwd=repository, env=environment).stdout
     (repository / "known.bin").write_text(known)
@@ -139,7 +137,7 @@ def test_a_hook_takes_no_name_of_a_file_for_an_option(repository: Path, environm
             assert "evil.bin: would execute" in done.stdout
 
 
-def test_pre_commit_runs_the_hook(repository: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_pre_commit_runs_the_hook(repository, environment, tmp_path):
     pytest.importorskip("pre_commit")
     hooks = tmp_path / "hooks"
     hooks.mkdir()
@@ -184,7 +182,7 @@ def test_pre_commit_runs_the_hook(repository: Path, environment: dict[str, str],
     assert "README.md" not in done.stdout
 
 
-def test_the_hook_passes_over_source_files_quickly(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_hook_passes_over_source_files_quickly(tmp_path, environment):
     source = (ROOT / "python" / "rustload" / "__init__.py").read_bytes()
     files = [tmp_path / f"{number}.py" for number in range(2000)]
     for path in files:
@@ -241,9 +239,7 @@ class Ran:
         return tool(*command, cwd=folder, env=environment)
 
 
-def test_the_action_passes_a_repository_with_good_files(
-    repository: Path, environment: dict[str, str]
-) -> None:
+def test_the_action_passes_a_repository_with_good_files(repository, environment):
     ran = Ran(repository, environment)
     assert (ran.code, ran.sarif, ran.specs) == (0, "rustload.sarif", ["/action"])
     log = json.loads((repository / ran.sarif).read_text())
@@ -253,9 +249,7 @@ def test_the_action_passes_a_repository_with_good_files(
     assert uris == ["models/good.pt"], "git's own files are left out"
 
 
-def test_the_action_fails_for_a_bad_file_and_writes_the_log(
-    repository: Path, environment: dict[str, str]
-) -> None:
+def test_the_action_fails_for_a_bad_file_and_writes_the_log(repository, environment):
     (repository / "models" / "evil.bin").write_bytes(EVIL)
     ran = Ran(repository, environment)
     assert ran.code == 1
@@ -267,7 +261,7 @@ def test_the_action_fails_for_a_bad_file_and_writes_the_log(
     assert log["runs"][0]["invocations"][0]["exitCode"] == 1
 
 
-def test_the_inputs_of_the_action(repository: Path, environment: dict[str, str]) -> None:
+def test_the_inputs_of_the_action(repository, environment):
     odd = repository / "models" / "$(touch pwned) 'x' .bin"
     odd.write_bytes(ODD)
     (repository / "-dash.bin").write_bytes(ODD)
@@ -288,9 +282,7 @@ def test_the_inputs_of_the_action(repository: Path, environment: dict[str, str])
     assert Ran(repository, environment, baseline="known.json").code == 0
 
 
-def test_the_action_runs_no_program_of_the_working_copy(
-    repository: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_action_runs_no_program_of_the_working_copy(repository, environment, tmp_path):
     # pipx run would take the first, a search of the working directory the second, python -m the third.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for path in (f"__pypackages__/{version}/lib/bin/rustload", "rustload", "pip.py"):
@@ -306,9 +298,7 @@ def test_the_action_runs_no_program_of_the_working_copy(
     assert "pipx run" not in re.sub(r"#.*", "", STEPS[0]["run"])
 
 
-def test_a_failed_action_leaves_no_log_of_an_earlier_run(
-    repository: Path, environment: dict[str, str]
-) -> None:
+def test_a_failed_action_leaves_no_log_of_an_earlier_run(repository, environment):
     assert Ran(repository, environment).sarif
     wrong = Ran(repository, environment, policy="absent.toml")
     assert (wrong.code, wrong.sarif) == (2, "")
@@ -317,9 +307,7 @@ def test_a_failed_action_leaves_no_log_of_an_earlier_run(
     assert (absent.code, absent.sarif) == (3, "rustload.sarif")
 
 
-def test_the_action_passes_a_repository_without_checkpoints(
-    repository: Path, environment: dict[str, str]
-) -> None:
+def test_the_action_passes_a_repository_without_checkpoints(repository, environment):
     (repository / "models" / "good.pt").unlink()
     assert Ran(repository, environment).code == 0
     # A working copy without LFS is not one without checkpoints.

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections import OrderedDict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ PROTOCOLS = range(6)
 UNTYPED = frozenset(name for name in DTYPES if name.startswith(("uint16", "uint32", "uint64", "float8")))
 
 
-def test_a_structured_or_subarray_dtype_is_not_read_as_a_plain_one() -> None:
+def test_a_structured_or_subarray_dtype_is_not_read_as_a_plain_one():
     """With a subarray, or names and fields, the elements are not those that the dtype's name states."""
     array = np.arange(4, dtype="f4")
     data = pickle.dumps({"w": array}, 2)
@@ -90,7 +89,7 @@ def refused(obj: Any, **options: Any) -> rustload.RustloadError:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_of_every_dtype_equal_torchs(tmp_path: Path, dtype: str, protocol: int) -> None:
+def test_values_of_every_dtype_equal_torchs(tmp_path, dtype, protocol):
     base = patterns(dtype, (4, 6))
     state = {"w": base, "t": base.t(), "part": base[1:3, ::2], "empty": base[:0], "scalar": base[1, 1]}
     path = tmp_path / "w.pkl"
@@ -113,7 +112,7 @@ def test_values_of_every_dtype_equal_torchs(tmp_path: Path, dtype: str, protocol
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_models_parameters_and_composite_tensors_open(protocol: int) -> None:
+def test_models_parameters_and_composite_tensors_open(protocol):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that these tensors are deprecated or in beta
         values: dict[str, Any] = {
@@ -146,7 +145,7 @@ def test_models_parameters_and_composite_tensors_open(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_bare_storage_is_a_tensor_for_open_and_a_storage_for_torch_load(protocol: int) -> None:
+def test_a_bare_storage_is_a_tensor_for_open_and_a_storage_for_torch_load(protocol):
     storage = torch.arange(3.0)._typed_storage()
     # Short bytes that are plain text could be a path.
     data = bytearray(pickle.dumps([storage, torch.arange(4, dtype=torch.uint8).untyped_storage()], protocol))
@@ -159,7 +158,7 @@ def test_a_bare_storage_is_a_tensor_for_open_and_a_storage_for_torch_load(protoc
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_tensors_that_share_a_storage_object_are_tied(protocol: int) -> None:
+def test_tensors_that_share_a_storage_object_are_tied(protocol):
     storage = torch.arange(3.0)._typed_storage()
     same = torch.ones(2)
     tensors = {"a": tensor_on(storage), "b": tensor_on(storage, 2), "c": same, "d": same, "e": same[:]}
@@ -174,7 +173,7 @@ def test_tensors_that_share_a_storage_object_are_tied(protocol: int) -> None:
         assert found["c"] is found["d"]
 
 
-def test_two_calls_with_one_bytes_object_create_two_storages() -> None:
+def test_two_calls_with_one_bytes_object_create_two_storages():
     stream = storage_stream(torch.arange(3.0))
     data = pickle.dumps([tensor_on(load_from(stream)), tensor_on(load_from(stream))], 4)
     assert data.count(b"FloatStorage") == 1
@@ -185,7 +184,7 @@ def test_two_calls_with_one_bytes_object_create_two_storages() -> None:
         assert second.tolist() == [0, 1, 2]
 
 
-def test_map_location_gets_the_location_in_the_stream(tmp_path: Path) -> None:
+def test_map_location_gets_the_location_in_the_stream(tmp_path):
     path = tmp_path / "cuda.pkl"
     path.write_bytes(pickle.dumps(tensor_on(load_from(stream_of(location="cuda:1"))), 4))
     locations = []
@@ -199,12 +198,12 @@ def test_map_location_gets_the_location_in_the_stream(tmp_path: Path) -> None:
     assert rustload.torch.load(path, map_location="meta").device.type == "meta"
 
 
-def test_torch_archives_may_contain_such_storages() -> None:
+def test_torch_archives_may_contain_such_storages():
     ckpt = rustload.open(saved({"w": tensor_on(load_from(storage_stream(torch.ones(3))))}))
     assert ckpt["w"].materialize().tolist() == [1, 1, 1]
 
 
-def test_torch_load_with_unknown_error_raises_torchs_error() -> None:
+def test_torch_load_with_unknown_error_raises_torchs_error():
     data = pickle.dumps({"w": torch.ones(1)}, 2)
     for load in (partial(torch.load, io.BytesIO(data)), partial(rustload.torch.load, data, unknown="error")):
         with pytest.raises(pickle.UnpicklingError, match="Unsupported global"):
@@ -240,7 +239,7 @@ def test_torch_load_with_unknown_error_raises_torchs_error() -> None:
         (stream_of(system=b"\x80\x02cposix\nsystem\n."), "DisallowedGlobal", "posix.system"),
     ],
 )  # fmt: skip
-def test_an_invalid_stream_is_an_error_at_the_call(stream: bytes, code: str, words: str) -> None:
+def test_an_invalid_stream_is_an_error_at_the_call(stream, code, words):
     for obj in (
         tensor_on(load_from(stream)),
         load_from(stream),
@@ -258,7 +257,7 @@ def test_an_invalid_stream_is_an_error_at_the_call(stream: bytes, code: str, wor
             assert data[error.offset : error.offset + 1] == b"R"
 
 
-def test_a_stream_truncated_at_any_byte_is_an_error() -> None:
+def test_a_stream_truncated_at_any_byte_is_an_error():
     whole = storage_stream(torch.ones(3))
     for length in range(len(whole)):
         error = refused(tensor_on(load_from(whole[:length])))
@@ -271,7 +270,7 @@ def test_a_stream_truncated_at_any_byte_is_an_error() -> None:
             rustload.open(data)
 
 
-def test_a_stream_inside_a_stream_is_refused() -> None:
+def test_a_stream_inside_a_stream_is_refused():
     given = b"c_codecs\nencode\n" + text(stream_of().decode("latin-1")) + text("latin1") + b"\x86R"
     call = b"ctorch.storage\n_load_from_bytes\n" + given + b"\x85R"
     for nested in (stream_of(before=call + b"0"), stream_of(storage=call, keys=(), data=b"")):
@@ -293,7 +292,7 @@ def test_a_stream_inside_a_stream_is_refused() -> None:
         None,
     ],
 )
-def test_bytes_that_are_no_legacy_stream_are_kept_without_a_tensor(given: Any) -> None:
+def test_bytes_that_are_no_legacy_stream_are_kept_without_a_tensor(given):
     data = pickle.dumps({"x": load_from(given)}, 4)
     assert rustload.open(data).objects["x"].class_name == "torch.storage._load_from_bytes"
     assert refused({"x": load_from(given)}, unknown="error").code == "DisallowedCall"
@@ -302,7 +301,7 @@ def test_bytes_that_are_no_legacy_stream_are_kept_without_a_tensor(given: Any) -
     assert "not a legacy stream of torch" in str(error)
 
 
-def test_a_call_with_other_arguments_is_kept() -> None:
+def test_a_call_with_other_arguments_is_kept():
     stream = storage_stream(torch.ones(3))
 
     for reduced in (((),), ((stream, stream),), ((stream,), {"a": 1})):
@@ -312,7 +311,7 @@ def test_a_call_with_other_arguments_is_kept() -> None:
         assert ckpt.objects["x"].class_name == "torch.storage._load_from_bytes"
 
 
-def test_a_tensor_outside_its_storage_is_refused() -> None:
+def test_a_tensor_outside_its_storage_is_refused():
     stream = storage_stream(torch.ones(3))
     assert refused(tensor_on(load_from(stream), 4)).code == "TensorBounds"
     # Bytes of the stream before and after the storage are not part of it.
@@ -321,7 +320,7 @@ def test_a_tensor_outside_its_storage_is_refused() -> None:
         assert refused(Reduced(torch._utils._rebuild_tensor_v2, args)).code == "TensorBounds"
 
 
-def test_items_and_a_parameter_on_a_storage_are_refused() -> None:
+def test_items_and_a_parameter_on_a_storage_are_refused():
     stream = storage_stream(torch.ones(3))
 
     items = Reduced(torch.storage._load_from_bytes, (stream,), None, None, iter([("a", 1)]))
@@ -331,7 +330,7 @@ def test_items_and_a_parameter_on_a_storage_are_refused() -> None:
     assert isinstance(rustload.open(pickle.dumps(rebuilt, 4)).objects, rustload.Opaque)
 
 
-def test_limits_apply_to_nested_streams() -> None:
+def test_limits_apply_to_nested_streams():
     stream = stream_of(before=b"]0" * 2000)
     data = pickle.dumps(tensor_on(load_from(stream)), 4)
     assert rustload.open(data)["tensor"].materialize().tolist() == [1, 2, 3]
@@ -346,7 +345,7 @@ def test_limits_apply_to_nested_streams() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_shared_bytes_are_read_once_for_all_calls(protocol: int) -> None:
+def test_shared_bytes_are_read_once_for_all_calls(protocol):
     count = 20_000
     stream = storage_stream(torch.zeros(1 << 20, dtype=torch.uint8))
     calls = b"h\x01h\x00\x85R0" * count
@@ -368,7 +367,7 @@ def test_shared_bytes_are_read_once_for_all_calls(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_scan_of_a_plain_pickle_is_inert(protocol: int) -> None:
+def test_a_scan_of_a_plain_pickle_is_inert(protocol):
     model = {"epoch": 3, "state": torch.nn.Linear(2, 2).state_dict(), "p": torch.nn.Parameter(torch.ones(2))}
     report = rustload.scan(pickle.dumps(model, protocol))
     assert (report.verdict, report.complete) == ("inert", True)
@@ -377,7 +376,7 @@ def test_a_scan_of_a_plain_pickle_is_inert(protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("part", ["before", "system", "protocol"])
-def test_a_scan_finds_calls_in_a_stream(part: str, protocol: int) -> None:
+def test_a_scan_finds_calls_in_a_stream(part, protocol):
     call = b"cposix\nsystem\n" + text("x") + b"\x85R0"
     changes = {
         "before": {"before": call},
@@ -390,14 +389,14 @@ def test_a_scan_finds_calls_in_a_stream(part: str, protocol: int) -> None:
         assert any(finding.name == "system" for finding in report.findings)
 
 
-def test_a_scan_of_unknown_bytes_is_not_inert() -> None:
+def test_a_scan_of_unknown_bytes_is_not_inert():
     for given in (b"abcdefgh", b"GGUF\0\0\0\0", 7):
         assert rustload.scan(pickle.dumps(tensor_on(load_from(given)), 4)).verdict != "inert"
     partial = b"\x80\x02cfunctools\npartial\nctorch.storage\n_load_from_bytes\nU\x03abc\x86R)R."
     assert rustload.scan(partial).verdict == "would execute"
 
 
-def test_opening_executes_nothing_of_a_stream(tmp_path: Path) -> None:
+def test_opening_executes_nothing_of_a_stream(tmp_path):
     canary = tmp_path / "canary"
     call = b"cposix\nsystem\n" + text(f"touch {canary}") + b"\x85R0"
     for stream in (stream_of(before=call), stream_of(protocol=b"\x80\x02" + call + b"M\xe9\x03.")):

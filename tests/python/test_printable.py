@@ -128,7 +128,7 @@ def _safe_open(data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_and_their_notes_are_printable(name: str):
+def test_errors_and_their_notes_are_printable(name):
     for said in outcome(ERRORS[name]):
         assert _visible(said), ascii(said)
 
@@ -161,7 +161,7 @@ REPRS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", REPRS)
-def test_reprs_are_printable(name: str):
+def test_reprs_are_printable(name):
     shown = repr(REPRS[name]())
     assert shown.isprintable(), ascii(shown)
 
@@ -211,7 +211,7 @@ def _odd_fields() -> bytes:
 
 @pytest.mark.parametrize("command", ["info", "scan", "tree"])
 @pytest.mark.parametrize("data", [tensors(), unknown_call(), _duplicate(), _odd_fields()])
-def test_the_command_line_is_printable(command: str, data: bytes, tmp_path, capsys):
+def test_the_command_line_is_printable(command, data, tmp_path, capsys):
     path = tmp_path / "model.bin"
     path.write_bytes(data)
     with contextlib.suppress(SystemExit):

@@ -62,7 +62,7 @@ def clean(target: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[s
     return {os.path.basename(one["path"]): (one["kind"], one["removed"]) for one in found}  # noqa: PTH119
 
 
-def test_the_next_run_keeps_a_file_that_others_have_made_since(target: Path) -> None:
+def test_the_next_run_keeps_a_file_that_others_have_made_since(target):
     (target / FILES[-1]).write_text("theirs")
     with pytest.raises(OSError, match="exists") as caught:
         _rustload.FolderStage(os.fspath(target), "m", overwrite=False)
@@ -72,9 +72,7 @@ def test_the_next_run_keeps_a_file_that_others_have_made_since(target: Path) -> 
     assert names(target.parent) == {"model"}
 
 
-def test_doctor_moves_the_files_back_for_those_of_others(
-    target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_moves_the_files_back_for_those_of_others(target, capsys):
     (target / FILES[-1]).write_text("theirs")
     main(["doctor", "--no-measure", str(target)])
     assert "not all of its files are in their folder" in capsys.readouterr().out
@@ -84,15 +82,13 @@ def test_doctor_moves_the_files_back_for_those_of_others(
     assert names(target.parent) == {"model"}
 
 
-def test_doctor_moves_the_other_files(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_moves_the_other_files(target, capsys):
     assert clean(target, capsys)[".model.part"] == ("publication", True)
     assert names(target) == {"config.json", *FILES}
     assert names(target.parent) == {"model"}
 
 
-def test_doctor_knows_a_staged_folder_and_no_other_folder_of_such_a_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_knows_a_staged_folder_and_no_other_folder_of_such_a_name(tmp_path, capsys):
     target = tmp_path / "model"
     target.mkdir()
     stage = _rustload.FolderStage(os.fspath(target), "m", overwrite=False)
@@ -103,7 +99,7 @@ def test_doctor_knows_a_staged_folder_and_no_other_folder_of_such_a_name(
     assert names(tmp_path) == {"model", ".other.part", ".film.mp4.part"}
 
 
-def test_a_file_of_the_checkpoint_that_others_make_before_the_publication_is_kept(tmp_path: Path) -> None:
+def test_a_file_of_the_checkpoint_that_others_make_before_the_publication_is_kept(tmp_path):
     target = tmp_path / "model"
     target.mkdir()
     stage = _rustload.FolderStage(os.fspath(target), "m", overwrite=False)

@@ -27,7 +27,7 @@ def sole(found: Case) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gpt-oss")])
-def test_mxfp4_of_gpt_oss_is_what_transformers_computes(name: str) -> None:
+def test_mxfp4_of_gpt_oss_is_what_transformers_computes(name):
     weight, blocks, (scale,) = sole(CASES[name]())
     is_nan = power(scale).isnan()[..., None].expand(-1, -1, -1, 32).flatten(2).transpose(1, 2)
     assert is_nan.any()
@@ -41,7 +41,7 @@ def test_mxfp4_of_gpt_oss_is_what_transformers_computes(name: str) -> None:
         assert_same_values(torch.where(is_nan, torch.nan, found), whole)
 
 
-def test_fp8_and_fp4_by_block_are_what_transformers_computes() -> None:
+def test_fp8_and_fp4_by_block_are_what_transformers_computes():
     function = reference("finegrained_fp8", "Fp8Dequantize")(None)._dequantize_one
     seen = set()
     for make in CASES.values():
@@ -66,7 +66,7 @@ def test_fp8_and_fp4_by_block_are_what_transformers_computes() -> None:
     assert len(seen) >= 6
 
 
-def test_codes_of_metal_are_what_transformers_computes() -> None:
+def test_codes_of_metal_are_what_transformers_computes():
     function = reference("metal_quantization", "_affine_dequantize_tensor")
     names = [name for name in CASES if name.startswith("mlx of transformers")]
     assert names
@@ -78,7 +78,7 @@ def test_codes_of_metal_are_what_transformers_computes() -> None:
         assert_same_bits(result.to(weight.dtype), weight)
 
 
-def test_small_floats_are_those_of_ml_dtypes() -> None:
+def test_small_floats_are_those_of_ml_dtypes():
     bytes_of = np.arange(256, dtype=np.uint8)
     exponents = torch.from_numpy(bytes_of.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
     assert_same_values(power(torch.from_numpy(bytes_of)), exponents)
@@ -87,7 +87,7 @@ def test_small_floats_are_those_of_ml_dtypes() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_is_a_whole_checkpoint(name: str) -> None:
+def test_a_case_is_a_whole_checkpoint(name):
     found = CASES[name]()
     assert found.name == name
     again = CASES[name]()

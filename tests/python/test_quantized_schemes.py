@@ -141,9 +141,7 @@ def refused(caught: pytest.ExceptionInfo[rustload.RustloadError], name: str) -> 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt", "sharded"])
 @pytest.mark.parametrize("scheme", UNKNOWN)
-def test_codes_of_an_unknown_scheme_are_an_error_and_never_numbers(
-    scheme: str, kind: str, tmp_path: Path
-) -> None:
+def test_codes_of_an_unknown_scheme_are_an_error_and_never_numbers(scheme, kind, tmp_path):
     name, tensors = UNKNOWN[scheme]
     ckpt = opened(tensors | PLAIN, tmp_path, kind)
     whole = ckpt[name]
@@ -193,7 +191,7 @@ def moved_name(name: str) -> str:
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt", "sharded"])
 @pytest.mark.parametrize("scheme", [*UNKNOWN, "fp8 by block"])
-def test_a_dtype_for_all_leaves_quantized_weights_as_stored(scheme: str, kind: str, tmp_path: Path) -> None:
+def test_a_dtype_for_all_leaves_quantized_weights_as_stored(scheme, kind, tmp_path):
     _, tensors = UNKNOWN.get(scheme, ("", {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}))
     given = tensors | PLAIN | {"attn.k_scale": scales(1)}
     ckpt = opened(given, tmp_path, kind)
@@ -226,7 +224,7 @@ def test_a_dtype_for_all_leaves_quantized_weights_as_stored(scheme: str, kind: s
         assert same(moved[moved_name(name)], one), name
 
 
-def test_a_rule_that_names_scales_casts_them(tmp_path: Path) -> None:
+def test_a_rule_that_names_scales_casts_them(tmp_path):
     given = {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}
     ckpt = opened(given, tmp_path)
     for rule in ({"*_scale_inv": "bfloat16"}, lambda tensor: "bfloat16" if "scale" in tensor.name else None):
@@ -240,7 +238,7 @@ def test_a_rule_that_names_scales_casts_them(tmp_path: Path) -> None:
         assert same(ckpt["a.weight"].materialize(dtype="float32"), given["a.weight"].float())
 
 
-def test_load_into_notes_what_a_dtype_for_all_leaves(tmp_path: Path) -> None:
+def test_load_into_notes_what_a_dtype_for_all_leaves(tmp_path):
     given = {"weight": fp8(4, 4), "weight_scale_inv": scales(1, 1)}
     ckpt = opened(given, tmp_path)
     model = torch.nn.Module()
@@ -262,7 +260,7 @@ def wide(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("codes", [fp8(4, 4), made((4, 4), I8)])
-def test_load_into_never_casts_codes_whose_scales_it_leaves_out(codes: torch.Tensor, tmp_path: Path) -> None:
+def test_load_into_never_casts_codes_whose_scales_it_leaves_out(codes, tmp_path):
     path = tmp_path / "m.safetensors"
     save_file({"weight": codes, "weight_scale": scales(4, 1)}, path)
     for given in (path, rustload.open(path).select(["weight"])):
@@ -289,7 +287,7 @@ def test_load_into_never_casts_codes_whose_scales_it_leaves_out(codes: torch.Ten
     assert torch.equal(model.weight.nan_to_num(1), codes.float().nan_to_num(1))
 
 
-def test_a_handle_dequantizes_fp8_or_refuses(tmp_path: Path) -> None:
+def test_a_handle_dequantizes_fp8_or_refuses(tmp_path):
     path = tmp_path / "m.safetensors"
     tensors = {
         "a.weight": fp8(4, 4),
@@ -305,7 +303,7 @@ def test_a_handle_dequantizes_fp8_or_refuses(tmp_path: Path) -> None:
     assert same(handles["c"].dequantize(), torch.ones(2))
 
 
-def test_a_parameter_named_scale_beside_a_weight_that_has_its_scale_is_a_parameter(tmp_path: Path) -> None:
+def test_a_parameter_named_scale_beside_a_weight_that_has_its_scale_is_a_parameter(tmp_path):
     path, target = tmp_path / "m.safetensors", tmp_path / "out.safetensors"
     tensors = {"a.weight": fp8(4, 4), "a.weight_scale": scales(4, 1), "a.scale": torch.full((1,), 3.0)}
     save_file(tensors, path)
@@ -329,9 +327,7 @@ FP8_SCALES = (torch.float32, torch.bfloat16, torch.float16, E8M0)
     (shape, FP8_NAMES[(row + column) % 3], dtype)
     for row, shape in enumerate(FP8_SHAPES) for column, dtype in enumerate(FP8_SCALES)
 ])  # fmt: skip
-def test_fp8_with_a_scale_for_all_for_each_row_or_block(
-    shape: tuple[int, int], name: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_fp8_with_a_scale_for_all_for_each_row_or_block(shape, name, dtype, tmp_path):
     rows, columns = shape
     weight = fp8(rows, columns)
     for form in ((), (1,), (1, 1), (rows,), (rows, 1), (-(-rows // 128), -(-columns // 128))):
@@ -354,7 +350,7 @@ def test_fp8_with_a_scale_for_all_for_each_row_or_block(
         assert same(written["a.weight"], product.bfloat16())
 
 
-def test_a_product_in_the_dtype_of_the_scale_is_rounded_once(tmp_path: Path) -> None:
+def test_a_product_in_the_dtype_of_the_scale_is_rounded_once(tmp_path):
     # compressed-tensors casts the codes to the dtype of the scales and multiplies there.
     weight = fp8()
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -364,7 +360,7 @@ def test_a_product_in_the_dtype_of_the_scale_is_rounded_once(tmp_path: Path) -> 
         assert same(found, weight.to(dtype) * scale)
 
 
-def test_scales_of_bytes_are_exponents_and_other_integers_are_refused(tmp_path: Path) -> None:
+def test_scales_of_bytes_are_exponents_and_other_integers_are_refused(tmp_path):
     weight = fp8()
     exponents = torch.tensor([[0, 127], [254, 255]], dtype=U8)
     powers = torch.tensor([[2.0**-127, 1.0], [2.0**127, float("nan")]])
@@ -384,7 +380,7 @@ def test_scales_of_bytes_are_exponents_and_other_integers_are_refused(tmp_path: 
             refused(caught, f"a.{name}")
 
 
-def test_ragged_blocks_have_the_scale_of_their_block(tmp_path: Path) -> None:
+def test_ragged_blocks_have_the_scale_of_their_block(tmp_path):
     weight = torch.ones(192, 200).to(torch.float8_e4m3fn)
     scale = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
     found = opened({"w": weight, "w_scale_inv": scale}, tmp_path)["w"].materialize(dequantize=True)
@@ -392,7 +388,7 @@ def test_ragged_blocks_have_the_scale_of_their_block(tmp_path: Path) -> None:
     assert (found[127, 128], found[128, 127], found[128, 128]) == (1, 2, 3)
 
 
-def test_scales_of_no_known_shape_are_refused(tmp_path: Path) -> None:
+def test_scales_of_no_known_shape_are_refused(tmp_path):
     for shape, name, wrong in [
         ((256, 256), "weight_scale_inv", [(1, 1), (4, 4), (256,), (256, 1), (1, 2)]),
         ((256, 256), "weight_scale", [(4, 4), (256, 2), (256, 8), (1, 256), (1, 2), (2,), (0, 1), (1, 1, 1)]),
@@ -406,7 +402,7 @@ def test_scales_of_no_known_shape_are_refused(tmp_path: Path) -> None:
             assert caught.value.code == "TensorBounds", (name, form)
 
 
-def test_ordinary_integers_and_scales_stay_what_they_are(tmp_path: Path) -> None:
+def test_ordinary_integers_and_scales_stay_what_they_are(tmp_path):
     given = {
         "embeddings.position_ids": torch.arange(8).reshape(1, 8),
         "embeddings.token_type_ids": torch.zeros(1, 8, dtype=I32),
@@ -431,7 +427,7 @@ def test_ordinary_integers_and_scales_stay_what_they_are(tmp_path: Path) -> None
     assert set(load_file(tmp_path / "o.safetensors")) == set(given)
 
 
-def test_joined_codes_are_refused(tmp_path: Path) -> None:
+def test_joined_codes_are_refused(tmp_path):
     tensors = {
         "a.weight": made((4, 4), I8),
         "a.scale": scales(4),
@@ -445,7 +441,7 @@ def test_joined_codes_are_refused(tmp_path: Path) -> None:
         joined.materialize(dequantize=True)
 
 
-def test_codes_in_parts_and_behind_file_objects_are_refused(tmp_path: Path) -> None:
+def test_codes_in_parts_and_behind_file_objects_are_refused(tmp_path):
     codes, scale = made((8, 16), I8), scales(8, 1)
     for rank in range(2):
         with as_rank(rank, 2):
@@ -465,7 +461,7 @@ def test_codes_in_parts_and_behind_file_objects_are_refused(tmp_path: Path) -> N
             assert same(found["a.weight_scale"], scale)
 
 
-def test_a_file_that_lacks_the_scales_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_lacks_the_scales_is_refused(tmp_path):
     opened({"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}, tmp_path, "sharded")
     lone = rustload.open(tmp_path / "model-00001-of-00002.safetensors", trailing="error")
     assert list(lone) == ["a.weight"]
@@ -473,7 +469,7 @@ def test_a_file_that_lacks_the_scales_is_refused(tmp_path: Path) -> None:
         lone["a.weight"].materialize(dequantize=True)
 
 
-def test_info_notes_weights_of_an_unknown_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_notes_weights_of_an_unknown_scheme(tmp_path, capsys):
     name, tensors = UNKNOWN["fp8 with two scales"]
     opened(tensors | PLAIN, tmp_path)
     assert main(["info", str(tmp_path / "m.safetensors"), "--json"]) == 0
@@ -484,7 +480,7 @@ def test_info_notes_weights_of_an_unknown_scheme(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["checkpoints"][0]["notes"] == []
 
 
-def test_the_command_converts_with_a_dtype_for_all_and_patterns(tmp_path: Path) -> None:
+def test_the_command_converts_with_a_dtype_for_all_and_patterns(tmp_path):
     given = {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2), "b": torch.ones(2), "c": torch.ones(2)}
     opened(given, tmp_path)
     source, target = str(tmp_path / "m.safetensors"), str(tmp_path / "o.safetensors")

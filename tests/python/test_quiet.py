@@ -51,7 +51,7 @@ def test_nothing_is_measured():
 """
 
 
-def test_what_measures_is_found_also_through_helpers_and_child_processes(tmp_path: Path) -> None:
+def test_what_measures_is_found_also_through_helpers_and_child_processes(tmp_path):
     (tmp_path / "beside.py").write_text("def peak(): return time.monotonic()\n\ndef quiet_one(): pass\n")
     path = tmp_path / "test_it.py"
     path.write_text(SOURCE)
@@ -66,7 +66,7 @@ def test_what_measures_is_found_also_through_helpers_and_child_processes(tmp_pat
     assert not quiet.measures(path, "test_it.py::test_nothing_is_measured")
 
 
-def test_a_test_that_measures_is_alone_and_nobody_overtakes_it(tmp_path: Path, monkeypatch) -> None:
+def test_a_test_that_measures_is_alone_and_nobody_overtakes_it(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet, "LOCKS", tmp_path)
     entered: list[str] = []
 
@@ -92,7 +92,7 @@ def test_a_test_that_measures_is_alone_and_nobody_overtakes_it(tmp_path: Path, m
     assert entered == ["beside", "measures", "later"]
 
 
-def test_a_pytest_that_a_test_runs_does_not_wait_for_who_waits_for_the_test() -> None:
+def test_a_pytest_that_a_test_runs_does_not_wait_for_who_waits_for_the_test():
     def measure() -> None:
         with quiet.room(alone=True):
             pass
@@ -126,7 +126,7 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def test_a_bound_grows_with_the_time_that_the_machine_takes_for_known_work(monkeypatch) -> None:
+def test_a_bound_grows_with_the_time_that_the_machine_takes_for_known_work(monkeypatch):
     assert quiet.slowness() >= 1
     monkeypatch.setattr(quiet, "_work", lambda: time.sleep(0))
     monkeypatch.setattr(quiet, "_memory", lambda: time.sleep(0))

@@ -93,16 +93,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_without_threads_the_caller_does_the_work(folder: Path) -> None:
+def test_without_threads_the_caller_does_the_work(folder):
     """The system has no memory for the stack of another thread: of Rust, or of Python."""
     code = CALLS + "import threading; threading.stack_size(1 << 46)\nprint(failures())"
     done = child(code, folder, env={"RUST_MIN_STACK": str(1 << 46)})
     assert done.stdout == "{}\n"
 
 
-def test_an_error_in_a_stream_without_threads_comes_after_what_is_before_it(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_an_error_in_a_stream_without_threads_comes_after_what_is_before_it(folder, tmp_path):
     content = bytearray((folder / "m.safetensors").read_bytes())
     (tmp_path / "m.safetensors").write_bytes(content)
     code = """
@@ -142,7 +140,7 @@ def refuse_mappings_of_files():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter has numbers of x86-64")
-def test_without_mappings_results_are_copied(folder: Path) -> None:
+def test_without_mappings_results_are_copied(folder):
     # First with mappings: the calls import modules, and libraries of those are mapped.
     code = (
         CALLS
@@ -178,7 +176,7 @@ def shards(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("io", ["auto", "direct"])
 @pytest.mark.parametrize("limit", [48, 128])
-def test_more_shards_than_descriptors(shards: Path, tmp_path: Path, limit: int, io: str) -> None:
+def test_more_shards_than_descriptors(shards, tmp_path, limit, io):
     code = """
     import os, resource, sys
     from pathlib import Path
@@ -220,7 +218,7 @@ def test_more_shards_than_descriptors(shards: Path, tmp_path: Path, limit: int, 
     assert int(left) < 16
 
 
-def test_a_file_that_is_opened_again_is_the_same_one(shards: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_opened_again_is_the_same_one(shards, tmp_path):
     code = """
     import os, resource, shutil, sys
     from pathlib import Path
@@ -244,7 +242,7 @@ def test_a_file_that_is_opened_again_is_the_same_one(shards: Path, tmp_path: Pat
     assert done.stdout.splitlines() == ["FormatError FileChanged", "FileNotFoundError Io", "2.0", "99.0"]
 
 
-def test_files_within_the_limit_stay_open(shards: Path) -> None:
+def test_files_within_the_limit_stay_open(shards):
     """So that what is written over their names does not matter."""
     checkpoint = rustload.open(shards, framework="torch")
     for path in shards.glob("*.safetensors"):

@@ -74,7 +74,7 @@ def metadata_bytes(path: Path) -> int:
 
 
 @pytest.mark.parametrize("allowed", ["", "s3, hf"])
-def test_the_environment_can_forbid_urls(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_forbid_urls(allowed, monkeypatch):
     monkeypatch.setenv("RUSTLOAD_REMOTE", allowed)
     calls: list[Callable[[str], object]] = [
         rustload.open,
@@ -92,9 +92,7 @@ def test_the_environment_can_forbid_urls(allowed: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("count", [300, 20_000])
-def test_info_takes_at_most_5_requests_and_256_kib_beyond_the_metadata(
-    tmp_path: Path, server: Server, count: int
-) -> None:
+def test_info_takes_at_most_5_requests_and_256_kib_beyond_the_metadata(tmp_path, server, count):
     path = tmp_path / "model.bin"
     torch.save({f"layers.{number}.weight": torch.zeros(64) for number in range(count)}, path)
     server.data = path.read_bytes()
@@ -103,7 +101,7 @@ def test_info_takes_at_most_5_requests_and_256_kib_beyond_the_metadata(
     assert sum(one.length for one in server.requests) <= metadata_bytes(path) + (256 << 10)
 
 
-def test_a_slice_reads_its_bytes_and_64_kib_at_most(server: Server, tensors: dict[str, torch.Tensor]) -> None:
+def test_a_slice_reads_its_bytes_and_64_kib_at_most(server, tensors):
     checkpoint = rustload.open(server.url, remote=HTTP)
     server.requests.clear()
     part = checkpoint["layers.150.weight"][4:9].materialize()
@@ -111,9 +109,7 @@ def test_a_slice_reads_its_bytes_and_64_kib_at_most(server: Server, tensors: dic
     assert sum(one.length for one in server.requests) <= part.nbytes + (64 << 10)
 
 
-def test_every_verb_takes_a_source_of_a_web_server(
-    tmp_path: Path, server: Server, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_every_verb_takes_a_source_of_a_web_server(tmp_path, server, tensors):
     source = rustload.remote.fsspec(server.url)
     assert rustload.scan(source).verdict == "inert"
     state = rustload.torch.load(source)
@@ -128,7 +124,7 @@ def test_every_verb_takes_a_source_of_a_web_server(
 
 
 @pytest.mark.parametrize("kind", ["url", "open file", "file"])
-def test_urls_and_files_of_fsspec_are_taken(memory: Any, kind: str, tensors: dict[str, torch.Tensor]) -> None:
+def test_urls_and_files_of_fsspec_are_taken(memory, kind, tensors):
     url = "memory://bucket/model.bin"
     given = {"url": lambda: url, "open file": lambda: fsspec.open(url), "file": lambda: memory.open(url)}[
         kind
@@ -142,21 +138,19 @@ def test_urls_and_files_of_fsspec_are_taken(memory: Any, kind: str, tensors: dic
             assert np.array_equal(file.get_tensor("layers.0.weight"), tensors["layers.0.weight"].numpy())
 
 
-def test_a_local_file_of_fsspec_is_opened_by_its_path(model: Path) -> None:
+def test_a_local_file_of_fsspec_is_opened_by_its_path(model):
     checkpoint = rustload.open(fsspec.open(str(model)))
     assert checkpoint.files == [str(model)]
 
 
-def test_a_safetensors_file_loads_from_a_url(
-    tmp_path: Path, memory: Any, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_a_safetensors_file_loads_from_a_url(tmp_path, memory, tensors):
     save_file(tensors, tmp_path / "model.safetensors")
     memory.pipe("/bucket/model.safetensors", (tmp_path / "model.safetensors").read_bytes())
     loaded = rustload.torch.load("memory://bucket/model.safetensors")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 
 
-def test_objects_of_obstore_are_taken(model: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_objects_of_obstore_are_taken(model, tensors):
     obstore = pytest.importorskip("obstore")
     store = pytest.importorskip("obstore.store").MemoryStore()
     obstore.put(store, "a/model.bin", model.read_bytes())
@@ -172,12 +166,12 @@ def test_objects_of_obstore_are_taken(model: Path, tensors: dict[str, torch.Tens
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_view_of_a_remote_tensor_is_an_error() -> None:
+def test_a_view_of_a_remote_tensor_is_an_error():
     with pytest.raises(BufferError):
         rustload.open("memory://bucket/model.bin")["layers.0.weight"].materialize(copy=False)
 
 
-def test_schemes_that_are_not_allowed_are_errors_and_cause_no_request(server: Server) -> None:
+def test_schemes_that_are_not_allowed_are_errors_and_cause_no_request(server):
     for url, remote, note in [
         (server.url, None, "remote=('http',)"),
         ("file:///etc/hosts", None, "without file://"),
@@ -196,7 +190,7 @@ def test_schemes_that_are_not_allowed_are_errors_and_cause_no_request(server: Se
     assert not server.requests
 
 
-def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_pip_line(monkeypatch):
     real = builtins.__import__
 
     def without(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +204,7 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
     assert caught.value.__notes__ == ["pip install s3fs"]
 
 
-def test_an_unknown_size_is_an_error(server: Server) -> None:
+def test_an_unknown_size_is_an_error(server):
     server.fault = lambda _: "no size"
     with coded(OSError, "RemoteSize", match="how long"):
         rustload.open(server.url, remote=HTTP)
@@ -227,7 +221,7 @@ def test_an_unknown_size_is_an_error(server: Server) -> None:
         ("long", "RemoteRange"),
     ],
 )
-def test_a_wrong_answer_is_a_typed_error(server: Server, fault: str, code: str) -> None:
+def test_a_wrong_answer_is_a_typed_error(server, fault, code):
     checkpoint = rustload.open(server.url, remote=HTTP)
     server.fault = lambda _: fault
     with coded((OSError, rustload.FormatError), code):
@@ -243,9 +237,7 @@ def test_a_wrong_answer_is_a_typed_error(server: Server, fault: str, code: str) 
         ("closed", r"the connection to the store broke \(\w+\)", "try again"),
     ],
 )
-def test_each_failure_has_its_cause_and_advice(
-    server: Server, monkeypatch: pytest.MonkeyPatch, fault: str, text: str, note: str
-) -> None:
+def test_each_failure_has_its_cause_and_advice(server, monkeypatch, fault, text, note):
     monkeypatch.setattr("rustload._remote.web.RETRY_SECONDS", ())
     server.fault = lambda _: fault
     with pytest.raises(OSError, match=text) as caught:
@@ -254,14 +246,14 @@ def test_each_failure_has_its_cause_and_advice(
     assert "disk" not in caught.value.__notes__[0]
 
 
-def test_a_host_that_cannot_be_reached_is_said_so() -> None:
+def test_a_host_that_cannot_be_reached_is_said_so():
     for host in ("127.0.0.1:1", "no-such-host.invalid"):
         with pytest.raises(OSError, match="the store cannot be reached") as caught:
             rustload.open(f"http://{host}/m.bin", remote=HTTP)
         assert "the network" in caught.value.__notes__[0]
 
 
-def test_a_page_is_said_to_be_a_folder(server: Server) -> None:
+def test_a_page_is_said_to_be_a_folder(server):
     server.content = lambda _: (b"<html></html>", "text/html")  # type: ignore[method-assign]
     server.fault = lambda _: "200"
     with pytest.raises(OSError, match="status 200") as caught:
@@ -269,7 +261,7 @@ def test_a_page_is_said_to_be_a_folder(server: Server) -> None:
     assert "end the URL of a folder with a slash" in caught.value.__notes__[0]
 
 
-def test_files_are_not_written_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_not_written_to_urls(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rustload.save({"a": torch.ones(2)}, "m.safetensors")
     for write in (
@@ -282,9 +274,7 @@ def test_files_are_not_written_to_urls(tmp_path: Path, monkeypatch: pytest.Monke
                 write(f"memory://bucket/{name}")
 
 
-def test_the_command_line_says_how_to_allow_a_scheme(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_says_how_to_allow_a_scheme(server, capsys):
     assert _cli.main(["info", server.url]) == 3
     err = capsys.readouterr().err
     assert "Set RUSTLOAD_REMOTE=http to allow it." in err
@@ -294,9 +284,7 @@ def test_the_command_line_says_how_to_allow_a_scheme(
 FAULTS = ("200", "500", "short", "long", "moved", "etag", "closed")
 
 
-def test_each_request_that_fails_once_gives_right_bytes_or_a_typed_error(
-    server: Server, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_each_request_that_fails_once_gives_right_bytes_or_a_typed_error(server, tensors):
     choice = random.Random(5)
     codes: list[str] = []
     for _ in range(60):
@@ -314,7 +302,7 @@ def test_each_request_that_fails_once_gives_right_bytes_or_a_typed_error(
     assert {*codes} <= {"Io", "RemoteRange", "RemoteSize", "FileChanged"}
 
 
-def test_no_secret_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_secret_is_shown(server, capsys):
     import traceback
 
     host = server.url.removeprefix("http://")
@@ -359,9 +347,7 @@ def test_no_secret_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("memory")
-def test_the_command_line_takes_urls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tensors: dict[str, torch.Tensor]
-) -> None:
+def test_the_command_line_takes_urls(tmp_path, capsys, tensors):
     url = "memory://bucket/model.bin"
     assert command.main(["info", "--json", url]) == 0
     (described,) = json.loads(capsys.readouterr().out)["checkpoints"]
@@ -373,7 +359,7 @@ def test_the_command_line_takes_urls(
     assert rustload.open(out).keys() == tensors.keys()
 
 
-def test_the_blocks_of_a_source_that_sleeps_are_read_at_once() -> None:
+def test_the_blocks_of_a_source_that_sleeps_are_read_at_once():
     data = np.arange(24 << 20, dtype=np.uint8)
     header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + data.tobytes()
@@ -393,7 +379,7 @@ def test_the_blocks_of_a_source_that_sleeps_are_read_at_once() -> None:
     assert took < 0.1 * 6 / 2, "its 6 blocks were not read at once"
 
 
-def test_a_resumed_conversion_takes_nothing_of_a_url_with_another_query(tmp_path: Path) -> None:
+def test_a_resumed_conversion_takes_nothing_of_a_url_with_another_query(tmp_path):
     pytest.importorskip("urllib3")
 
     class StopError(Exception): ...
@@ -428,9 +414,7 @@ def test_a_resumed_conversion_takes_nothing_of_a_url_with_another_query(tmp_path
     assert {float(tensor.torch()[0]) for tensor in rustload.open(target).values()} == {2.0}
 
 
-def test_diff_and_stats_name_a_url_without_its_secrets(
-    memory: Any, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_and_stats_name_a_url_without_its_secrets(memory, model, capsys):
     # The memory file system takes the query as a part of the name.
     memory.pipe(f"/bucket/model.bin?{SECRET}", model.read_bytes())
     url = f"memory://bucket/model.bin?{SECRET}"
@@ -447,7 +431,7 @@ def npz(path: Path, arrays: dict[str, np.ndarray[Any, Any]], *, deflated: bool) 
 
 
 @pytest.mark.parametrize("deflated", [False, True])
-def test_the_headers_of_an_npz_are_read_several_at_once(tmp_path: Path, deflated: bool) -> None:
+def test_the_headers_of_an_npz_are_read_several_at_once(tmp_path, deflated):
     dice = np.random.default_rng(5)
     arrays: dict[str, np.ndarray[Any, Any]] = {
         f"a{number}": dice.integers(0, 256, (3, 100_000), np.uint8) for number in range(40)
@@ -471,11 +455,7 @@ def test_the_headers_of_an_npz_are_read_several_at_once(tmp_path: Path, deflated
 
 @pytest.mark.parametrize("deflated", [False, True])
 @pytest.mark.parametrize("at", [0, 14, 18, 30])
-def test_a_spoilt_header_of_an_npz_is_the_error_of_a_local_file(
-    tmp_path: Path,
-    deflated: bool,
-    at: int,
-) -> None:
+def test_a_spoilt_header_of_an_npz_is_the_error_of_a_local_file(tmp_path, deflated, at):
     arrays = {f"a{number}": np.arange(50_000.0) for number in range(4)}
     data = bytearray(npz(tmp_path / "a.npz", arrays, deflated=deflated))
     with zipfile.ZipFile(tmp_path / "a.npz") as archive:
@@ -488,7 +468,7 @@ def test_a_spoilt_header_of_an_npz_is_the_error_of_a_local_file(
     assert (remote.value.code, remote.value.member) == (local.value.code, local.value.member)
 
 
-def test_many_arrays_of_an_npz_are_within_the_limits(tmp_path: Path) -> None:
+def test_many_arrays_of_an_npz_are_within_the_limits(tmp_path):
     arrays = {f"a{number}": np.zeros(50_000) for number in range(30)}
     data = npz(tmp_path / "a.npz", arrays, deflated=False)
     with pytest.raises(rustload.LimitError, match="remote_requests"):
@@ -496,7 +476,7 @@ def test_many_arrays_of_an_npz_are_within_the_limits(tmp_path: Path) -> None:
     assert len(rustload.open(Ranges(data), limits=rustload.Limits(remote_requests=100))) == 30
 
 
-def test_a_deflated_storage_is_read_by_several_ranges_at_once(tmp_path: Path) -> None:
+def test_a_deflated_storage_is_read_by_several_ranges_at_once(tmp_path):
     noise = np.random.default_rng(7).integers(0, 256, 9 << 20, np.uint8)
     source = Ranges(npz(tmp_path / "a.npz", {"noise": noise}, deflated=True), 0.005)
     tensor = rustload.open(source)["noise"]

@@ -18,14 +18,14 @@ def faults() -> Any:
     return module_of("fuzz/remote_faults.py")
 
 
-def test_random_faults_give_right_elements_or_errors_with_codes(faults: Any) -> None:
+def test_random_faults_give_right_elements_or_errors_with_codes(faults):
     outcomes = faults.run(seed=7, count=150)
     assert outcomes.total() == 150
     assert outcomes["right"] >= 20
     assert {"Io", "RemoteRange", "FileChanged"} <= outcomes.keys()
 
 
-def test_wrong_elements_are_found(faults: Any) -> None:
+def test_wrong_elements_are_found(faults):
     """The comparison itself: a source that answers with other bytes of the right length is not right."""
     cases = faults.Cases()
     try:
@@ -40,7 +40,7 @@ def test_wrong_elements_are_found(faults: Any) -> None:
         cases.close()
 
 
-def test_a_server_that_hangs_under_way_is_an_error_after_the_timeout_of_the_store() -> None:
+def test_a_server_that_hangs_under_way_is_an_error_after_the_timeout_of_the_store():
     pytest.importorskip("fsspec")
     pytest.importorskip("urllib3")
     server = Server(saved({"w": torch.ones(200_000)}))

@@ -118,7 +118,7 @@ def assert_equal(found: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
         [f"memory://bucket/model/{shard}" for shard in SHARDS],
     ],
 )
-def test_folders_indexes_and_lists_open_as_on_disk(given: Any, tensors: dict[str, torch.Tensor]) -> None:
+def test_folders_indexes_and_lists_open_as_on_disk(given, tensors):
     checkpoint = rustload.open(given)
     assert_equal(checkpoint.materialize(), tensors)
     assert [file.rpartition("/")[2] for file in checkpoint.files] == SHARDS
@@ -127,9 +127,7 @@ def test_folders_indexes_and_lists_open_as_on_disk(given: Any, tensors: dict[str
 
 
 @pytest.mark.parametrize("given", ["model/", f"model/{INDEX}", SHARDS])
-def test_a_web_server_has_folders_indexes_and_lists(
-    server: Server, given: Any, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_a_web_server_has_folders_indexes_and_lists(server, given, tensors):
     url = (
         [f"{server.host}/model/{one}" for one in given]
         if isinstance(given, list)
@@ -142,7 +140,7 @@ def test_a_web_server_has_folders_indexes_and_lists(
     assert {one.path.rpartition("/")[2] for one in server.requests} <= {*SHARDS, INDEX, ""}
 
 
-def test_folders_of_obstore_are_taken(store: Any, tensors: dict[str, torch.Tensor]) -> None:
+def test_folders_of_obstore_are_taken(store, tensors):
     for path in ("model/", f"model/{INDEX}"):
         source = rustload.remote.obstore(store, path)
         assert_equal(rustload.open(source).materialize(), tensors)
@@ -156,9 +154,7 @@ def test_folders_of_obstore_are_taken(store: Any, tensors: dict[str, torch.Tenso
 
 
 @pytest.mark.usefixtures("memory")
-def test_every_verb_takes_a_folder(
-    tmp_path: Path, sharded: Path, tensors: dict[str, torch.Tensor], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_verb_takes_a_folder(tmp_path, sharded, tensors, capsys):
     url = "memory://bucket/model"
     for given in (url, rustload.remote.fsspec(url), fsspec.open(url)):
         assert_equal(rustload.torch.load(given), tensors)
@@ -186,7 +182,7 @@ def test_every_verb_takes_a_folder(
 
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("url", ["memory://bucket/step", "memory://bucket/step/.metadata"])
-def test_distributed_checkpoints_open_with_their_values(url: str, tensors: dict[str, torch.Tensor]) -> None:
+def test_distributed_checkpoints_open_with_their_values(url, tensors):
     checkpoint = rustload.open(url)
     assert checkpoint.format == "torch-dcp"
     assert_equal(
@@ -200,7 +196,7 @@ def test_distributed_checkpoints_open_with_their_values(url: str, tensors: dict[
     assert report.verdict == "inert"
 
 
-def test_a_distributed_checkpoint_on_a_web_server(server: Server, tensors: dict[str, torch.Tensor]) -> None:
+def test_a_distributed_checkpoint_on_a_web_server(server, tensors):
     checkpoint = rustload.open(f"{server.host}/step/.metadata", remote=HTTP)
     assert torch.equal(checkpoint["model.layers.2.weight"].materialize(), tensors["layers.2.weight"])
     assert {one.path for one in server.requests} == {"/step/.metadata", "/step/__0_0.distcp"}
@@ -211,7 +207,7 @@ def test_a_distributed_checkpoint_on_a_web_server(server: Server, tensors: dict[
     assert rustload.scan(f"{server.host}/step/__0_0.distcp", remote=HTTP).verdict == "inert"
 
 
-def test_a_scan_of_a_folder_goes_into_its_folders(memory: Any) -> None:
+def test_a_scan_of_a_folder_goes_into_its_folders(memory):
     memory.pipe("/bucket/model/deep/er/bad.pkl", b"cos\nsystem\n(S'id'\ntR.")
     report = rustload.scan("memory://bucket")
     assert report.verdict == "would execute"
@@ -220,9 +216,7 @@ def test_a_scan_of_a_folder_goes_into_its_folders(memory: Any) -> None:
     assert len(report.files) == len(memory.find("/bucket"))
 
 
-def test_a_pipeline_is_converted_as_on_disk(
-    tmp_path: Path, memory: Any, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_a_pipeline_is_converted_as_on_disk(tmp_path, memory, tensors):
     local = tmp_path / "pipeline"
     write_sharded(local / "unet", tensors)
     (local / "model_index.json").write_text("{}")
@@ -265,9 +259,7 @@ def tied(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("target", ["folder", "file.safetensors"])
 @pytest.mark.parametrize("place", ["memory", "server", "store"])
-def test_a_single_file_is_converted_as_on_disk(
-    tmp_path: Path, tied: Path, request: pytest.FixtureRequest, place: str, target: str
-) -> None:
+def test_a_single_file_is_converted_as_on_disk(tmp_path, tied, request, place, target):
     stored = request.getfixturevalue(place)
     for name, content in files_of(tied).items():
         if place == "memory":
@@ -301,9 +293,7 @@ def test_a_single_file_is_converted_as_on_disk(
         rustload.convert(given)
 
 
-def test_a_single_file_is_converted_without_a_listing_of_its_folder(
-    tmp_path: Path, tied: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_file_is_converted_without_a_listing_of_its_folder(tmp_path, tied, memory, monkeypatch):
     memory.pipe("/bucket/lone/model.pt", (tied / "pytorch_model.bin").read_bytes())
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -315,7 +305,7 @@ def test_a_single_file_is_converted_without_a_listing_of_its_folder(
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_chunk_is_opened_within_the_limits_on_requests(tensors: dict[str, torch.Tensor]) -> None:
+def test_a_chunk_is_opened_within_the_limits_on_requests(tensors):
     names = {f"model.{name}": tensor for name, tensor in tensors.items()}
     small = rustload.open("memory://bucket/step", limits=rustload.Limits(remote_bytes=10_000))
     with pytest.raises(rustload.LimitError, match="remote_bytes") as caught:
@@ -325,7 +315,7 @@ def test_a_chunk_is_opened_within_the_limits_on_requests(tensors: dict[str, torc
     assert_equal(dict(none.stream(threads=4)), names)
 
 
-def test_the_limits_on_requests_are_those_of_each_chunk(tmp_path: Path) -> None:
+def test_the_limits_on_requests_are_those_of_each_chunk(tmp_path):
     large = {f"w{number:02}": torch.full((300, 100), float(number)) for number in range(60)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -348,7 +338,7 @@ def test_the_limits_on_requests_are_those_of_each_chunk(tmp_path: Path) -> None:
         fs.rm("/chunks", recursive=True)
 
 
-def test_a_single_file_has_its_url_as_its_file(memory: Any, server: Server, store: Any) -> None:
+def test_a_single_file_has_its_url_as_its_file(memory, server, store):
     with rustload.open(f"memory://bucket/model/{SHARDS[0]}") as checkpoint:
         assert checkpoint.files == [f"memory://bucket/model/{SHARDS[0]}"]
         assert repr(checkpoint["layers.0.weight"])
@@ -362,7 +352,7 @@ def test_a_single_file_has_its_url_as_its_file(memory: Any, server: Server, stor
     assert rustload.open(memory.cat(f"/bucket/model/{SHARDS[0]}")).files == []
 
 
-def test_what_is_missing_is_named(memory: Any) -> None:
+def test_what_is_missing_is_named(memory):
     memory.rm(f"/bucket/model/{SHARDS[1]}")
     memory.rm(f"/bucket/model/{SHARDS[3]}")
     with coded(rustload.FormatError, "ShardMissing") as caught:
@@ -376,13 +366,13 @@ def test_what_is_missing_is_named(memory: Any) -> None:
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_list_of_shards_has_no_folder_and_no_index() -> None:
+def test_a_list_of_shards_has_no_folder_and_no_index():
     for other in ("memory://bucket/model", f"memory://bucket/model/{INDEX}"):
         with coded(rustload.UnsupportedError, "RemoteFolder"):
             rustload.open([f"memory://bucket/model/{SHARDS[0]}", other])
 
 
-def test_a_missing_shard_of_a_web_server_is_named(server: Server) -> None:
+def test_a_missing_shard_of_a_web_server_is_named(server):
     del server.files[f"model/{SHARDS[2]}"]
     with coded(rustload.FormatError, "ShardMissing") as caught:
         rustload.open(f"{server.host}/model/{INDEX}", remote=HTTP)
@@ -406,7 +396,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_index_names_no_file_outside_its_folder(server: Server, memory: Any, name: str) -> None:
+def test_an_index_names_no_file_outside_its_folder(server, memory, name):
     text = json.dumps({"weight_map": {"w": name}}).encode()
     server.files[f"model/{INDEX}"] = text
     memory.pipe(f"/bucket/model/{INDEX}", text)
@@ -419,9 +409,7 @@ def test_an_index_names_no_file_outside_its_folder(server: Server, memory: Any, 
 @pytest.mark.parametrize(
     "name", ["..%2fsecret", "%2e%2e%2fsecret", "a?b=c", "a#b", "@evil", "xy::memory:", "*", "é", "a b", "%"]
 )
-def test_a_plain_name_is_requested_as_it_is(
-    server: Server, memory: Any, name: str, tensors: dict[str, torch.Tensor], sharded: Path
-) -> None:
+def test_a_plain_name_is_requested_as_it_is(server, memory, name, tensors, sharded):
     text = json.dumps({"weight_map": dict.fromkeys(load_file(sharded / SHARDS[0]), "x")}).replace(
         '"x"', json.dumps(name)
     )
@@ -444,7 +432,7 @@ def test_a_plain_name_is_requested_as_it_is(
         assert "?" not in one.path
 
 
-def test_metadata_names_no_file_outside_its_folder(server: Server, distributed: Path, memory: Any) -> None:
+def test_metadata_names_no_file_outside_its_folder(server, distributed, memory):
     content = (distributed / ".metadata").read_bytes()
     for name in ("/etc/passwd.", "../x.distcp.", "a/b.distcp..", "a\\b.distcp."):
         assert content.count(b"__0_0.distcp") == 1
@@ -457,7 +445,7 @@ def test_metadata_names_no_file_outside_its_folder(server: Server, distributed: 
     assert {one.path for one in server.requests} == {"/step/.metadata"}
 
 
-def test_links_of_a_listing_outside_its_folder_are_not_followed(server: Server) -> None:
+def test_links_of_a_listing_outside_its_folder_are_not_followed(server):
     server.files["away/model.safetensors"] = b"outside"
     page = "<a href='/away/model.safetensors'>x</a><a href='../away/model.safetensors'>x</a><a href='http://127.0.0.1:1/model.safetensors'>x</a>"
     server.content = lambda path, real=server.content: (
@@ -469,7 +457,7 @@ def test_links_of_a_listing_outside_its_folder_are_not_followed(server: Server) 
 
 
 @pytest.mark.parametrize("folder", ["a%20b", "a b"])
-def test_links_of_a_listing_may_be_written_in_other_ways(server: Server, tmp_path: Path, folder: str) -> None:
+def test_links_of_a_listing_may_be_written_in_other_ways(server, tmp_path, folder):
     save_file({"w": torch.ones(2)}, tmp_path / "m")
     server.files["a b/model.safetensors"] = (tmp_path / "m").read_bytes()
     for base in ("", "/a%20b/", "/a b/", f"{server.host}/a%20b/"):
@@ -481,7 +469,7 @@ def test_links_of_a_listing_may_be_written_in_other_ways(server: Server, tmp_pat
             assert list(rustload.open(f"{host}/{folder}/", remote=HTTP)) == ["w"]
 
 
-def test_shards_are_opened_and_read_at_once(tmp_path: Path) -> None:
+def test_shards_are_opened_and_read_at_once(tmp_path):
     """Each call of the objects takes a fixed time, so that a serial reader would take the sum."""
     tensors = {f"{number}": torch.full((300_000,), float(number)) for number in range(8)}
     contents = {}
@@ -520,9 +508,7 @@ def test_shards_are_opened_and_read_at_once(tmp_path: Path) -> None:
     assert took < 0.05 * calls / 2
 
 
-def test_storage_options_of_a_folder_are_not_shown(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_storage_options_of_a_folder_are_not_shown(server, capsys):
     import traceback
 
     host = server.host.removeprefix("http://")
@@ -550,7 +536,7 @@ def test_storage_options_of_a_folder_are_not_shown(
     assert SECRET not in "".join([*shown, captured.out, captured.err])
 
 
-def test_a_folder_object_shows_its_name(memory: Any) -> None:
+def test_a_folder_object_shows_its_name(memory):
     folder = rustload.remote.fsspec("memory://bucket/model")
     assert isinstance(folder, ObjectFolder)
     assert repr(folder) == "<FsspecFolder 'memory://bucket/model'>"
@@ -561,9 +547,7 @@ def test_a_folder_object_shows_its_name(memory: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*states no version")
-def test_a_folder_that_cannot_be_listed_is_read_by_its_index(
-    memory: Any, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_read_by_its_index(memory, monkeypatch, tensors):
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(SECRET)
 
@@ -596,9 +580,7 @@ def run_with(code: str, tmp_path: Path, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_repository_is_pinned_to_one_commit(
-    tmp_path: Path, hub: Hub, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_a_repository_is_pinned_to_one_commit(tmp_path, hub, tensors):
     code = f"""
 import torch
 found = {{}}
@@ -635,7 +617,7 @@ print(json.dumps(found))
     }
 
 
-def test_a_repository_is_what_the_api_of_the_hub_states(tmp_path: Path, hub: Hub) -> None:
+def test_a_repository_is_what_the_api_of_the_hub_states(tmp_path, hub):
     """Of weights it states the SHA-256, of small files git's SHA-1."""
     answer, changed = hub.content, ""
 
@@ -680,9 +662,7 @@ print(json.dumps(found))
     assert run_with(code, tmp_path, HF_ENDPOINT=hub.host, HF_HUB_OFFLINE="0") == expected
 
 
-def test_a_push_under_way_does_not_mix_commits(
-    tmp_path: Path, hub: Hub, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_a_push_under_way_does_not_mix_commits(tmp_path, hub, tensors):
     """`main` moves to another commit after its first resolution; all files come from the first one."""
     first, second = hub.commit, "b" * 40
     hub.commits[second] = dict.fromkeys(hub.commits[first], b"other")
@@ -705,9 +685,7 @@ def test_a_push_under_way_does_not_mix_commits(
 
 
 @pytest.mark.usefixtures("memory")
-def test_offline_only_the_cache_is_read(
-    tmp_path: Path, sharded: Path, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_only_the_cache_is_read(tmp_path, sharded, tensors, monkeypatch):
     commit = "c" * 40
     cache = tmp_path / "hub"
     snapshot = cache / "models--org--model" / "snapshots" / commit
@@ -751,7 +729,7 @@ def test_offline_only_the_cache_is_read(
             rustload.open(url)
 
 
-def test_only_pages_of_repositories_are_pages_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pages_of_repositories_are_pages_of_the_hub(monkeypatch):
     site = "https://huggingface.co"
     for url, expected in {
         f"{site}/org/model": "hf://org/model",

@@ -79,9 +79,7 @@ def redirects(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
-def test_an_encrypted_url_is_not_redirected_to_one_without_encryption(
-    server: Server, redirects: Callable[[str], str]
-) -> None:
+def test_an_encrypted_url_is_not_redirected_to_one_without_encryption(server, redirects):
     url = redirects(server.url)
     for given in (url, redirects(url)):
         with coded(ValueError, "RemoteScheme", match=r"redirects to a URL whose scheme, 'http'"):
@@ -122,7 +120,7 @@ def has_secret(server: Server) -> list[bool]:
 
 @pytest.mark.parametrize("kind", SECRETS)
 @pytest.mark.parametrize("hosts", ["127.0.0.1", "localhost"])
-def test_secrets_stay_with_their_host(server: Server, other: Server, kind: str, hosts: str) -> None:
+def test_secrets_stay_with_their_host(server, other, kind, hosts):
     """On the same host, another port is another server."""
     user, options = SECRETS[kind]
     there = other.host.replace("127.0.0.1", hosts)
@@ -153,7 +151,7 @@ def test_secrets_stay_with_their_host(server: Server, other: Server, kind: str, 
             assert all(has_secret(server))
 
 
-def test_the_timeout_of_the_user_holds_after_a_redirect(server: Server, other: Server) -> None:
+def test_the_timeout_of_the_user_holds_after_a_redirect(server, other):
     server.redirects = {"/model.bin": other.url}
     other.fault = lambda _: "silent"
     options = {"client_kwargs": {"timeout": 0.3}}
@@ -164,20 +162,20 @@ def test_the_timeout_of_the_user_holds_after_a_redirect(server: Server, other: S
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/m", "mailto:a@b"])
-def test_a_redirect_to_what_is_no_url_of_the_web_is_an_error(server: Server, target: str) -> None:
+def test_a_redirect_to_what_is_no_url_of_the_web_is_an_error(server, target):
     server.redirects = {"/model.bin": target}
     with pytest.raises((ValueError, OSError), match=r"not a URL of the web|Error"):
         rustload.open(server.url, remote=("http",))
 
 
-def test_redirects_without_an_end_are_an_error(server: Server) -> None:
+def test_redirects_without_an_end_are_an_error(server):
     server.redirects = {"/model.bin": "/model.bin"}
     with pytest.raises(OSError, match="redirects more than 10 times"):
         rustload.open(server.url, remote=("http",))
     assert len(server.requests) <= 2 * 11
 
 
-def test_a_server_that_does_not_answer_is_no_missing_file(redirects: Callable[[str], str]) -> None:
+def test_a_server_that_does_not_answer_is_no_missing_file(redirects):
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
         host = f"https://127.0.0.1:{bound.getsockname()[1]}"
@@ -190,7 +188,7 @@ def test_a_server_that_does_not_answer_is_no_missing_file(redirects: Callable[[s
     assert type(caught.value) is OSError
 
 
-def test_shards_of_a_server_that_stops_are_not_called_missing(server: Server) -> None:
+def test_shards_of_a_server_that_stops_are_not_called_missing(server):
     index = "model.safetensors.index.json"
     shards = [f"{number}.safetensors" for number in range(3)]
     text = json.dumps({"weight_map": {name: name for name in shards}})

@@ -46,7 +46,7 @@ def times(fault: str, count: int) -> Callable[[int], str | None]:
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_failure_that_passes_does_not_end_a_conversion(server: Server, tmp_path: Path, fault: str) -> None:
+def test_a_failure_that_passes_does_not_end_a_conversion(server, tmp_path, fault):
     seen: set[Any] = set()
 
     def each_once(number: int) -> str | None:
@@ -63,7 +63,7 @@ def test_a_failure_that_passes_does_not_end_a_conversion(server: Server, tmp_pat
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_failure_that_stays_is_an_error_after_some_requests(server: Server, fault: str) -> None:
+def test_a_failure_that_stays_is_an_error_after_some_requests(server, fault):
     tensor = rustload.open(server.url, remote=HTTP)["w"][PART]
     server.requests.clear()
     server.fault = lambda _: fault
@@ -73,7 +73,7 @@ def test_a_failure_that_stays_is_an_error_after_some_requests(server: Server, fa
 
 
 @pytest.mark.parametrize("fault", ["500", "200", "etag", "moved", "short"])
-def test_a_wrong_answer_is_not_asked_for_again(server: Server, fault: str) -> None:
+def test_a_wrong_answer_is_not_asked_for_again(server, fault):
     tensor = rustload.open(server.url, remote=HTTP)["w"][PART]
     server.requests.clear()
     server.fault = lambda _: fault
@@ -83,7 +83,7 @@ def test_a_wrong_answer_is_not_asked_for_again(server: Server, fault: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["seconds", "date"])
-def test_a_pause_that_the_server_states_is_kept(server: Server, kind: str) -> None:
+def test_a_pause_that_the_server_states_is_kept(server, kind):
     tensor = rustload.open(server.url, remote=HTTP)["w"][PART]
     wanted = 1.0 if kind == "seconds" else 1.5
     server.retry_after = "1" if kind == "seconds" else email.utils.formatdate(time.time() + 2.5, usegmt=True)
@@ -93,7 +93,7 @@ def test_a_pause_that_the_server_states_is_kept(server: Server, kind: str) -> No
     assert wanted - 0.1 < time.monotonic() - start < 10
 
 
-def test_a_pause_of_an_hour_is_an_error_at_once(server: Server) -> None:
+def test_a_pause_of_an_hour_is_an_error_at_once(server):
     tensor = rustload.open(server.url, remote=HTTP)["w"][PART]
     server.retry_after, server.fault = "3600", times("503", 1)
     start = time.monotonic()
@@ -103,11 +103,11 @@ def test_a_pause_of_an_hour_is_an_error_at_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "Mon, 99 Foo", "9" * 400])
-def test_a_pause_that_is_none_does_not_matter(text: str) -> None:
+def test_a_pause_that_is_none_does_not_matter(text):
     assert web._retry_after(text) in (0.0, float("inf"))
 
 
-def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_and_differ(monkeypatch):
     monkeypatch.setattr(web, "RETRY_SECONDS", (0.5, 1.0, 2.0, 4.0))
     error = urllib3.exceptions.ProtocolError("cut")
     pauses = [[web._seconds_before_retry(error, n, is_first=False) for _ in range(50)] for n in range(5)]
@@ -117,14 +117,14 @@ def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(pauses[4]) == {None}
 
 
-def test_an_object_that_lost_its_version_is_taken_for_another(server: Server) -> None:
+def test_an_object_that_lost_its_version_is_taken_for_another(server):
     checkpoint = rustload.open(server.url, remote=HTTP)
     server.fault = lambda _: "no etag"
     with coded(rustload.FormatError, "FileChanged", match="ETag"):
         checkpoint["w"].materialize()
 
 
-def test_a_server_without_versions_is_warned_of_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_versions_is_warned_of_once(server, monkeypatch):
     monkeypatch.setattr(ranges, "_warned", set())
     server.fault = lambda _: "no etag"
     server.files["other.bin"] = server.data
@@ -136,9 +136,7 @@ def test_a_server_without_versions_is_warned_of_once(server: Server, monkeypatch
     assert checkpoint["w"][7].item() == 7
 
 
-def test_a_body_that_stalls_is_an_error_after_the_timeout(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_stalls_is_an_error_after_the_timeout(server, monkeypatch):
     monkeypatch.setenv(web.TIMEOUT, "0.5")
     tensor = rustload.open(server.url, remote=HTTP)["w"][PART]
     server.fault = lambda _: "stalls"
@@ -152,9 +150,7 @@ def test_a_body_that_stalls_is_an_error_after_the_timeout(
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
-def test_a_timeout_that_is_none_is_an_error(
-    server: Server, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_a_timeout_that_is_none_is_an_error(server, monkeypatch, text):
     monkeypatch.setenv(web.TIMEOUT, text)
     with pytest.raises(ValueError, match="RUSTLOAD_REMOTE_TIMEOUT is a number of seconds"):
         rustload.open(server.url, remote=HTTP)
@@ -199,9 +195,7 @@ def ctrl_c(server: Server) -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fault", ["stalls", "silent"])
-def test_ctrl_c_does_not_wait_for_a_server(
-    server: Server, tmp_path: Path, ctrl_c: Callable[[int], None], call: str, fault: str
-) -> None:
+def test_ctrl_c_does_not_wait_for_a_server(server, tmp_path, ctrl_c, call, fault):
     # HEAD has no body that stalls.
     server.fault = lambda number: fault if server.requests[number].method == "GET" else None
     ctrl_c(2)
@@ -213,9 +207,7 @@ def test_ctrl_c_does_not_wait_for_a_server(
 
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("kind", ["materialize", "stream", "stats"])
-def test_ctrl_c_does_not_wait_for_reads(
-    server: Server, ctrl_c: Callable[[int], None], kind: str, is_whole: bool
-) -> None:
+def test_ctrl_c_does_not_wait_for_reads(server, ctrl_c, kind, is_whole):
     if is_whole:
         server.data = save({"w": torch.zeros(20 << 20)})
     checkpoint = rustload.open(server.url, remote=HTTP, framework="torch")
@@ -232,9 +224,7 @@ def test_ctrl_c_does_not_wait_for_reads(
     assert tensor[-3:].materialize().shape == (3,)
 
 
-def test_a_store_of_any_kind_is_not_waited_for_after_ctrl_c(
-    ctrl_c: Callable[[int], None], server: Server
-) -> None:
+def test_a_store_of_any_kind_is_not_waited_for_after_ctrl_c(ctrl_c, server):
     fsspec = pytest.importorskip("fsspec")
     hang = threading.Event()
 
@@ -259,7 +249,7 @@ def test_a_store_of_any_kind_is_not_waited_for_after_ctrl_c(
     hang.set()
 
 
-def test_where_no_thread_starts_the_caller_makes_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_starts_the_caller_makes_the_calls(monkeypatch):
     monkeypatch.setattr(waiting, "_start", lambda _work: False)
     assert waiting.interruptible(threading.get_ident, "it") == threading.get_ident()
     assert waiting.in_parallel(lambda n: (n, threading.get_ident()), range(20)) == [
@@ -267,7 +257,7 @@ def test_where_no_thread_starts_the_caller_makes_the_calls(monkeypatch: pytest.M
     ]
 
 
-def test_calls_in_parallel_raise_the_first_exception() -> None:
+def test_calls_in_parallel_raise_the_first_exception():
     def call(number: int) -> int:
         if number == 5:
             raise KeyError(number)
@@ -278,7 +268,7 @@ def test_calls_in_parallel_raise_the_first_exception() -> None:
     assert waiting.in_parallel(call, range(5)) == list(range(5))
 
 
-def test_a_process_ends_while_a_request_hangs(server: Server) -> None:
+def test_a_process_ends_while_a_request_hangs(server):
     server.fault = lambda number: "stalls" if number else None
     start = time.monotonic()
     child(
@@ -296,9 +286,7 @@ def test_a_process_ends_while_a_request_hangs(server: Server) -> None:
     assert time.monotonic() - start < 15
 
 
-def test_a_progress_display_says_that_a_server_stalls(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_progress_display_says_that_a_server_stalls(server, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(waiting, "SAID_SECONDS", 0.2)
     monkeypatch.setenv(web.TIMEOUT, "0.5")
     checkpoint = rustload.open(server.url, remote=HTTP)
@@ -310,9 +298,7 @@ def test_a_progress_display_says_that_a_server_stalls(
     assert err == "", "a library says nothing"
 
 
-def test_the_command_line_says_what_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_says_what_it_waits_for(monkeypatch, capsys):
     import fsspec
 
     store = fsspec.filesystem("memory")

@@ -67,7 +67,7 @@ def row(tensor: Any, at: int) -> bool:
     return bool(tensor[at].item() == at)
 
 
-def test_connections_are_kept(server: Counting) -> None:
+def test_connections_are_kept(server):
     tensor = rustload.open(server.url, remote=HTTP)["w"]
     assert all(row(tensor, at) for at in range(0, SIZE, SIZE // 20))
     assert len(server.requests) > 20
@@ -78,7 +78,7 @@ def test_connections_are_kept(server: Counting) -> None:
     assert len(server.connections) == before
 
 
-def test_threads_have_connections_of_their_own(server: Counting) -> None:
+def test_threads_have_connections_of_their_own(server):
     tensor = rustload.open(server.url, remote=HTTP)["w"]
     server.delay = 0.02
     with ThreadPoolExecutor(8) as threads:
@@ -87,7 +87,7 @@ def test_threads_have_connections_of_their_own(server: Counting) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_has_its_own_connections(server: Counting) -> None:
+def test_a_forked_child_has_its_own_connections(server):
     source: Any = rustload.remote.fsspec(server.url)
     first = bytes(source.read_ranges([(0, 8)])[0])
     before = set(server.connections)
@@ -102,7 +102,7 @@ def test_a_forked_child_has_its_own_connections(server: Counting) -> None:
     assert server.connections == before | made
 
 
-def test_an_answer_in_chunks_is_taken_if_it_is_whole(server: Counting) -> None:
+def test_an_answer_in_chunks_is_taken_if_it_is_whole(server):
     source: Any = rustload.remote.fsspec(server.url)
     server.chunks = 0
     assert bytes(source.read_ranges([(100, 5000)])[0]) == server.data[100:5100]
@@ -113,9 +113,7 @@ def test_an_answer_in_chunks_is_taken_if_it_is_whole(server: Counting) -> None:
         assert caught.value.code == "RemoteRange"  # type: ignore[attr-defined]
 
 
-def test_a_server_that_states_no_bytes_for_head_is_asked_again(
-    server: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_states_no_bytes_for_head_is_asked_again(server, monkeypatch):
     answer, data = server.answer, server.data
 
     def answer_without_bytes(handler: Any, *, body: bool) -> None:
@@ -126,7 +124,7 @@ def test_a_server_that_states_no_bytes_for_head_is_asked_again(
     assert row(rustload.open(server.url, remote=HTTP)["w"], 7)
 
 
-def test_a_host_or_path_with_two_colons_is_no_chain_of_urls(server: Counting) -> None:
+def test_a_host_or_path_with_two_colons_is_no_chain_of_urls(server):
     server.files["a::b"] = server.data
     assert row(rustload.open(f"{server.host}/a::b", remote=HTTP)["w"], 7)
     with pytest.raises(OSError, match=r"http://\[::1\]:1/x: the store cannot be reached"):
@@ -137,7 +135,7 @@ def test_a_host_or_path_with_two_colons_is_no_chain_of_urls(server: Counting) ->
             rustload.open(f"https://huggingface.co/org/model/resolve/main/{url}")
 
 
-def test_a_malformed_url_is_an_error_without_its_password() -> None:
+def test_a_malformed_url_is_an_error_without_its_password():
     for host in ("u:[s3cr3t]@127.0.0.1:1", "u:[s3cr3t@127.0.0.1:1"):
         with coded(OSError, "Io", match="http://127") as caught:
             rustload.open(f"http://{host}/x", remote=HTTP)
@@ -145,14 +143,14 @@ def test_a_malformed_url_is_an_error_without_its_password() -> None:
 
 
 @pytest.mark.parametrize("key", ["timeout", "headers", "cookies", "params", "auth", "ssl", "client_kwargs"])
-def test_an_option_of_another_type_is_an_error(server: Counting, key: str) -> None:
+def test_an_option_of_another_type_is_an_error(server, key):
     with pytest.raises(TypeError, match="storage_options=") as caught:
         rustload.open(server.url, remote=HTTP, storage_options={key: "s3cr3t"})
     assert "s3cr3t" not in str(caught.value)
     assert not server.requests
 
 
-def test_an_option_that_is_not_known_is_an_error(server: Counting) -> None:
+def test_an_option_that_is_not_known_is_an_error(server):
     for options in ({"block_size": 5}, {"client_kwargs": {"block_size": 5}}):
         with pytest.raises(ValueError, match="'block_size', which is not known") as caught:
             rustload.open(server.url, remote=HTTP, storage_options=options)
@@ -160,7 +158,7 @@ def test_an_option_that_is_not_known_is_an_error(server: Counting) -> None:
     assert not server.requests
 
 
-def test_headers_of_the_user_are_sent_once_and_do_not_replace_those_of_rustload(server: Counting) -> None:
+def test_headers_of_the_user_are_sent_once_and_do_not_replace_those_of_rustload(server):
     headers = {"accept-encoding": "gzip", "X-One": "1", "user-agent": "mine"}
     tensor = rustload.open(server.url, remote=HTTP, storage_options={"headers": headers})["w"]
     assert row(tensor, 5)
@@ -172,7 +170,7 @@ def test_headers_of_the_user_are_sent_once_and_do_not_replace_those_of_rustload(
     }.items()
 
 
-def test_a_file_system_of_fsspec_still_reads_from_web_servers(server: Counting) -> None:
+def test_a_file_system_of_fsspec_still_reads_from_web_servers(server):
     fsspec = pytest.importorskip("fsspec")
     pytest.importorskip("aiohttp")
     tensor = rustload.open(fsspec.open(server.url))["w"]
@@ -182,7 +180,7 @@ def test_a_file_system_of_fsspec_still_reads_from_web_servers(server: Counting) 
         tensor.materialize()
 
 
-def test_an_index_in_a_file_system_of_fsspec_needs_no_listing() -> None:
+def test_an_index_in_a_file_system_of_fsspec_needs_no_listing():
     fsspec = pytest.importorskip("fsspec")
     pytest.importorskip("aiohttp")
     index = json.dumps({"weight_map": {"w": "a.safetensors"}}).encode()

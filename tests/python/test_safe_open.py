@@ -116,7 +116,7 @@ def header(text: str | bytes, data: bytes = b"", length: int | None = None) -> b
 
 
 @pytest.mark.parametrize("framework", ["pt", "torch", "pytorch", "np", "numpy"])
-def test_a_framework_has_its_aliases(model: Path, framework: str) -> None:
+def test_a_framework_has_its_aliases(model, framework):
     assert assert_same_outcome(lambda safe_open: safe_open(model, framework).get_tensor("b"))[0] in (
         "tensor",
         "array",
@@ -124,12 +124,12 @@ def test_a_framework_has_its_aliases(model: Path, framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", ["PT", "xx", "", "paddlepaddle", None, 3, b"pt"])
-def test_an_unknown_framework_is_refused_in_the_same_words(model: Path, framework: Any) -> None:
+def test_an_unknown_framework_is_refused_in_the_same_words(model, framework):
     assert assert_same_outcome(lambda safe_open: safe_open(model, framework))[0] == "raises"
 
 
 @pytest.mark.parametrize("framework", ["tf", "tensorflow", "mlx", "paddle"])
-def test_an_unsupported_framework_is_named(model: Path, framework: str) -> None:
+def test_an_unsupported_framework_is_named(model, framework):
     with pytest.raises(rustload.SafetensorError, match=f"framework {framework} is not supported"):
         rustload.safe_open(model, framework)
 
@@ -155,13 +155,13 @@ def test_an_unsupported_framework_is_named(model: Path, framework: str) -> None:
     + ["cuda", "cuda:0", "npu:1", "xpu", "xla:2", "mlu", "musa", "hpu:3", 0, 1, True, -1, 2**70, 1.5, b"cpu"],
 )
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_devices_are_parsed_and_refused_as_by_the_reference(model: Path, framework: str, device: Any) -> None:
+def test_devices_are_parsed_and_refused_as_by_the_reference(model, framework, device):
     assert_same_outcome(lambda safe_open: safe_open(model, framework, device))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda:0")])
-def test_without_a_gpu_the_file_opens_and_a_tensor_is_a_device_error(model: Path, device: Any) -> None:
+def test_without_a_gpu_the_file_opens_and_a_tensor_is_a_device_error(model, device):
     with rustload.safe_open(model, "pt", device) as f:
         assert f.keys() == sorted(STATE)
         with pytest.raises(rustload.DeviceError, match="not available"):
@@ -173,7 +173,7 @@ def test_without_a_gpu_the_file_opens_and_a_tensor_is_a_device_error(model: Path
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0])
-def test_tensors_are_on_the_gpu(any_format: Path, device: Any, backend: Any) -> None:
+def test_tensors_are_on_the_gpu(any_format, device, backend):
     with rustload.safe_open(any_format, "pt", device, backend=backend) as f:
         for name, tensor in f.get_tensors().items():
             assert tensor.device == torch.device("cuda", torch.cuda.current_device())
@@ -184,25 +184,25 @@ def test_tensors_are_on_the_gpu(any_format: Path, device: Any, backend: Any) -> 
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread", "xx", "MMAP", "", None, 3])
-def test_backends_are_those_of_the_reference(model: Path, backend: Any) -> None:
+def test_backends_are_those_of_the_reference(model, backend):
     assert_same_outcome(lambda safe_open: safe_open(model, "pt", backend=backend))
 
 
-def test_the_backend_is_keyword_only(model: Path) -> None:
+def test_the_backend_is_keyword_only(model):
     with pytest.raises(TypeError, match="positional argument"):
         rustload.safe_open(model, "pt", "cpu", "mmap")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("path", [b"m", 3, None, ["m"], "missing", "", "m\0", "/missing/x"])
-def test_a_wrong_or_missing_path_is_refused_in_the_same_words(path: Any) -> None:
+def test_a_wrong_or_missing_path_is_refused_in_the_same_words(path):
     assert assert_same_outcome(lambda safe_open: safe_open(path, "pt"))[0] == "raises"
 
 
-def test_a_path_below_a_file_is_missing(model: Path) -> None:
+def test_a_path_below_a_file_is_missing(model):
     assert assert_same_outcome(lambda safe_open: safe_open(model / "x", "pt"))[1] == "FileNotFoundError"
 
 
-def test_a_directory_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_an_error(tmp_path):
     with pytest.raises((rustload.SafetensorError, OSError)):
         rustload.safe_open(tmp_path, "pt")
 
@@ -217,7 +217,7 @@ def test_a_directory_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
         ("missing", 3, 1.5, 4),
     ],
 )
-def test_arguments_are_checked_in_the_same_order(given: tuple[Any, Any, Any, Any]) -> None:
+def test_arguments_are_checked_in_the_same_order(given):
     path, framework, device, backend = given
     assert (
         assert_same_outcome(lambda safe_open: safe_open(path, framework, device, backend=backend))[0]
@@ -229,18 +229,18 @@ def test_arguments_are_checked_in_the_same_order(given: tuple[Any, Any, Any, Any
 
 
 @pytest.mark.parametrize("method", ["keys", "offset_keys", "metadata", "get_tensors"])
-def test_a_method_without_arguments_returns_the_same(model: Path, method: str) -> None:
+def test_a_method_without_arguments_returns_the_same(model, method):
     assert_same_outcome(lambda safe_open: getattr(safe_open(model, "pt"), method)())
 
 
-def test_keys_is_a_sorted_list_and_offset_keys_the_files_order(model: Path) -> None:
+def test_keys_is_a_sorted_list_and_offset_keys_the_files_order(model):
     f = rustload.safe_open(model, "pt")
     assert type(f.keys()) is type(f.offset_keys()) is list
     assert f.keys() == sorted(STATE) == sorted(f.offset_keys())
 
 
 @pytest.mark.parametrize("text", ["{}", '{"__metadata__":null}', '{"__metadata__":{"a":"b"}}'])
-def test_metadata_is_a_dict_or_none(tmp_path: Path, text: str) -> None:
+def test_metadata_is_a_dict_or_none(tmp_path, text):
     (tmp_path / "m").write_bytes(header(text))
     assert_same_outcome(lambda safe_open: safe_open(tmp_path / "m", "pt").metadata())
 
@@ -248,7 +248,7 @@ def test_metadata_is_a_dict_or_none(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["pt", "np"])
 @pytest.mark.parametrize("name", sorted(STATE))
-def test_get_tensor_returns_the_same(model: Path, framework: str, backend: str, name: str) -> None:
+def test_get_tensor_returns_the_same(model, framework, backend, name):
     if framework == "np" and name in ("e8", "h"):
         # The reference has no fp8 in NumPy, and bf16 only after ml_dtypes was imported.
         array = rustload.safe_open(model, framework, backend=backend).get_tensor(name)  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def test_get_tensor_returns_the_same(model: Path, framework: str, backend: str, 
     assert_same_outcome(lambda safe_open: safe_open(model, framework, backend=backend).get_tensor(name))
 
 
-def test_numpy_arrays_are_independent_and_do_not_own_their_memory(model: Path) -> None:
+def test_numpy_arrays_are_independent_and_do_not_own_their_memory(model):
     def edited(safe_open: Any) -> Any:
         f = safe_open(model, "np")
         first = f.get_tensor("b")
@@ -270,11 +270,11 @@ def test_numpy_arrays_are_independent_and_do_not_own_their_memory(model: Path) -
 
 @pytest.mark.parametrize("method", ["get_tensor", "get_slice"])
 @pytest.mark.parametrize("name", ["zz", "", 3, b"b", None])
-def test_an_unknown_name_is_refused_in_the_same_words(model: Path, method: str, name: Any) -> None:
+def test_an_unknown_name_is_refused_in_the_same_words(model, method, name):
     assert assert_same_outcome(lambda safe_open: getattr(safe_open(model, "pt"), method)(name))[0] == "raises"
 
 
-def test_an_unknown_name_is_no_key_error_and_notes_near_names(model: Path) -> None:
+def test_an_unknown_name_is_no_key_error_and_notes_near_names(model):
     with pytest.raises(rustload.SafetensorError, match="File does not contain tensor e9") as caught:
         rustload.safe_open(model, "pt").get_tensor("e9")
     assert not isinstance(caught.value, KeyError)
@@ -286,7 +286,7 @@ def test_an_unknown_name_is_no_key_error_and_notes_near_names(model: Path) -> No
     [("keys", ()), ("offset_keys", ()), ("metadata", ()), ("get_tensors", ()), ("get_tensor", ("a",))]
     + [("get_tensor", ("zz",)), ("get_slice", ("a",))],
 )
-def test_every_method_of_a_closed_file_is_refused(model: Path, method: str, given: tuple[str, ...]) -> None:
+def test_every_method_of_a_closed_file_is_refused(model, method, given):
     def closed(safe_open: Any) -> Any:
         with safe_open(model, "pt") as f:
             pass
@@ -295,14 +295,14 @@ def test_every_method_of_a_closed_file_is_refused(model: Path, method: str, give
     assert assert_same_outcome(closed) == ("raises", "SafetensorError", "File is closed")
 
 
-def test_closing_twice_and_entering_a_closed_file_are_no_errors(model: Path) -> None:
+def test_closing_twice_and_entering_a_closed_file_are_no_errors(model):
     f = rustload.safe_open(model, "pt")
     assert f.__exit__(None, None, None) is None  # type: ignore[func-returns-value]
     f.__exit__(None, None, None)
     assert f.__enter__() is f
 
 
-def test_tensors_and_slices_outlive_the_handle(any_format: Path) -> None:
+def test_tensors_and_slices_outlive_the_handle(any_format):
     for backend in ("mmap", "pread"):
         with rustload.safe_open(any_format, "pt", backend=backend) as f:  # type: ignore[arg-type]
             part, whole = f.get_slice("b"), f.get_tensor("b")
@@ -312,7 +312,7 @@ def test_tensors_and_slices_outlive_the_handle(any_format: Path) -> None:
         assert part.get_shape() == [4, 6]
 
 
-def test_a_handle_is_hashable_and_no_container(model: Path) -> None:
+def test_a_handle_is_hashable_and_no_container(model):
     f: Any = rustload.safe_open(model, "pt")
     assert len({f, f}) == 1
     assert f == f
@@ -321,13 +321,13 @@ def test_a_handle_is_hashable_and_no_container(model: Path) -> None:
             wrong()
 
 
-def test_pickling_handles_and_slices_is_refused_in_the_same_words(model: Path) -> None:
+def test_pickling_handles_and_slices_is_refused_in_the_same_words(model):
     for use in (pickle.dumps, copy.copy, copy.deepcopy):
         assert_same_outcome(lambda safe_open, use=use: use(safe_open(model, "pt")))
         assert_same_outcome(lambda safe_open, use=use: use(safe_open(model, "pt").get_slice("a")))
 
 
-def test_slices_have_no_public_constructor() -> None:
+def test_slices_have_no_public_constructor():
     with pytest.raises(TypeError, match="cannot create"):
         rustload.PySafeSlice()
 
@@ -335,7 +335,7 @@ def test_slices_have_no_public_constructor() -> None:
 # Views
 
 
-def test_torch_tensors_are_copy_on_write_views_of_one_memory(any_format: Path) -> None:
+def test_torch_tensors_are_copy_on_write_views_of_one_memory(any_format):
     files = [any_format] if any_format.is_file() else list(any_format.iterdir())
     before = [file.read_bytes() for file in files]
     with rustload.safe_open(any_format, "pt") as f:
@@ -348,7 +348,7 @@ def test_torch_tensors_are_copy_on_write_views_of_one_memory(any_format: Path) -
     assert rustload.safe_open(any_format, "pt").get_tensor("b")[0, 0] == 0
 
 
-def test_pread_returns_owned_memory(any_format: Path) -> None:
+def test_pread_returns_owned_memory(any_format):
     with rustload.safe_open(any_format, "pt", backend="pread") as f:
         first = f.get_tensor("b")
         first[0, 0] = 99
@@ -356,7 +356,7 @@ def test_pread_returns_owned_memory(any_format: Path) -> None:
         assert f.get_slice("b")[0].untyped_storage().nbytes() == 24
 
 
-def test_a_slice_reads_its_bytes_only(tmp_path: Path) -> None:
+def test_a_slice_reads_its_bytes_only(tmp_path):
     path = sparse(tmp_path / "big.safetensors", {"w": ("F32", [1 << 28, 4])})
     code = (
         "import pathlib, sys, rustload\n"
@@ -371,7 +371,7 @@ def test_a_slice_reads_its_bytes_only(tmp_path: Path) -> None:
     assert int(child(code, path).stdout) < 1 << 20  # KiB
 
 
-def test_misaligned_tensors_are_read(tmp_path: Path) -> None:
+def test_misaligned_tensors_are_read(tmp_path):
     entry = '"{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}}'
     text = "{" + entry.format("a", "U8", 1, 0, 1) + "," + entry.format("b", "F32", 3, 1, 13) + "}"
     path = tmp_path / "odd.safetensors"
@@ -406,7 +406,7 @@ KEYS: list[Any] = [
 @pytest.mark.parametrize("name", ["b", "a", "s", "z", "t"])
 @pytest.mark.parametrize("key", [key for key in KEYS if repr(key) != repr(k[:: 2**70])], ids=repr)
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
-def test_torch_indexes_as_the_reference_does(model: Path, any_format: Path, name: str, key: Any) -> None:
+def test_torch_indexes_as_the_reference_does(model, any_format, name, key):
     expected = outcome_of(lambda: REFERENCE(model, "pt").get_slice(name)[key])
     for backend in ("mmap", "pread"):
         f = rustload.safe_open(any_format, "pt", backend=backend)  # type: ignore[arg-type]
@@ -420,7 +420,7 @@ def test_torch_indexes_as_the_reference_does(model: Path, any_format: Path, name
 
 @pytest.mark.parametrize("name", ["b", "a", "s", "z", "t"])
 @pytest.mark.parametrize("key", KEYS, ids=repr)
-def test_numpy_indexes_as_the_reference_does(model: Path, any_format: Path, name: str, key: Any) -> None:
+def test_numpy_indexes_as_the_reference_does(model, any_format, name, key):
     expected = outcome_of(lambda: REFERENCE(model, "np").get_slice(name)[key])
     found = outcome_of(lambda: rustload.safe_open(any_format, "np").get_slice(name)[key])
     reversed_range = expected[1] in ("SystemError", "PanicException")
@@ -435,12 +435,12 @@ def test_numpy_indexes_as_the_reference_does(model: Path, any_format: Path, name
 @pytest.mark.parametrize("key", [k[...], k[()], k[:], k[:, :], k[0:0], k[:, 1], k[..., 0:2], k[[]]], ids=repr)
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_empty_tensors_are_sliced(model: Path, framework: str, backend: Any, key: Any) -> None:
+def test_empty_tensors_are_sliced(model, framework, backend, key):
     found = rustload.safe_open(model, framework, backend=backend).get_slice("z")[key]
     assert tuple(found.shape) == STATE["z"].numpy()[key].shape
 
 
-def test_a_slice_has_the_shape_and_dtype_code_of_the_reference(model: Path) -> None:
+def test_a_slice_has_the_shape_and_dtype_code_of_the_reference(model):
     for name in STATE:
         shape, code = assert_same_outcome(
             lambda safe_open, s=name: (lambda f: (f.get_shape(), f.get_dtype()))(
@@ -452,7 +452,7 @@ def test_a_slice_has_the_shape_and_dtype_code_of_the_reference(model: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
-def test_dtypes_that_the_format_lacks_have_codes_of_the_same_pattern(tmp_path: Path) -> None:
+def test_dtypes_that_the_format_lacks_have_codes_of_the_same_pattern(tmp_path):
     torch.save(
         {"c": torch.ones(2, dtype=torch.complex128), "h": torch.ones(2, dtype=torch.complex32)},
         tmp_path / "c.pt",
@@ -461,7 +461,7 @@ def test_dtypes_that_the_format_lacks_have_codes_of_the_same_pattern(tmp_path: P
     assert [f.get_slice(name).get_dtype() for name in sorted(f.keys())] == ["C128", "C32"]
 
 
-def test_every_dtype_of_the_format_has_its_code(tmp_path: Path) -> None:
+def test_every_dtype_of_the_format_has_its_code(tmp_path):
     codes = {
         4: "F4",
         8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
@@ -481,7 +481,7 @@ def test_every_dtype_of_the_format_has_its_code(tmp_path: Path) -> None:
         assert rustload.safe_open(tmp_path / "m", "pt").get_tensor_meta("a") == (code, [2, 4], (0, width))
 
 
-def test_f4_has_half_as_many_columns_in_torch_and_can_be_sliced(tmp_path: Path) -> None:
+def test_f4_has_half_as_many_columns_in_torch_and_can_be_sliced(tmp_path):
     (tmp_path / "m").write_bytes(
         header('{"a":{"dtype":"F4","shape":[2,4],"data_offsets":[0,4]}}', b"\x12\x34\x56\x78")
     )
@@ -490,7 +490,7 @@ def test_f4_has_half_as_many_columns_in_torch_and_can_be_sliced(tmp_path: Path) 
         assert part.view(torch.uint8).tolist() == [0x56]
 
 
-def test_tensor_meta_has_dtype_shape_and_data_offsets(model: Path, pickled: Path) -> None:
+def test_tensor_meta_has_dtype_shape_and_data_offsets(model, pickled):
     f, data = rustload.safe_open(model, "pt"), model.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     described = json.loads(data[8:start])
@@ -506,7 +506,7 @@ def test_tensor_meta_has_dtype_shape_and_data_offsets(model: Path, pickled: Path
         f.get_tensor_meta("zz")
 
 
-def test_data_offsets_of_shards_have_the_size_of_the_tensor(any_format: Path) -> None:
+def test_data_offsets_of_shards_have_the_size_of_the_tensor(any_format):
     f = rustload.safe_open(any_format, "pt")
     for name in f.keys():  # noqa: SIM118 - a handle is not a mapping
         offsets = f.get_tensor_meta(name).data_offsets
@@ -516,7 +516,7 @@ def test_data_offsets_of_shards_have_the_size_of_the_tensor(any_format: Path) ->
 # Other formats
 
 
-def test_every_format_has_the_same_tensors(any_format: Path) -> None:
+def test_every_format_has_the_same_tensors(any_format):
     for framework in ("pt", "np"):
         with rustload.safe_open(any_format, framework) as f:
             assert f.keys() == sorted(STATE)
@@ -528,7 +528,7 @@ def test_every_format_has_the_same_tensors(any_format: Path) -> None:
                 assert f.get_slice(name).get_shape() == list(STATE[name].shape)
 
 
-def test_strided_and_tied_tensors_of_a_pickle_are_sliced(tmp_path: Path) -> None:
+def test_strided_and_tied_tensors_of_a_pickle_are_sliced(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     torch.save({"w": base.T, "tied": base, "p": torch.nn.Parameter(base[1])}, tmp_path / "m.pt")
     f = rustload.safe_open(tmp_path / "m.pt", "pt")
@@ -631,7 +631,7 @@ CODES = {
 
 @pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.parametrize("suffix", [".safetensors", ""])
-def test_a_broken_header_is_refused_with_the_same_class(tmp_path: Path, what: str, suffix: str) -> None:
+def test_a_broken_header_is_refused_with_the_same_class(tmp_path, what, suffix):
     path = tmp_path / f"m{suffix}"
     path.write_bytes(BROKEN[what])
     with pytest.raises(safetensors.SafetensorError) as theirs:
@@ -647,7 +647,7 @@ def test_a_broken_header_is_refused_with_the_same_class(tmp_path: Path, what: st
     assert (error.path, error.offset) == (str(path), opened.value.offset)
 
 
-def test_an_error_of_the_file_is_a_rustload_error_as_well(tmp_path: Path) -> None:
+def test_an_error_of_the_file_is_a_rustload_error_as_well(tmp_path):
     (tmp_path / "m").write_bytes(BROKEN["truncated"])
     with pytest.raises(safetensors.SafetensorError) as caught:
         rustload.safe_open(tmp_path / "m", "pt")
@@ -661,7 +661,7 @@ def test_an_error_of_the_file_is_a_rustload_error_as_well(tmp_path: Path) -> Non
     assert isinstance(unpickled, safetensors.SafetensorError)
 
 
-def test_errors_do_not_import_safetensors(tmp_path: Path) -> None:
+def test_errors_do_not_import_safetensors(tmp_path):
     code = (
         "import sys, rustload\n"
         "try: rustload.safe_open(sys.argv[1], 'xx')\n"
@@ -674,7 +674,7 @@ def test_errors_do_not_import_safetensors(tmp_path: Path) -> None:
     child(code, tmp_path)
 
 
-def test_a_broken_pickle_is_a_safetensor_error_as_well(pickled: Path, tmp_path: Path) -> None:
+def test_a_broken_pickle_is_a_safetensor_error_as_well(pickled, tmp_path):
     for name, data in (("m.bin", pickled.read_bytes()[:-9]), ("n.bin", BROKEN["a web page"])):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(rustload.SafetensorError) as caught:
@@ -693,7 +693,7 @@ def test_a_broken_pickle_is_a_safetensor_error_as_well(pickled: Path, tmp_path: 
         '{"\\u0000":%s}' % TENSOR,
     ],
 )
-def test_headers_that_the_reference_accepts_are_accepted(tmp_path: Path, text: str) -> None:
+def test_headers_that_the_reference_accepts_are_accepted(tmp_path, text):
     (tmp_path / "m").write_bytes(header(text, bytes(8) if "F32" in text else b""))
     names, _, _ = assert_same_outcome(
         lambda safe_open: (lambda f: (f.keys(), f.metadata(), comparable(f.get_tensors())))(
@@ -710,9 +710,7 @@ def test_headers_that_the_reference_accepts_are_accepted(tmp_path: Path, text: s
     + [(with_fields(dtype='"F4"', shape="[2,3]", data_offsets="[0,3]"), bytes(3))]
     + [(with_fields(shape=f"[{','.join('1' * 70)}]", data_offsets="[0,4]"), bytes(4))],
 )
-def test_headers_that_only_rustload_refuses_are_a_safetensor_error(
-    tmp_path: Path, text: str, data: bytes
-) -> None:
+def test_headers_that_only_rustload_refuses_are_a_safetensor_error(tmp_path, text, data):
     (tmp_path / "m").write_bytes(header(text, data))
     REFERENCE(tmp_path / "m", "pt")
     with pytest.raises(rustload.SafetensorError):
@@ -722,7 +720,7 @@ def test_headers_that_only_rustload_refuses_are_a_safetensor_error(
 # As other libraries use it
 
 
-def test_transformers_slices_from_four_threads(any_format: Path) -> None:
+def test_transformers_slices_from_four_threads(any_format):
     with rustload.safe_open(any_format, framework="pt", device="cpu") as f:
         names = f.keys()
         parts = {name: f.get_slice(name) for name in names}
@@ -733,7 +731,7 @@ def test_transformers_slices_from_four_threads(any_format: Path) -> None:
                     assert comparable(got[name]) == comparable(STATE[name])
 
 
-def test_a_handle_is_used_by_threads_while_it_is_closed(model: Path) -> None:
+def test_a_handle_is_used_by_threads_while_it_is_closed(model):
     for _ in range(20):
         f, failed = rustload.safe_open(model, "pt"), []
 
@@ -755,7 +753,7 @@ def test_a_handle_is_used_by_threads_while_it_is_closed(model: Path) -> None:
         assert not failed
 
 
-def test_accelerate_lists_keys_and_checks_the_metadata(any_format: Path) -> None:
+def test_accelerate_lists_keys_and_checks_the_metadata(any_format):
     weights = rustload.safe_open(any_format, framework="pt")
     names = weights.keys()
     metadata = weights.metadata()
@@ -765,21 +763,19 @@ def test_accelerate_lists_keys_and_checks_the_metadata(any_format: Path) -> None
     }
 
 
-def test_quantizers_check_whether_a_code_is_a_float(any_format: Path) -> None:
+def test_quantizers_check_whether_a_code_is_a_float(any_format):
     f = rustload.safe_open(any_format, framework="pt")
     floats = [name for name in f.keys() if f.get_slice(name).get_dtype().startswith(("F", "BF"))]  # noqa: SIM118
     assert floats == sorted(name for name, tensor in STATE.items() if tensor.is_floating_point())
 
 
-def test_distributed_checkpoints_slice_with_tuples(any_format: Path) -> None:
+def test_distributed_checkpoints_slice_with_tuples(any_format):
     source = rustload.safe_open(any_format, framework="pt").get_slice("b")
     slices = tuple(slice(0, size // 2) for size in source.get_shape())
     assert torch.equal(source[slices], STATE["b"][slices])
 
 
-def test_load_file_of_safetensors_works_with_rustloads_safe_open(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_file_of_safetensors_works_with_rustloads_safe_open(model, monkeypatch):
     monkeypatch.setattr(safetensors.torch, "safe_open", rustload.safe_open)
     loaded = safetensors.torch.load_file(model)
     assert {name: comparable(tensor) for name, tensor in loaded.items()} == {
@@ -787,7 +783,7 @@ def test_load_file_of_safetensors_works_with_rustloads_safe_open(
     }
 
 
-def test_any_path_like_object_is_accepted(model: Path) -> None:
+def test_any_path_like_object_is_accepted(model):
     class Custom:
         def __fspath__(self) -> str:
             return str(model)

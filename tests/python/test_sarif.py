@@ -58,7 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, printed.out, printed.err
 
 
-def test_a_result_says_what_would_happen_and_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_says_what_would_happen_and_where(capsys):
     code, out, err = run(capsys, "models", "--sarif")
     log = json.loads(out)
     check_sarif(log)
@@ -99,7 +99,7 @@ def test_a_result_says_what_would_happen_and_where(capsys: pytest.CaptureFixture
     assert verdicts == ["unknown", "would execute", "inert", "unknown"]
 
 
-def test_the_rules_have_the_severities_of_githubs_alerts() -> None:
+def test_the_rules_have_the_severities_of_githubs_alerts():
     rules = {rule["id"]: rule for rule in log_of("models")["tool"]["driver"]["rules"]}
     for rule in rules.values():
         assert rule["shortDescription"]["text"].endswith(".")
@@ -118,7 +118,7 @@ def test_the_rules_have_the_severities_of_githubs_alerts() -> None:
     assert rules["DisallowedGlobal"]["properties"]["security-severity"] == "5.0"
 
 
-def test_a_log_has_all_rules_whatever_was_found() -> None:
+def test_a_log_has_all_rules_whatever_was_found():
     full, empty = log_of("models"), log_of("models/good.pt")
     assert empty["results"] == []
     assert empty["tool"] == full["tool"]
@@ -128,7 +128,7 @@ def test_a_log_has_all_rules_whatever_was_found() -> None:
     assert not kinds & {"Format", "Unsupported", "Disallowed", "Limit"}
 
 
-def test_every_code_that_the_scanner_writes_is_in_the_catalogue() -> None:
+def test_every_code_that_the_scanner_writes_is_in_the_catalogue():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/scan").rglob("*.rs")]
     text = "\n".join(sources)
     written = set(re.findall(r'Finding::new\("(\w+)"\)|\.finding\("(\w+)"', text))
@@ -140,16 +140,14 @@ def test_every_code_that_the_scanner_writes_is_in_the_catalogue() -> None:
     assert {code for code, *_ in _rustload.CODES} >= NOTED_ERRORS
 
 
-def test_a_code_with_an_unexpected_verdict_has_the_rule_of_the_code() -> None:
+def test_a_code_with_an_unexpected_verdict_has_the_rule_of_the_code():
     assert rule_of("Import", "would execute") == "Import/would-execute"
     assert rule_of("ZipCase", "inert") == "ZipCase/note"
     assert rule_of("OddName", "would execute") == "OddName"
     assert rule_of("ZipCrc", "inert") == "ZipCrc"
 
 
-def test_two_runs_at_two_places_are_byte_equal(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_two_runs_at_two_places_are_byte_equal(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("elsewhere") / "deep"
     shutil.copytree(folder, other)
     command = [sys.executable, "-m", "rustload", "scan", "models", "--sarif"]
@@ -161,7 +159,7 @@ def test_two_runs_at_two_places_are_byte_equal(
     assert str(folder).encode() not in first
 
 
-def test_a_fingerprint_survives_writing_the_file_again() -> None:
+def test_a_fingerprint_survives_writing_the_file_again():
     def print_of(path: str, content: bytes, rule: str) -> str:
         Path(path).write_bytes(content)
         (found,) = [one for one in log_of(path)["results"] if one["ruleId"] == rule]
@@ -180,7 +178,7 @@ def test_a_fingerprint_survives_writing_the_file_again() -> None:
     assert len(set(prints)) == len(prints)
 
 
-def test_names_of_files_are_percent_encoded_and_relative(folder: Path) -> None:
+def test_names_of_files_are_percent_encoded_and_relative(folder):
     names = ["a b.pkl", "a#b?c.pkl", "100%.pkl", "C:x.pkl", "ünï.pkl", "[x].pkl", "a\nb.pkl"]
     for name in names:
         (folder / name).write_bytes(EVIL)
@@ -196,9 +194,7 @@ def test_names_of_files_are_percent_encoded_and_relative(folder: Path) -> None:
         assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "models/evil.bin"
 
 
-def test_a_file_outside_of_the_root_is_absolute_with_a_notification(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_outside_of_the_root_is_absolute_with_a_notification(folder, monkeypatch):
     (folder / "root").mkdir()
     monkeypatch.chdir(folder / "root")
     # A link to elsewhere keeps its name: code scanning can show it.
@@ -213,7 +209,7 @@ def test_a_file_outside_of_the_root_is_absolute_with_a_notification(
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "models/evil.bin"
 
 
-def test_bytes_and_standard_input_have_names() -> None:
+def test_bytes_and_standard_input_have_names():
     (result,) = log_of(EVIL)["results"]
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "urn:rustload:bytes"
     command = [sys.executable, "-m", "rustload", "scan", "-", "--sarif"]
@@ -222,7 +218,7 @@ def test_bytes_and_standard_input_have_names() -> None:
     assert b'"urn:rustload:stdin"' in done.stdout
 
 
-def test_several_reports_become_one_log() -> None:
+def test_several_reports_become_one_log():
     evil, odd = rustload.scan("models/evil.bin"), rustload.scan("models/odd.pkl")
     log = json.loads(evil.to_sarif(odd))
     check_sarif(log)
@@ -230,7 +226,7 @@ def test_several_reports_become_one_log() -> None:
     assert log == json.loads(odd.to_sarif(evil)), "the order of the files does not matter"
 
 
-def test_names_from_a_file_can_write_neither_links_nor_control_characters() -> None:
+def test_names_from_a_file_can_write_neither_links_nor_control_characters():
     name = b"[see here](https://example.com) \x1b[31m\xe2\x80\xae{0}"
     content = b"\x80\x04\x8c\x08some.lib\x8c" + bytes([len(name)]) + name + b"\x93(\x8c\x04[a](\x8c\x01btR."
     run_ = log_of(content)
@@ -250,7 +246,7 @@ def test_names_from_a_file_can_write_neither_links_nor_control_characters() -> N
         ["--baseline", "known.json"],
     ],
 )
-def test_what_the_policy_accepts_is_no_result(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+def test_what_the_policy_accepts_is_no_result(capsys, options):
     Path("known.json").write_text(run(capsys, "models/odd.pkl", "--json")[1])
     code, out, _ = run(capsys, "models/odd.pkl", "--sarif", *options)
     log = json.loads(out)
@@ -266,7 +262,7 @@ def test_what_the_policy_accepts_is_no_result(capsys: pytest.CaptureFixture[str]
     assert {one["level"] for one in json.loads(out)["runs"][0]["results"]} == {"error"}
 
 
-def test_a_baseline_accepts_parts_that_were_not_scanned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_accepts_parts_that_were_not_scanned(capsys):
     Path("x.bz2").write_bytes(b"BZh91AY&SY" + bytes(40))
     code, out, _ = run(capsys, "x.bz2", "--sarif")
     rules = [one["ruleId"] for one in json.loads(out)["runs"][0]["results"]]
@@ -279,7 +275,7 @@ def test_a_baseline_accepts_parts_that_were_not_scanned(capsys: pytest.CaptureFi
     assert (code, json.loads(out)["runs"][0]["results"]) == (0, [])
 
 
-def test_fail_on_changes_the_exit_code_and_not_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fail_on_changes_the_exit_code_and_not_the_results(capsys):
     strict, lax = (
         json.loads(run(capsys, "models/odd.pkl", "--sarif", "--fail-on", limit)[1])["runs"][0]
         for limit in ("unknown", "would-execute")
@@ -290,7 +286,7 @@ def test_fail_on_changes_the_exit_code_and_not_the_results(capsys: pytest.Captur
     assert run(capsys, "models", "--sarif", "--fail-on", "would-execute")[0] == 1
 
 
-def test_a_file_that_cannot_be_read_is_a_notification(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_a_notification(capsys):
     code, out, err = run(capsys, "absent.pt", "models/good.pt", "--sarif")
     log = json.loads(out)
     check_sarif(log)
@@ -303,7 +299,7 @@ def test_a_file_that_cannot_be_read_is_a_notification(capsys: pytest.CaptureFixt
     assert "absent.pt" in err
 
 
-def test_secrets_of_urls_are_not_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_of_urls_are_not_in_the_log(capsys):
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
     store.pipe("/sarif/model.pkl", EVIL)
@@ -318,7 +314,7 @@ def test_secrets_of_urls_are_not_in_the_log(capsys: pytest.CaptureFixture[str]) 
             check_sarif(json.loads(out))
 
 
-def test_a_flow_has_at_most_100_steps_and_ends_at_the_finding() -> None:
+def test_a_flow_has_at_most_100_steps_and_ends_at_the_finding():
     calls = b"".join(b"clib%d\nf\n)R0" % number for number in range(150))
     Path("long.pkl").write_bytes(b"\x80\x02" + calls + EVIL)
     worst, *others = log_of("long.pkl")["results"]
@@ -328,13 +324,13 @@ def test_a_flow_has_at_most_100_steps_and_ends_at_the_finding() -> None:
     assert not [one for one in others if "codeFlows" in one]
 
 
-def test_arguments_are_cut_and_the_log_stays_small() -> None:
+def test_arguments_are_cut_and_the_log_stays_small():
     Path("wide.pkl").write_bytes(b"cposix\nsystem\n(S'" + b"x" * 100_000 + b"'\ntR.")
     run_ = log_of("wide.pkl")
     assert max(len(text) for _, text in texts(run_["results"])) <= 512
 
 
-def test_more_results_than_github_takes_are_cut_with_a_notification() -> None:
+def test_more_results_than_github_takes_are_cut_with_a_notification():
     finding = {
         "code": "Import", "severity": "warning", "verdict": "unknown", "message": "m", "member": None, "offset": 0,
         "module": "lib", "name": "f", "arguments": None, "times": 1, "readers": ["c"], "allowed": None, "known": False,
@@ -360,14 +356,14 @@ def test_more_results_than_github_takes_are_cut_with_a_notification() -> None:
     check_sarif(log)
 
 
-def test_a_report_that_reached_a_limit_has_a_notification() -> None:
+def test_a_report_that_reached_a_limit_has_a_notification():
     content = pickle.dumps([getattr(torch, name) for name in ("load", "save", "compile", "cat")])
     run_ = log_of(content, limits=rustload.Limits(findings=1))
     ids = [one["descriptor"]["id"] for one in run_["invocations"][0]["toolExecutionNotifications"]]
     assert ids == ["Cut"]
 
 
-def test_the_log_can_be_a_file_beside_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_can_be_a_file_beside_the_text(capsys):
     code, out, _ = run(capsys, "models", "--sarif-file", "out.sarif")
     assert code == 1
     assert "models/evil.bin: would execute" in out
@@ -379,7 +375,7 @@ def test_the_log_can_be_a_file_beside_the_text(capsys: pytest.CaptureFixture[str
     assert json.loads(Path("out.sarif").read_text())["runs"][0]["results"] == []
 
 
-def test_a_log_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_is_an_error(capsys):
     code, out, err = run(capsys, "models", "--sarif-file", "absent/out.sarif")
     assert code == 3
     assert "would execute" in out
@@ -387,7 +383,7 @@ def test_a_log_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[
     assert "absent" in err
 
 
-def test_sarif_and_json_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sarif_and_json_exclude_each_other(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["scan", "models", "--sarif", "--json"])
     assert caught.value.code == 2

@@ -35,7 +35,7 @@ def generated(seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_files_are_those_of_the_reference(block: int, tmp_path: Path) -> None:
+def test_files_are_those_of_the_reference(block, tmp_path):
     for seed in range(block * 50, block * 50 + 50):
         tensors = generated(seed)
         metadata = {"format": "pt"} if seed % 2 else {}
@@ -46,7 +46,7 @@ def test_files_are_those_of_the_reference(block: int, tmp_path: Path) -> None:
         assert (report.tensors, report.nbytes) == (len(tensors), len(expected))
 
 
-def test_every_source_gives_the_same_file(tmp_path: Path) -> None:
+def test_every_source_gives_the_same_file(tmp_path):
     tensors = generated(7) | {"large": torch.randn(3000, 1000), "half": torch.randn(700, 900).half()}
     expected = safetensors.torch.save(tensors, metadata={"format": "pt"})
     torch.save(tensors, tmp_path / "m.bin")
@@ -59,7 +59,7 @@ def test_every_source_gives_the_same_file(tmp_path: Path) -> None:
             assert path.read_bytes() == expected, (name, threads)
 
 
-def test_arrays_of_every_framework_are_written(tmp_path: Path) -> None:
+def test_arrays_of_every_framework_are_written(tmp_path):
     jax = pytest.importorskip("jax")
     array = np.arange(12, dtype="float32").reshape(3, 4)
     torch.save({"w": torch.from_numpy(array)}, tmp_path / "m.bin")
@@ -129,7 +129,7 @@ assert not blocked or sys.modules["numpy"] is None
 """
 
 
-def test_plain_buffers_are_written_without_numpy_as_with_it(tmp_path: Path) -> None:
+def test_plain_buffers_are_written_without_numpy_as_with_it(tmp_path):
     for how in ("with", "without"):
         (tmp_path / how).mkdir()
         child(BUFFERS, tmp_path / how, how)
@@ -143,7 +143,7 @@ def test_plain_buffers_are_written_without_numpy_as_with_it(tmp_path: Path) -> N
     assert (found["number"].shape, found["number"].item()) == ((), 3.5)
 
 
-def test_casts_and_transposes_are_those_of_materialize(tmp_path: Path) -> None:
+def test_casts_and_transposes_are_those_of_materialize(tmp_path):
     tensors = {
         "a.weight": torch.randn(300, 200),
         "b.weight": torch.randn(2100, 1030),
@@ -170,7 +170,7 @@ def test_casts_and_transposes_are_those_of_materialize(tmp_path: Path) -> None:
         rustload.save(tensors, tmp_path / "out.safetensors", dtype={"a.*": "int8"})
 
 
-def test_quantized_tensors_are_dequantized(tmp_path: Path) -> None:
+def test_quantized_tensors_are_dequantized(tmp_path):
     weight = torch.randn(64, 32)
     scales = torch.rand(64, dtype=torch.float64) / 20 + 0.01
     with warnings.catch_warnings(action="ignore"):
@@ -186,7 +186,7 @@ def test_quantized_tensors_are_dequantized(tmp_path: Path) -> None:
             rustload.save(tensors, tmp_path / "q2.safetensors")
 
 
-def test_the_report_counts_conversions_and_names_parts_of_storages(tmp_path: Path) -> None:
+def test_the_report_counts_conversions_and_names_parts_of_storages(tmp_path):
     whole = torch.randn(10, 4)
     array = np.arange(10.0)
     tensors = {
@@ -204,7 +204,7 @@ def test_the_report_counts_conversions_and_names_parts_of_storages(tmp_path: Pat
     assert rustload.save(tensors, tmp_path / "m.safetensors", dtype={"ids": "int64"}).converted == 0
 
 
-def test_file_objects_get_the_same_bytes(tmp_path: Path) -> None:
+def test_file_objects_get_the_same_bytes(tmp_path):
     tensors = generated(3) | {"x": torch.randn(1200, 1000)}
     rustload.save(tensors, tmp_path / "m.safetensors")
     memory = io.BytesIO()
@@ -223,7 +223,7 @@ def test_file_objects_get_the_same_bytes(tmp_path: Path) -> None:
         rustload.save(tensors, Full())
 
 
-def test_nested_values_are_flattened_and_restored(tmp_path: Path) -> None:
+def test_nested_values_are_flattened_and_restored(tmp_path):
     one = {name: torch.full((2,), float(at)) for at, name in enumerate("abcd")}
     nested = {
         "layers": [{"w": one["a"]}, (one["b"],)],
@@ -251,7 +251,7 @@ def test_nested_values_are_flattened_and_restored(tmp_path: Path) -> None:
         rustload.save(loop, path)
 
 
-def test_ties_are_copied_dropped_or_refused(tmp_path: Path) -> None:
+def test_ties_are_copied_dropped_or_refused(tmp_path):
     weight = torch.randn(4, 3)
     tensors = {"embed": weight, "head": weight, "other": weight[:2], "own": weight.clone()}
     torch.save(tensors, tmp_path / "m.bin")
@@ -268,7 +268,7 @@ def test_ties_are_copied_dropped_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_the_mode_follows_the_umask(mask: int, tmp_path: Path) -> None:
+def test_the_mode_follows_the_umask(mask, tmp_path):
     before = os.umask(mask)
     try:
         rustload.save({"x": torch.zeros(3)}, tmp_path / "m.safetensors")
@@ -280,7 +280,7 @@ def test_the_mode_follows_the_umask(mask: int, tmp_path: Path) -> None:
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
-def test_a_mapped_file_can_be_saved_over(tmp_path: Path) -> None:
+def test_a_mapped_file_can_be_saved_over(tmp_path):
     path = tmp_path / "m.safetensors"
     rustload.save({"x": torch.arange(4.0)}, path)
     path.chmod(0o640)
@@ -293,7 +293,7 @@ def test_a_mapped_file_can_be_saved_over(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m.safetensors"]
 
 
-def test_links_are_followed_and_blobs_of_the_hub_refused(tmp_path: Path) -> None:
+def test_links_are_followed_and_blobs_of_the_hub_refused(tmp_path):
     (tmp_path / "real.safetensors").write_bytes(b"old")
     link = tmp_path / "link.safetensors"
     link.symlink_to("real.safetensors")
@@ -310,7 +310,7 @@ def test_links_are_followed_and_blobs_of_the_hub_refused(tmp_path: Path) -> None
     assert (hub / "blobs" / "12").read_bytes() == b"old"
 
 
-def test_shards_are_those_of_the_hub(tmp_path: Path) -> None:
+def test_shards_are_those_of_the_hub(tmp_path):
     source = random.Random(5)
     for number in range(500):
         shared = [torch.zeros(source.randint(1, 40), dtype=torch.uint8) for _ in range(3)]
@@ -337,7 +337,7 @@ def test_shards_are_those_of_the_hub(tmp_path: Path) -> None:
             assert sorted(rustload.open(folder)) == sorted(tensors)
 
 
-def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
     folder = tmp_path / "model"
     tensors = {f"t{at}": torch.full((100,), float(at)) for at in range(6)}
     rustload.save(tensors, folder, max_shard_size=900)
@@ -357,7 +357,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert_same_bits(rustload.open(folder)["t5"].torch(), tensors["t5"].half())
 
 
-def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_written_says_why(tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"old")
     x = torch.zeros(2)
@@ -402,14 +402,14 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m.safetensors"]
 
 
-def test_a_pattern_of_save_that_matches_no_name_is_a_warning(tmp_path: Path) -> None:
+def test_a_pattern_of_save_that_matches_no_name_is_a_warning(tmp_path):
     with pytest.warns(
         rustload.RustloadWarning, match=r"dtype= has the pattern '\*\.wieght'.* matches no name"
     ):
         rustload.save({"a.weight": torch.ones(2)}, tmp_path / "m.safetensors", dtype={"*.wieght": "float16"})
 
 
-def test_an_expanded_tensor_is_limited(tmp_path: Path) -> None:
+def test_an_expanded_tensor_is_limited(tmp_path):
     torch.save({"x": torch.zeros(1).expand(1 << 40)}, tmp_path / "m.bin")
     lazy = rustload.open(tmp_path / "m.bin")["x"]
     for value in (lazy, rustload.concat([lazy, lazy])):
@@ -424,7 +424,7 @@ def test_an_expanded_tensor_is_limited(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m.bin", "out.safetensors"]
 
 
-def test_a_writer_takes_tensors_and_parts_in_any_order(tmp_path: Path) -> None:
+def test_a_writer_takes_tensors_and_parts_in_any_order(tmp_path):
     path = tmp_path / "m.safetensors"
     whole, ids = torch.randn(7, 6, 5), torch.arange(4)
     declared = {
@@ -459,7 +459,7 @@ def write_and_raise(path: Path) -> None:
         raise RuntimeError("mine")
 
 
-def test_a_writer_refuses_what_was_not_declared(tmp_path: Path) -> None:
+def test_a_writer_refuses_what_was_not_declared(tmp_path):
     path = tmp_path / "m.safetensors"
     x = torch.zeros(4, 4)
     writer = rustload.Writer(path, {"x": ("float32", (4, 4)), "y": ("float32", (2,))})
@@ -493,16 +493,14 @@ def test_a_writer_refuses_what_was_not_declared(tmp_path: Path) -> None:
     "declared",
     ["float32", ("float32", 2), ("float32", (-1,)), ("float32", (1.5,)), torch.ones(2), ("float32",), None],
 )
-def test_a_declaration_of_a_writer_is_a_dtype_and_a_shape(declared: Any, tmp_path: Path) -> None:
+def test_a_declaration_of_a_writer_is_a_dtype_and_a_shape(declared, tmp_path):
     with pytest.raises(TypeError, match="'w' is not declared as a name with a dtype and a shape"):
         rustload.Writer(tmp_path / "m.safetensors", {"w": declared})
     with pytest.raises(TypeError, match="5 is not declared"):
         rustload.Writer(tmp_path / "m.safetensors", {5: ("float32", (1,))})  # type: ignore[dict-item]
 
 
-def test_a_writer_has_the_working_directory_of_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_has_the_working_directory_of_its_start(tmp_path, monkeypatch):
     (tmp_path / "later").mkdir()
     monkeypatch.chdir(tmp_path)
     with rustload.Writer("m.safetensors", {"x": ("uint8", (1,))}, write_manifest=True) as writer:
@@ -512,7 +510,7 @@ def test_a_writer_has_the_working_directory_of_its_start(
     assert names(tmp_path / "later") == []
 
 
-def test_other_libraries_read_what_is_written(tmp_path: Path) -> None:
+def test_other_libraries_read_what_is_written(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
     model = transformers.GPT2LMHeadModel(config)
@@ -525,7 +523,7 @@ def test_other_libraries_read_what_is_written(tmp_path: Path) -> None:
         assert_same_bits(again.state_dict()[name], value)
 
 
-def test_a_dimension_of_one_may_have_any_stride(tmp_path: Path) -> None:
+def test_a_dimension_of_one_may_have_any_stride(tmp_path):
     """torch calls such a tensor contiguous, and does not reinterpret it as bytes."""
     tensors = {"half": torch.arange(8.0).half()[2:4][::2], "long": torch.arange(9).view(3, 3)[:, 1][1:2]}
     assert all(tensor.stride() != (1,) for tensor in tensors.values())
@@ -534,7 +532,7 @@ def test_a_dimension_of_one_may_have_any_stride(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
-def test_random_state_dicts_are_read_back() -> None:
+def test_random_state_dicts_are_read_back():
     """A slice of `fuzz/saves.py`, which runs for longer."""
     printed = program("fuzz/saves.py", "--seed", 3, "--count", 300)
     assert printed.startswith("300 state dicts in ")
@@ -548,7 +546,7 @@ def parsed(name: str, content: bytes) -> tuple[Any, bytes]:
     return json.loads(content[8:end]), content[end:]
 
 
-def test_names_that_are_left_out_are_where_huggingface_hub_has_them(tmp_path: Path) -> None:
+def test_names_that_are_left_out_are_where_huggingface_hub_has_them(tmp_path):
     hub = pytest.importorskip("huggingface_hub")
     embedding = torch.randn(50, 4)
     tensors = {"embed": embedding, "head": embedding, **{f"layer.{at}": torch.randn(40) for at in range(6)}}

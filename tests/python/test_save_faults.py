@@ -44,9 +44,7 @@ def whole(source: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_after_a_failed_fsync_a_resumed_call_writes_everything(
-    source: Path, whole: bytes, tmp_path: Path
-) -> None:
+def test_after_a_failed_fsync_a_resumed_call_writes_everything(source, whole, tmp_path):
     with fuse_folder.mounted(tmp_path / "fuse") as disk:
         for number in range(8):
             path = disk.path / f"{number}.safetensors"
@@ -62,9 +60,7 @@ def test_after_a_failed_fsync_a_resumed_call_writes_everything(
         assert names_in(disk.path) == sorted(f"{number}.safetensors" for number in range(8))
 
 
-def test_after_a_failed_verification_the_same_call_starts_anew(
-    source: Path, whole: bytes, tmp_path: Path
-) -> None:
+def test_after_a_failed_verification_the_same_call_starts_anew(source, whole, tmp_path):
     with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         for _ in range(2):
@@ -79,7 +75,7 @@ def test_after_a_failed_verification_the_same_call_starts_anew(
 
 
 @as_root
-def test_a_thin_volume_that_is_full_for_a_while(source: Path, whole: bytes, tmp_path: Path) -> None:
+def test_a_thin_volume_that_is_full_for_a_while(source, whole, tmp_path):
     with mounted(tmp_path / "pool", "-t", "tmpfs", "-o", "size=12m", "none") as pool:
         image = pool / "image"
         image.touch()
@@ -104,7 +100,7 @@ def test_a_thin_volume_that_is_full_for_a_while(source: Path, whole: bytes, tmp_
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_errors_of_fsync_and_close_come_before_the_name(resume: bool, source: Path, tmp_path: Path) -> None:
+def test_errors_of_fsync_and_close_come_before_the_name(resume, source, tmp_path):
     with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         path.write_bytes(b"old")
@@ -119,9 +115,7 @@ def test_errors_of_fsync_and_close_come_before_the_name(resume: bool, source: Pa
             assert resume or names_in(disk.path) == ["m.safetensors"]
 
 
-def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(
-    source: Path, whole: bytes, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(source, whole, tmp_path):
     with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         disk.fail("fsyncdir", 1, errno.EIO)
@@ -139,7 +133,7 @@ def test_a_folder_that_cannot_be_synced_says_that_the_target_is_complete(
 
 @pytest.mark.filterwarnings("ignore:.*one by one")
 @pytest.mark.parametrize("can", ["nothing more", "exchanges"])
-def test_what_gets_a_name_is_on_the_disk_before(can: str, tmp_path: Path) -> None:
+def test_what_gets_a_name_is_on_the_disk_before(can, tmp_path):
     deep = tmp_path / "source" / "a" / "b"
     deep.mkdir(parents=True)
     (deep / "config.json").write_text("{}")
@@ -172,9 +166,7 @@ def test_what_gets_a_name_is_on_the_disk_before(can: str, tmp_path: Path) -> Non
             assert not [path for path in paths if not path.startswith("/.") or "/files/" in path], change
 
 
-def test_where_there_are_no_hard_links_a_new_file_is_written(
-    source: Path, whole: bytes, tmp_path: Path
-) -> None:
+def test_where_there_are_no_hard_links_a_new_file_is_written(source, whole, tmp_path):
     with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         for resume in (False, True):
@@ -196,7 +188,7 @@ rustload.save({"a": torch.ones(1 << 20), "z": torch.zeros(3).as_subclass(Fatal)}
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_the_next_call_removes_what_a_killed_one_left(name: str, source: Path, tmp_path: Path) -> None:
+def test_the_next_call_removes_what_a_killed_one_left(name, source, tmp_path):
     with fuse_folder.mounted(tmp_path / "fuse") as disk:
         path = disk.path / "m.safetensors"
         others = [".other.0123456789abcdef.part", ".m.safetensors.0123456789abcdef.part", "n.safetensors"]
@@ -212,7 +204,7 @@ def test_the_next_call_removes_what_a_killed_one_left(name: str, source: Path, t
         assert all((disk.path / other).read_text() == other for other in others)
 
 
-def test_a_callback_that_raises_at_the_last_byte_leaves_the_target(source: Path, tmp_path: Path) -> None:
+def test_a_callback_that_raises_at_the_last_byte_leaves_the_target(source, tmp_path):
     def raises(done: int, total: int, _: str) -> None:
         if done == total:
             raise RuntimeError("mine")
@@ -235,7 +227,7 @@ def test_a_callback_that_raises_at_the_last_byte_leaves_the_target(source: Path,
         assert names_in(tmp_path) == ["folder", "m.safetensors"]
 
 
-def test_a_signal_at_the_last_byte_leaves_the_target(tmp_path: Path) -> None:
+def test_a_signal_at_the_last_byte_leaves_the_target(tmp_path):
     path = tmp_path / "m.safetensors"
 
     def interrupt(done: int, total: int, _: str) -> None:
@@ -248,7 +240,7 @@ def test_a_signal_at_the_last_byte_leaves_the_target(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_full_disk_for_objects_leaves_the_target(source: Path, tmp_path: Path) -> None:
+def test_a_full_disk_for_objects_leaves_the_target(source, tmp_path):
     pickle = tmp_path / "m.pt"
     torch.save({"w": torch.ones(3), "texts": [f"{at:0100}" for at in range(4000)]}, pickle)
     target = tmp_path / "m.safetensors"
@@ -268,7 +260,7 @@ def test_a_full_disk_for_objects_leaves_the_target(source: Path, tmp_path: Path)
         assert (names_in(small), objects.read_text()) == (["m.json"], before)
 
 
-def test_objects_in_a_folder_appear_with_it(source: Path, tmp_path: Path) -> None:
+def test_objects_in_a_folder_appear_with_it(source, tmp_path):
     folder = tmp_path / "model"
     report = rustload.convert(source, folder, objects=folder / "objects.json")
     assert names_in(folder) == sorted([*report.files, "objects.json"])
@@ -293,7 +285,7 @@ class Short(io.RawIOBase):
         return answer
 
 
-def test_a_file_object_that_takes_less_gets_the_rest(source: Path, whole: bytes) -> None:
+def test_a_file_object_that_takes_less_gets_the_rest(source, whole):
     file = Short(lambda nbytes: min(nbytes, 70_001))
     rustload.save(rustload.open(source), file)
     assert file.taken == whole
@@ -304,7 +296,7 @@ def test_a_file_object_that_takes_less_gets_the_rest(source: Path, whole: bytes)
         rustload.save(rustload.open(source), Short(lambda _: 0))
 
 
-def test_a_pipe_that_would_block_is_an_error(source: Path) -> None:
+def test_a_pipe_that_would_block_is_an_error(source):
     read, write = os.pipe()
     os.set_blocking(write, False)
     with (
@@ -316,9 +308,7 @@ def test_a_pipe_that_would_block_is_an_error(source: Path) -> None:
 
 
 @as_root
-def test_without_proc_files_are_written_and_file_objects_opened(
-    source: Path, whole: bytes, tmp_path: Path
-) -> None:
+def test_without_proc_files_are_written_and_file_objects_opened(source, whole, tmp_path):
     path = tmp_path / "m.safetensors"
     code = f"""
 import os, rustload, tempfile
@@ -383,7 +373,7 @@ def slow_write(writer: rustload.Writer) -> tuple[threading.Thread, threading.Eve
     return thread, tensor.goes, caught
 
 
-def test_close_and_discard_while_another_thread_writes(tmp_path: Path) -> None:
+def test_close_and_discard_while_another_thread_writes(tmp_path):
     path = tmp_path / "m.safetensors"
     declared = {"slow": ("float32", (3,))}
     writer = rustload.Writer(path, declared)
@@ -405,7 +395,7 @@ def test_close_and_discard_while_another_thread_writes(tmp_path: Path) -> None:
     assert list(rustload.open(path)) == ["slow"]
 
 
-def test_leaving_the_block_while_another_thread_writes_discards(tmp_path: Path) -> None:
+def test_leaving_the_block_while_another_thread_writes_discards(tmp_path):
     path = tmp_path / "m.safetensors"
     writer = rustload.Writer(path, {"slow": ("float32", (3,))})
     thread, goes, caught = slow_write(writer)
@@ -420,9 +410,7 @@ def test_leaving_the_block_while_another_thread_writes_discards(tmp_path: Path) 
     assert names_in(tmp_path) == []
 
 
-def test_doctor_finds_what_is_left_and_removes_what_nobody_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_finds_what_is_left_and_removes_what_nobody_holds(tmp_path, capsys):
     def left(*options: str) -> dict[str, tuple[str, bool, bool]]:
         assert main(["doctor", "--no-measure", "--json", *options, str(good)]) == 0
         found = json.loads(capsys.readouterr().out)["left"]

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ def assert_equal_models(one: torch.nn.Module, two: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("make", [lambda: llama(tied=True), lambda: llama(tied=False), t5, bert])
 @pytest.mark.parametrize("size", [None, "20KB"])
-def test_from_pretrained_reads_a_saved_model(make: Any, size: str | None, tmp_path: Path) -> None:
+def test_from_pretrained_reads_a_saved_model(make, size, tmp_path):
     model = make()
     report = rustload.torch.save_model(model, tmp_path / "m", max_shard_size=size)
     with warnings.catch_warnings():
@@ -68,7 +67,7 @@ def test_from_pretrained_reads_a_saved_model(make: Any, size: str | None, tmp_pa
             assert (tmp_path / "m" / file).read_text() == (tmp_path / "reference" / file).read_text()
 
 
-def test_diffusers_reads_a_saved_model(tmp_path: Path) -> None:
+def test_diffusers_reads_a_saved_model(tmp_path):
     diffusers = pytest.importorskip("diffusers")
     torch.manual_seed(4)
     model = diffusers.AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=2)
@@ -81,7 +80,7 @@ def test_diffusers_reads_a_saved_model(tmp_path: Path) -> None:
     assert_equal_models(model.half(), found)
 
 
-def test_safetensors_reads_a_saved_module(tmp_path: Path) -> None:
+def test_safetensors_reads_a_saved_module(tmp_path):
     torch.manual_seed(5)
 
     def make() -> torch.nn.Module:
@@ -106,7 +105,7 @@ def test_safetensors_reads_a_saved_module(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.safetensors"]
 
 
-def test_an_existing_folder_is_not_replaced(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_replaced(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError):
@@ -117,7 +116,7 @@ def test_an_existing_folder_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_auto_leaves_out_the_head_that_the_configuration_ties(tied: bool, tmp_path: Path) -> None:
+def test_auto_leaves_out_the_head_that_the_configuration_ties(tied, tmp_path):
     model = llama(tied=tied)
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -143,7 +142,7 @@ def test_auto_leaves_out_the_head_that_the_configuration_ties(tied: bool, tmp_pa
         assert len(report.dropped) == (2 if gone else 0)
 
 
-def test_a_damaged_configuration_ties_nothing(tmp_path: Path) -> None:
+def test_a_damaged_configuration_ties_nothing(tmp_path):
     embedding = torch.randn(4, 4)
     torch.save({"embed.weight": embedding, "lm_head.weight": embedding}, tmp_path / "pytorch_model.bin")
     for text in ("{", "[" * 100_000, "[1]", '{"tie_word_embeddings": "true"}', '{"text_config": 3}', "\xff"):
@@ -159,7 +158,7 @@ def test_a_damaged_configuration_ties_nothing(tmp_path: Path) -> None:
     assert report.dropped == {"lm_head.weight": "embed.weight"}
 
 
-def test_keep_and_discard_choose_which_tied_names_are_written(tmp_path: Path) -> None:
+def test_keep_and_discard_choose_which_tied_names_are_written(tmp_path):
     one = torch.randn(3)
     tensors = {"b": one, "a": one, "c": one, "other": torch.ones(1)}
     path = tmp_path / "m.safetensors"

@@ -38,7 +38,7 @@ def expected(source: Path, dtype: torch.dtype = torch.float32) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_verified_file_is_that_of_the_reference(dtype: str | None, source: Path, tmp_path: Path) -> None:
+def test_a_verified_file_is_that_of_the_reference(dtype, source, tmp_path):
     path = tmp_path / "m.safetensors"
     rustload.save(rustload.open(source), path, dtype=dtype, verify=True, fsync=False)
     assert path.read_bytes() == expected(source, getattr(torch, dtype or "float32"))
@@ -65,7 +65,7 @@ class Asked(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
-def test_a_source_that_changes_before_it_is_verified_leaves_the_target(tmp_path: Path) -> None:
+def test_a_source_that_changes_before_it_is_verified_leaves_the_target(tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"old")
     plain = torch.zeros(30 * MIB, dtype=torch.uint8)
@@ -88,7 +88,7 @@ def test_a_source_that_changes_before_it_is_verified_leaves_the_target(tmp_path:
     assert error.offset == start + 20 * MIB + 7
 
 
-def test_progress_counts_every_byte(source: Path, tmp_path: Path) -> None:
+def test_progress_counts_every_byte(source, tmp_path):
     ckpt = rustload.open(source)
     for verify, more in ((False, {}), (True, {}), (False, {"max_shard_size": "20MB"})):
         calls: list[tuple[int, int, str]] = []
@@ -110,7 +110,7 @@ def test_progress_counts_every_byte(source: Path, tmp_path: Path) -> None:
         assert report.reused == 0
 
 
-def test_an_exception_of_the_callback_stops_the_call(tmp_path: Path) -> None:
+def test_an_exception_of_the_callback_stops_the_call(tmp_path):
     def stop(*_: Any) -> None:
         raise RuntimeError("mine")
 
@@ -122,14 +122,12 @@ def test_an_exception_of_the_callback_stops_the_call(tmp_path: Path) -> None:
         rustload.save({}, tmp_path / "m.safetensors", progress=3)  # type: ignore[arg-type]
 
 
-def test_progress_is_written_to_stderr(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_written_to_stderr(source, tmp_path, capsys):
     rustload.save(rustload.open(source), tmp_path / "m.safetensors", progress=True)
     assert "saving: 91.6 MiB of 91.6 MiB" in capsys.readouterr().err
 
 
-def test_a_file_object_is_neither_verified_nor_resumed(tmp_path: Path) -> None:
+def test_a_file_object_is_neither_verified_nor_resumed(tmp_path):
     with (tmp_path / "x").open("wb") as file:
         for more in ({"verify": True}, {"resume": True}):
             with pytest.raises(ValueError, match="write to a file"):
@@ -164,7 +162,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}])
-def test_little_data_memory_is_enough(options: dict[str, Any], big: Path, tmp_path: Path) -> None:
+def test_little_data_memory_is_enough(options, big, tmp_path):
     path = tmp_path / "m.safetensors"
     options = {"limit": 300 * MIB, "threads": 4, "verify": True, **options}
     peak = int(child(SAVES_ONCE, big, path, options).stdout.split()[-1])
@@ -172,14 +170,14 @@ def test_little_data_memory_is_enough(options: dict[str, Any], big: Path, tmp_pa
     assert len(rustload.open(path)) == 26
 
 
-def test_a_small_cgroup_is_enough(big: Path, tmp_path: Path) -> None:
+def test_a_small_cgroup_is_enough(big, tmp_path):
     path = tmp_path / "m.safetensors"
     done = limited_child(256 * MIB, SAVES_ONCE, big, path, {"dtype": "float16", "verify": True})
     assert int(done.stdout) <= 256 * MIB // 4 + 64 * MIB
     assert len(rustload.open(path)) == 26
 
 
-def test_a_limit_of_the_file_size_leaves_the_target(source: Path, tmp_path: Path) -> None:
+def test_a_limit_of_the_file_size_leaves_the_target(source, tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"old")
     code = f"""
@@ -198,7 +196,7 @@ for resume in (False, True):
     assert names(tmp_path) == [".m.safetensors.resume", "m.safetensors"]
 
 
-def test_a_link_to_a_file_that_does_not_exist_is_refused(source: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_file_that_does_not_exist_is_refused(source, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "outside").mkdir()
     link = tmp_path / "folder" / "m.safetensors"
@@ -221,7 +219,7 @@ def test_a_link_to_a_file_that_does_not_exist_is_refused(source: Path, tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_full_disk_leaves_the_target(source: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_target(source, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", disk], check=False)
@@ -241,7 +239,7 @@ def test_a_full_disk_leaves_the_target(source: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_folder_without_permission_is_an_error(source: Path, tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_an_error(source, tmp_path):
     ckpt = rustload.open(source)
     tmp_path.chmod(0o500)
     user = os.geteuid()
@@ -257,7 +255,7 @@ def test_a_folder_without_permission_is_an_error(source: Path, tmp_path: Path) -
     assert names(tmp_path) == []
 
 
-def test_a_source_that_is_cut_meanwhile_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_a_source_that_is_cut_meanwhile_leaves_nothing(source, tmp_path):
     copy = tmp_path / "copy.bin"
     copy.write_bytes(source.read_bytes())
     ckpt = rustload.open(copy)
@@ -299,7 +297,7 @@ def is_whole(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_killed_call_leaves_no_target_or_a_whole_one(kind: str, source: Path, tmp_path: Path) -> None:
+def test_a_killed_call_leaves_no_target_or_a_whole_one(kind, source, tmp_path):
     chance = random.Random(4)
     options: dict[str, Any] = {} if kind == "file" else {"max_shard_size": "20MB"}
     path = tmp_path / ("m.safetensors" if kind == "file" else "model")
@@ -319,7 +317,7 @@ def test_a_killed_call_leaves_no_target_or_a_whole_one(kind: str, source: Path, 
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_resumed_call_does_only_what_is_missing(kind: str, source: Path, tmp_path: Path) -> None:
+def test_a_resumed_call_does_only_what_is_missing(kind, source, tmp_path):
     chance = random.Random(5)
     options: dict[str, Any] = {"resume": True, "threads": 1}
     name = "m.safetensors" if kind == "file" else "model"
@@ -364,7 +362,7 @@ rustload.save(tensors, target, resume=True, threads=1, **options)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_call_after_a_killed_one_reuses_what_was_written(kind: str, source: Path, tmp_path: Path) -> None:
+def test_a_call_after_a_killed_one_reuses_what_was_written(kind, source, tmp_path):
     options: dict[str, Any] = {} if kind == "file" else {"max_shard_size": "20MB"}
     path = tmp_path / ("m.safetensors" if kind == "file" else "model")
     command = [sys.executable, "-c", KILLED_MIDWAY, str(source), str(path), repr(options)]
@@ -394,7 +392,7 @@ def fail_midway(source: Path, path: Path, **options: Any) -> None:
         rustload.save(tensors, path, resume=True, threads=1, **options)
 
 
-def test_only_an_equal_call_is_resumed(source: Path, tmp_path: Path) -> None:
+def test_only_an_equal_call_is_resumed(source, tmp_path):
     path = tmp_path / "m.safetensors"
     copy = tmp_path / "copy.bin"
     copy.write_bytes(source.read_bytes())
@@ -436,7 +434,7 @@ def test_only_an_equal_call_is_resumed(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_two_calls_at_once_are_refused(resume: bool, source: Path, tmp_path: Path) -> None:
+def test_two_calls_at_once_are_refused(resume, source, tmp_path):
     path = tmp_path / "m.safetensors"
     caught: list[Any] = []
 
@@ -453,7 +451,7 @@ def test_two_calls_at_once_are_refused(resume: bool, source: Path, tmp_path: Pat
     assert names(tmp_path) == ["m.safetensors"]
 
 
-def test_convert_verifies_resumes_and_shows_progress(source: Path, tmp_path: Path) -> None:
+def test_convert_verifies_resumes_and_shows_progress(source, tmp_path):
     path = tmp_path / "m.safetensors"
     calls: list[tuple[int, int, str]] = []
     options: dict[str, Any] = {"dtype": "bfloat16", "verify": True, "resume": True}

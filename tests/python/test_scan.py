@@ -118,10 +118,10 @@ class TestVerdicts:
             (b"csomelib\nf\n}b.", "would execute"),
         ],
     )
-    def test_each_verdict(self, data: bytes, verdict: str) -> None:
+    def test_each_verdict(self, data, verdict):
         assert rustload.scan(data).verdict == verdict
 
-    def test_reports_are_equal_by_value_and_have_no_truth(self) -> None:
+    def test_reports_are_equal_by_value_and_have_no_truth(self):
         data = b"cnt\nsystem\n(S'x'\ntR."
         one, two, other = rustload.scan(data), rustload.scan(data), rustload.scan(b"N.")
         assert one == two
@@ -133,7 +133,7 @@ class TestVerdicts:
             with pytest.raises(TypeError, match=r"a (Scan|File)Report has no truth value: use \.passes"):
                 bool(report)
 
-    def test_a_verdict_is_the_worst_of_the_findings_and_severity_follows_it(self) -> None:
+    def test_a_verdict_is_the_worst_of_the_findings_and_severity_follows_it(self):
         report = rustload.scan(b"\x80\x02(" + UNKNOWN + CALL + b"l.")
         assert {found.verdict: found.severity for found in report.findings} == {
             "unknown": "warning",
@@ -141,7 +141,7 @@ class TestVerdicts:
         }
         assert report.verdict == "would execute"
 
-    def test_an_unknown_class_is_one_finding_with_a_count(self) -> None:
+    def test_an_unknown_class_is_one_finding_with_a_count(self):
         report = rustload.scan(b"\x80\x02(" + UNKNOWN * 5 + b"l.")
         [found] = report.findings
         assert (found.code, found.module, found.name, found.times) == (
@@ -153,13 +153,13 @@ class TestVerdicts:
         assert found.offset == report.trace[1].offset
         assert [named.calls for named in report.globals] == [5]
 
-    def test_the_text_for_an_unknown_class_does_not_call_it_malicious(self) -> None:
+    def test_the_text_for_an_unknown_class_does_not_call_it_malicious(self):
         text = str(rustload.scan(b"\x80\x02" + UNKNOWN + b"."))
         assert not any(word in text.lower() for word in ("malicious", "dangerous", "safe", "attack"))
 
 
 class TestTrace:
-    def test_the_trace_has_calls_in_program_order_with_offset_and_arguments(self) -> None:
+    def test_the_trace_has_calls_in_program_order_with_offset_and_arguments(self):
         data = b"\x80\x02(" + CALL + b"cos\ngetcwd\n)R" + UNKNOWN + b"l."
         report = rustload.scan(data)
         steps = [(step.effect, f"{step.module}.{step.name}", step.arguments) for step in report.trace]
@@ -174,19 +174,19 @@ class TestTrace:
         call = report.trace[1]
         assert (call.opcode, data[call.offset : call.offset + 1]) == ("REDUCE", b"R")
 
-    def test_known_calls_are_counted_and_not_in_the_trace(self) -> None:
+    def test_known_calls_are_counted_and_not_in_the_trace(self):
         report = rustload.scan(saved({f"w{i}": torch.ones(2) for i in range(50)}))
         assert (report.verdict, report.trace) == ("inert", [])
         calls = {f"{named.module}.{named.name}": named.calls for named in report.globals}
         assert calls["torch._utils._rebuild_tensor_v2"] == 50
         assert calls["torch.FloatStorage"] == 0
 
-    def test_long_arguments_are_abbreviated(self) -> None:
+    def test_long_arguments_are_abbreviated(self):
         data = b"cposix\nsystem\n(X" + struct.pack("<I", 10_000) + b"a" * 10_000 + b"tR."
         [step] = [step for step in rustload.scan(data).trace if step.effect == "call"]
         assert len(step.arguments) <= 256
 
-    def test_build_is_a_setstate_in_the_trace(self) -> None:
+    def test_build_is_a_setstate_in_the_trace(self):
         report = rustload.scan(b"\x80\x02" + UNKNOWN + b"}b.")
         assert [step.effect for step in report.trace] == ["import", "call", "setstate"]
 
@@ -207,7 +207,7 @@ class TestReaders:
             (b"N." + CALL + b".", "TrailingData"),
         ],
     )
-    def test_the_defect_and_the_call_after_it_are_findings(self, data: bytes, code: str) -> None:
+    def test_the_defect_and_the_call_after_it_are_findings(self, data, code):
         report = rustload.scan(data)
         assert report.verdict == "would execute"
         assert code in codes(report)
@@ -215,7 +215,7 @@ class TestReaders:
             rustload.open(bytearray(data))
         assert caught.value.code in codes(report)
 
-    def test_the_unpicklers_agree_about_arguments_that_are_no_tuple(self) -> None:
+    def test_the_unpicklers_agree_about_arguments_that_are_no_tuple(self):
         # The finding says that pickle.py continues, and it does.
         data = b"ccollections\nOrderedDict\n]R."
         [found] = [found for found in rustload.scan(data).findings if found.code == "PickleType"]
@@ -224,12 +224,12 @@ class TestReaders:
         with pytest.raises(TypeError, match="must be a tuple"):
             pickle.loads(data)
 
-    def test_a_frame_divergence_names_what_follows(self) -> None:
+    def test_a_frame_divergence_names_what_follows(self):
         report = rustload.scan(b"\x80\x04\x95\x01\0\0\0\0\0\0\0" + CALL + b".")
         [found] = [found for found in report.findings if found.code == "FrameDivergence"]
         assert "posix.system" in found.message
 
-    def test_a_computed_name_would_execute(self) -> None:
+    def test_a_computed_name_would_execute(self):
         data = b"\x80\x04\x8c\x02osc_codecs\ndecode\n(S'flfgrz'\nS'rot13'\ntR\x93(S'x'\ntR."
         assert rustload.scan(data).verdict == "would execute"
 
@@ -253,7 +253,7 @@ INFLATED = {
 
 class TestContainers:
     @pytest.mark.parametrize("legacy", [False, True])
-    def test_zip_and_legacy_files_are_scanned(self, legacy: bool) -> None:
+    def test_zip_and_legacy_files_are_scanned(self, legacy):
         options = {"_use_new_zipfile_serialization": not legacy}
         assert rustload.scan(saved({"w": torch.ones(3)}, **options)).verdict == "inert"
         report = rustload.scan(saved({"w": torch.ones(3), "e": EVIL}, **options))
@@ -266,7 +266,7 @@ class TestContainers:
         )
         assert found.member == ("object" if legacy else "archive/data.pkl")
 
-    def test_names_of_local_headers_and_of_the_directory_are_scanned(self) -> None:
+    def test_names_of_local_headers_and_of_the_directory_are_scanned(self):
         data = checkpoint(CALL + b".")
         # The directory has another name, so that a reader of the directory does not take the member for the pickle.
         at = data.rindex(b"archive/data.pkl")
@@ -275,13 +275,13 @@ class TestContainers:
         assert "ZipMismatch" in codes(report)
 
     @pytest.mark.parametrize("where", ["before", "after"])
-    def test_an_archive_with_junk_around_it_is_scanned(self, where: str) -> None:
+    def test_an_archive_with_junk_around_it_is_scanned(self, where):
         data = checkpoint(CALL + b".")
         report = rustload.scan(b"junk" * 9 + data if where == "before" else data + b"junk")
         assert report.verdict == "would execute"
         assert ("ZipPrefix" if where == "before" else "ZipTrailing") in codes(report)
 
-    def test_members_outside_the_directory_are_scanned(self) -> None:
+    def test_members_outside_the_directory_are_scanned(self):
         hidden = checkpoint(CALL + b".")
         data = checkpoint(pickle.dumps({}))
         end = data.index(b"PK\x01\x02")
@@ -291,7 +291,7 @@ class TestContainers:
         report = rustload.scan(data[:end] + local + bytes(tail))
         assert report.verdict == "would execute"
 
-    def test_a_truncated_archive_is_scanned_up_to_its_end(self) -> None:
+    def test_a_truncated_archive_is_scanned_up_to_its_end(self):
         data = saved({"e": EVIL, "w": torch.ones(1000)})
         report = rustload.scan(data[: len(data) // 2])
         assert (report.verdict, report.complete) == ("would execute", False)
@@ -299,11 +299,11 @@ class TestContainers:
         report = rustload.scan(good[: len(good) // 2])
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_deflated_pickles_are_scanned(self) -> None:
+    def test_deflated_pickles_are_scanned(self):
         data = stored({"a/data.pkl": CALL + b".", "a/version": b"3\n"}, zipfile.ZIP_DEFLATED)
         assert rustload.scan(data).verdict == "would execute"
 
-    def test_unreferenced_pickles_are_findings(self) -> None:
+    def test_unreferenced_pickles_are_findings(self):
         data = checkpoint(pickle.dumps({}), **{".data/x.pkl": CALL + b".", "data/9": CALL + b"."})
         report = rustload.scan(data)
         (found,) = [found for found in report.findings if found.code == "UnreferencedRecord"]
@@ -311,7 +311,7 @@ class TestContainers:
         assert {step.member for step in report.trace} == {"archive/.data/x.pkl", "archive/data/9"}
         assert report.verdict == "would execute"
 
-    def test_nested_archives_are_scanned_up_to_a_depth(self) -> None:
+    def test_nested_archives_are_scanned_up_to_a_depth(self):
         data = checkpoint(CALL + b".")
         for level in range(3):
             report = rustload.scan(data)
@@ -325,7 +325,7 @@ class TestContainers:
         assert (report.verdict, report.complete) == ("unknown", False)
         assert any("deep" in gap.what for gap in report.coverage[0].unscanned)
 
-    def test_bytes_passed_to_a_loader_are_scanned(self) -> None:
+    def test_bytes_passed_to_a_loader_are_scanned(self):
         inner = checkpoint(CALL + b".")
         for loader in (b"torch.storage\n_load_from_bytes", b"pickle\nloads"):
             body = b"\x80\x03c" + loader + b"\nB" + struct.pack("<I", len(inner)) + inner + b"\x85R."
@@ -333,7 +333,7 @@ class TestContainers:
             assert "NestedLoad" in codes(report)
             assert any(found.name == "system" for found in report.findings)
 
-    def test_polyglots_are_scanned_in_every_format(self) -> None:
+    def test_polyglots_are_scanned_in_every_format(self):
         evil = checkpoint(CALL + b".")
         legacy = saved({"w": torch.ones(2)}, _use_new_zipfile_serialization=False)
         st = safetensors_bytes(b'{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}', b"ab")
@@ -344,7 +344,7 @@ class TestContainers:
         assert rustload.scan(st).verdict == "inert"
 
     @pytest.mark.parametrize("name", COMPRESSED)
-    def test_compressed_files_and_members_are_unknown(self, name: str) -> None:
+    def test_compressed_files_and_members_are_unknown(self, name):
         alone = rustload.scan(COMPRESSED[name])
         for report in (alone, rustload.scan(checkpoint(b"N.", inner=COMPRESSED[name]))):
             assert (report.verdict, report.complete) == ("unknown", False)
@@ -354,21 +354,21 @@ class TestContainers:
         assert caught.value.code == "UnsupportedContainer"
 
     @pytest.mark.parametrize("name", INFLATED)
-    def test_deflated_streams_are_scanned_inside(self, name: str) -> None:
+    def test_deflated_streams_are_scanned_inside(self, name):
         for report in (rustload.scan(INFLATED[name]), rustload.scan(checkpoint(b"N.", inner=INFLATED[name]))):
             assert (report.verdict, report.complete) == ("would execute", True)
             assert "UnsupportedContainer" in codes(report)
         with pytest.raises(rustload.UnsupportedError, match="archive"):
             rustload.open(bytearray(INFLATED[name]))
 
-    def test_a_deflated_stream_is_inert_only_once_all_of_it_was_inflated(self) -> None:
+    def test_a_deflated_stream_is_inert_only_once_all_of_it_was_inflated(self):
         data = zlib.compress(np.random.default_rng(0).bytes(1_000_000))
         assert (rustload.scan(data).verdict, rustload.scan(data).complete) == ("inert", True)
         report = rustload.scan(data, limits=rustload.Limits(scan_bytes=900_000))
         assert (report.verdict, report.complete) == ("unknown", False)
 
     @pytest.mark.parametrize("magic", ["7801", "785e", "789c", "78da"])
-    def test_numbers_that_begin_like_zlib_are_not_a_finding(self, magic: str) -> None:
+    def test_numbers_that_begin_like_zlib_are_not_a_finding(self, magic):
         numbers = np.random.default_rng(0).normal(size=1000)
         for payload in (
             bytes(100),
@@ -380,7 +380,7 @@ class TestContainers:
             assert (report.verdict, report.findings) == ("inert", []), str(report)
             assert rustload.scan(data).files[0].status == "skipped"
 
-    def test_a_storage_that_begins_like_an_archive_is_not_a_finding(self) -> None:
+    def test_a_storage_that_begins_like_an_archive_is_not_a_finding(self):
         for compressed in (*COMPRESSED.values(), *INFLATED.values()):
             tensor = torch.frombuffer(bytearray(compressed), dtype=torch.uint8)
             for legacy in (False, True):
@@ -389,14 +389,14 @@ class TestContainers:
                 assert (report.verdict, report.findings) == ("inert", []), str(report)
 
     @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-    def test_legacy_streams_of_any_protocol_are_scanned_as_members(self, protocol: int) -> None:
+    def test_legacy_streams_of_any_protocol_are_scanned_as_members(self, protocol):
         data = saved({"e": EVIL}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
         report = rustload.scan(checkpoint(b"N.", inner=data))
         assert {found.member for found in report.findings if found.verdict == "would execute"} == {
             "archive/inner!object"
         }
 
-    def test_a_torchscript_archive_is_unknown_as_it_contains_code(self) -> None:
+    def test_a_torchscript_archive_is_unknown_as_it_contains_code(self):
         file = io.BytesIO()
         with quiet():
             torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), file)
@@ -404,7 +404,7 @@ class TestContainers:
         assert report.verdict == "unknown"
         assert "CodeInArchive" in codes(report)
 
-    def test_an_extension_of_another_format_is_a_finding(self, tmp_path: Path) -> None:
+    def test_an_extension_of_another_format_is_a_finding(self, tmp_path):
         path = tmp_path / "m.safetensors"
         path.write_bytes(saved({"w": torch.ones(2)}))
         report = rustload.scan(path)
@@ -412,7 +412,7 @@ class TestContainers:
 
     @pytest.mark.parametrize("size", [1000, (1 << 20) - 1024, (1 << 20) - 512, 1 << 20, 3 << 20])
     @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-    def test_a_deflated_container_is_scanned_to_its_end(self, size: int, method: int) -> None:
+    def test_a_deflated_container_is_scanned_to_its_end(self, size, method):
         """Whatever the offsets of its members: with only the first MiB inflated, the container may seem to end there."""
         tar, whole = io.BytesIO(), io.BytesIO()
         with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as out:
@@ -474,7 +474,7 @@ def benign() -> dict[str, Any]:
 class TestBenignFiles:
     @pytest.mark.parametrize("legacy", [False, True])
     @pytest.mark.parametrize("name", sorted(benign()))
-    def test_a_benign_file_would_not_execute(self, name: str, legacy: bool) -> None:
+    def test_a_benign_file_would_not_execute(self, name, legacy):
         with quiet():
             data = saved(benign()[name], _use_new_zipfile_serialization=not legacy)
         report = rustload.scan(data)
@@ -482,13 +482,13 @@ class TestBenignFiles:
         assert report.complete
 
     @pytest.mark.parametrize("name", ["state_dict", "optimizer", "parameter", "tied", "dtypes", "containers"])
-    def test_plain_data_is_inert(self, name: str) -> None:
+    def test_plain_data_is_inert(self, name):
         report = rustload.scan(saved(benign()[name]))
         assert (report.verdict, report.findings) == ("inert", []), str(report)
 
 
 class TestSources:
-    def test_all_kinds_of_sources_have_the_same_verdict(self, tmp_path: Path) -> None:
+    def test_all_kinds_of_sources_have_the_same_verdict(self, tmp_path):
         data = checkpoint(CALL + b".")
         path = tmp_path / "x.pt"
         path.write_bytes(data)
@@ -508,10 +508,10 @@ class TestSources:
             file.seek(10)
             assert rustload.scan(file).files[0].path == str(path)
 
-    def test_a_short_pickle_in_bytes_is_not_taken_for_a_path(self) -> None:
+    def test_a_short_pickle_in_bytes_is_not_taken_for_a_path(self):
         assert rustload.scan(CALL + b".").files[0].path is None
 
-    def test_directories_are_walked_and_other_files_skipped(self, tmp_path: Path) -> None:
+    def test_directories_are_walked_and_other_files_skipped(self, tmp_path):
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "b.bin").write_bytes(checkpoint(CALL + b"."))
         (tmp_path / "a.pt").write_bytes(saved({"w": torch.ones(2)}))
@@ -532,7 +532,7 @@ class TestSources:
         }
         assert report.complete
 
-    def test_a_source_without_a_pickle_is_skipped(self) -> None:
+    def test_a_source_without_a_pickle_is_skipped(self):
         for data in (b"", b"abc", b"<html></html>"):
             report = rustload.scan(data)
             assert (report.verdict, report.files[0].status, codes(report)) == (
@@ -541,7 +541,7 @@ class TestSources:
                 {"UnknownFormat"},
             )
 
-    def test_a_subfolder_that_cannot_be_listed_is_unreadable_with_the_reason(self) -> None:
+    def test_a_subfolder_that_cannot_be_listed_is_unreadable_with_the_reason(self):
         user = os.geteuid()
         with tempfile.TemporaryDirectory() as made:
             inside = Path(made, "inside")
@@ -559,7 +559,7 @@ class TestSources:
         assert codes(report) == {"Io"}
         assert "ermission denied" in str(report)
 
-    def test_unreadable_sources(self, tmp_path: Path) -> None:
+    def test_unreadable_sources(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")
         report = rustload.scan(tmp_path / "pipe")
         assert (report.files[0].status, codes(report)) == ("unreadable", {"NotRegularFile"})
@@ -572,7 +572,7 @@ class TestSources:
         with pytest.raises(ValueError, match="nothing to scan"):
             rustload.scan([])
 
-    def test_json_is_the_report(self) -> None:
+    def test_json_is_the_report(self):
         report = rustload.scan(checkpoint(CALL + b"."))
         document = json.loads(report.to_json())
         assert (document["schema"], document["verdict"], document["complete"]) == (1, "would execute", True)
@@ -612,7 +612,7 @@ def sharing(body: bytes, shared: list[tuple[str, int]], others: dict[str, bytes]
 
 
 class TestBounds:
-    def test_nothing_runs_and_nothing_is_imported(self, tmp_path: Path) -> None:
+    def test_nothing_runs_and_nothing_is_imported(self, tmp_path):
         canary = tmp_path / "canary"
         data = f"cos\nmkdir\n(S'{canary}'\ntR0cantigravity\nx\n0cthis\ns\n.".encode()
         script = """
@@ -629,7 +629,7 @@ class TestBounds:
         assert not any(name in modules for name in ("antigravity", "'this'", "torch", "numpy"))
         assert not canary.exists()
 
-    def test_the_inflated_size_of_a_pickle_is_limited(self) -> None:
+    def test_the_inflated_size_of_a_pickle_is_limited(self):
         data = stored(
             {"a/data.pkl": b"\x80\x02" + b"N0" * (32 << 20) + b"N.", "a/version": b"3\n"},
             zipfile.ZIP_DEFLATED,
@@ -637,18 +637,18 @@ class TestBounds:
         report = rustload.scan(data, limits=rustload.Limits(pickle_bytes=4 << 20))
         assert (report.verdict, report.complete, "Limit" in codes(report)) == ("unknown", False, True)
 
-    def test_nested_members_share_the_limit_scan_bytes(self) -> None:
+    def test_nested_members_share_the_limit_scan_bytes(self):
         payload = b"\x80\x02" + b"N0" * (1 << 20) + b"N."
         inner = stored({"x.pkl": payload, "y.pkl": payload}, zipfile.ZIP_DEFLATED)
         assert rustload.scan(inner, limits=rustload.Limits(scan_bytes=8 << 20)).complete
         report = rustload.scan(inner, limits=rustload.Limits(scan_bytes=3 << 20))
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_the_number_of_pickles_in_a_row_is_limited(self) -> None:
+    def test_the_number_of_pickles_in_a_row_is_limited(self):
         report = rustload.scan(b"N." * 20_000 + CALL + b".")
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_pickles_in_a_row_are_counted_over_all_members(self) -> None:
+    def test_pickles_in_a_row_are_counted_over_all_members(self):
         def members(count: int) -> dict[str, bytes]:
             return {f"{number}.pkl": b"N." * 4000 for number in range(count)}
 
@@ -656,7 +656,7 @@ class TestBounds:
         report = rustload.scan(stored(members(3) | {"x.pkl": CALL + b"."}))
         assert (report.verdict, report.complete) == ("would execute", False)
 
-    def test_bytes_shared_by_many_calls_are_scanned_once(self) -> None:
+    def test_bytes_shared_by_many_calls_are_scanned_once(self):
         data = pickle.dumps([float(number) for number in range(2000)])
         for _ in range(3):
             data = pickle.dumps([loads(data)] + [loads(data) for _ in range(39)])
@@ -665,7 +665,7 @@ class TestBounds:
         assert [part.what for part in report.coverage[0].scanned] == ["pickle"] * 4
         assert [found.times for found in report.findings if found.code == "NestedLoad"] == [3 * 40]
 
-    def test_a_text_shared_by_many_calls_is_decoded_once(self) -> None:
+    def test_a_text_shared_by_many_calls_is_decoded_once(self):
         for last in ("\x80", "\u0101"):
             text = ("\x80" * 100_000 + last).encode()
             shared = b"cpickle\nloads\nq\x000X" + struct.pack("<I", len(text)) + text + b"q\x010"
@@ -679,7 +679,7 @@ class TestBounds:
             assert not any("scan_bytes" in part.what for part in report.coverage[0].unscanned)
 
     @pytest.mark.parametrize("shift", [0, 2])
-    def test_of_many_members_on_the_same_bytes_not_all_are_scanned(self, shift: int) -> None:
+    def test_of_many_members_on_the_same_bytes_not_all_are_scanned(self, shift):
         body = b"N0" * 100_000 + b"N."
         shared = [(f"{number:03}.pkl", number * shift) for number in range(400)]
         data = sharing(body, shared, {"evil.pkl": CALL + b"."})
@@ -691,14 +691,14 @@ class TestBounds:
         named = {part.member for part in report.coverage[0].scanned + report.coverage[0].unscanned}
         assert named >= {name for name, _ in shared}
 
-    def test_of_a_few_members_on_the_same_bytes_all_are_scanned(self) -> None:
+    def test_of_a_few_members_on_the_same_bytes_all_are_scanned(self):
         body = CALL + b"." + b"N." * 10
         report = rustload.scan(sharing(body, [("a.pkl", 0), ("b.pkl", 0)], {}))
         assert report.complete
         members = {step.member for step in report.trace if step.verdict == "would execute"}
         assert members >= {"a.pkl", "b.pkl"}
 
-    def test_many_equal_directory_entries_are_scanned_in_bounded_time(self) -> None:
+    def test_many_equal_directory_entries_are_scanned_in_bounded_time(self):
         entry = zip_entry("a", 0, 0)
         directory = entry * 300_000
         start = len(zip_local("a", b""))
@@ -711,7 +711,7 @@ class TestBounds:
         assert time.perf_counter() - start_time < 2
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_main_pickles_share_the_limit_pickle_bytes(self) -> None:
+    def test_main_pickles_share_the_limit_pickle_bytes(self):
         body = b"\x80\x02" + b"N0" * (1 << 20) + b"N."
         members = {f"{number}/data.pkl": body for number in range(3)}
         data = stored(members, zipfile.ZIP_DEFLATED)
@@ -720,14 +720,14 @@ class TestBounds:
         assert (report.verdict, report.complete) == ("unknown", False)
 
     @pytest.mark.parametrize("left", [0, 1, 20])
-    def test_a_member_beyond_the_rest_of_the_budget_is_reported_as_unscanned(self, left: int) -> None:
+    def test_a_member_beyond_the_rest_of_the_budget_is_reported_as_unscanned(self, left):
         body = b"\x80\x02" + b"N0" * 1000 + b"N."
         data = stored({"x.pkl": body, "y.bin": b"\x80\x02(" + CALL + b"."}, zipfile.ZIP_DEFLATED)
         report = rustload.scan(data, limits=rustload.Limits(scan_bytes=len(body) + left))
         assert (report.verdict, report.complete) == ("unknown", False)
         assert report.coverage[0].unscanned[-1].member == "y.bin"
 
-    def test_ctrl_c_stops_a_scan(self) -> None:
+    def test_ctrl_c_stops_a_scan(self):
         data = b"\x80\x02(" + b"N0" * (60 << 20) + b"N."
         main = threading.main_thread().ident
         assert main is not None
@@ -739,7 +739,7 @@ class TestBounds:
         assert time.perf_counter() - start < 5
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_flipped_bytes_never_break_a_scan(self, seed: int) -> None:
+    def test_flipped_bytes_never_break_a_scan(self, seed):
         random = np.random.default_rng(seed)
         sources = [
             saved({"w": torch.ones(3), "e": EVIL}),
@@ -755,7 +755,7 @@ class TestBounds:
                 assert "InternalError" not in codes(report)
                 assert report.complete or report.verdict != "inert"
 
-    def test_a_file_that_cannot_be_opened_is_never_inert(self) -> None:
+    def test_a_file_that_cannot_be_opened_is_never_inert(self):
         data = saved({"w": torch.arange(6.0)})
         for length in range(0, len(data), 7):
             report = rustload.scan(data[:length])
@@ -774,7 +774,7 @@ class TestBounds:
         ("numpy", "lib.format.read_array"),
     ],
 )
-def test_system_access_through_another_module_would_execute(module: str, name: str) -> None:
+def test_system_access_through_another_module_would_execute(module, name):
     def short(text: str) -> bytes:
         return b"\x8c" + bytes([len(text)]) + text.encode()
 
@@ -785,7 +785,7 @@ def test_system_access_through_another_module_would_execute(module: str, name: s
 @pytest.mark.parametrize(
     ("name", "verdict"), [("RED", "unknown"), ("_generate", "unknown"), ("__init__", "would execute")]
 )
-def test_getattr_of_a_class_is_as_its_attribute_path(name: str, verdict: str) -> None:
+def test_getattr_of_a_class_is_as_its_attribute_path(name, verdict):
     """Protocols below 4 write a method of a class in the first way, the others in the second."""
     data = f"cbuiltins\ngetattr\n(cmodels.colors\nColor\nS'{name}'\ntR.".encode()
     path = f"\x8c\x0dmodels.colors\x8c{chr(6 + len(name))}Color.{name}\x93.".encode("latin-1")
@@ -793,7 +793,7 @@ def test_getattr_of_a_class_is_as_its_attribute_path(name: str, verdict: str) ->
     assert rustload.scan(b"\x80\x04" + path).verdict == verdict
 
 
-def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_storage(tmp_path: Path) -> None:
+def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_storage(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
     file = io.BytesIO()
     with zipfile.ZipFile(tmp_path / "model.pt") as model, zipfile.ZipFile(file, "w") as archive:
@@ -808,7 +808,7 @@ def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_sto
 
 
 @pytest.mark.parametrize("keys", [1, 2, 3, 4, 15])
-def test_msgpack_is_not_taken_for_a_pickle_with_an_extension_code(keys: int, tmp_path: Path) -> None:
+def test_msgpack_is_not_taken_for_a_pickle_with_an_extension_code(keys, tmp_path):
     """Flax and spaCy write maps of a few keys, whose first byte is that of EXT1, EXT2 or EXT4."""
     data = bytes([0x80 + keys]) + b"\xa6params\x81\xa1w\x93\x01\x02\xc0" * keys
     path = tmp_path / "model.msgpack"
@@ -820,7 +820,7 @@ def test_msgpack_is_not_taken_for_a_pickle_with_an_extension_code(keys: int, tmp
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_file_of_skops_is_never_inert(method: int) -> None:
+def test_a_file_of_skops_is_never_inert(method):
     """Its schema names what skops imports and calls, once it is trusted."""
 
     def archive(schema: str) -> bytes:
@@ -840,9 +840,7 @@ def test_a_file_of_skops_is_never_inert(method: int) -> None:
 
 @pytest.mark.parametrize("compress", [0, ("zlib", 3), ("gzip", 3)], ids=["plain", "zlib", "gzip"])
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_file_of_joblib_with_arrays_of_numbers_is_inert(
-    compress: Any, protocol: int, tmp_path: Path
-) -> None:
+def test_a_file_of_joblib_with_arrays_of_numbers_is_inert(compress, protocol, tmp_path):
     arrays = {
         "c": np.arange(12.0).reshape(3, 4),
         "f": np.asfortranarray(np.ones((3, 4), "f4")),
@@ -874,7 +872,7 @@ UNPROVEN = {
 
 
 @pytest.mark.parametrize("what", UNPROVEN)
-def test_what_no_row_states_is_not_inert(what: str) -> None:
+def test_what_no_row_states_is_not_inert(what):
     assert rustload.scan(b"\x80\x04" + UNPROVEN[what]).verdict == "unknown"
 
 
@@ -891,7 +889,7 @@ OBJECTS = {
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("name", OBJECTS)
-def test_an_array_of_plain_objects_is_inert(name: str, protocol: int, tmp_path: Path) -> None:
+def test_an_array_of_plain_objects_is_inert(name, protocol, tmp_path):
     array = OBJECTS[name]
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     np.savez(tmp_path / "a.npz", a=array, b=np.ones(2))
@@ -904,7 +902,7 @@ class Unknown:
     """A class that no scan knows."""
 
 
-def test_objects_in_an_array_are_judged() -> None:
+def test_objects_in_an_array_are_judged():
     name = f"{Unknown.__module__}.Unknown"
     data = pickle.dumps(np.array([Unknown(), {"a": [Unknown()]}], dtype=object))
     (found,) = [one for one in rustload.scan(data).findings if one.verdict != "inert"]
@@ -957,19 +955,19 @@ UNLIKE_OBJECTS = {
 
 
 @pytest.mark.parametrize("what", UNLIKE_OBJECTS)
-def test_an_array_of_objects_that_numpy_does_not_write_is_not_inert(what: str) -> None:
+def test_an_array_of_objects_that_numpy_does_not_write_is_not_inert(what):
     """NumPy compares neither the length of the list with the shape, nor the flags of a dtype with what it is."""
     assert rustload.scan(asm.pickle(UNLIKE_OBJECTS[what])).verdict == "unknown"
     good = asm.listed(asm.NONE) + asm.put(9) + asm.POP + asm.array(asm.OBJECT, (1,), asm.get(9))
     assert rustload.scan(asm.pickle(good)).verdict == "inert"
 
 
-def test_an_archive_of_arrays_has_no_note(tmp_path: Path) -> None:
+def test_an_archive_of_arrays_has_no_note(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.ones(2))
     assert rustload.scan(tmp_path / "a.npz").findings == []
 
 
-def test_what_a_file_of_keras_is_not_scanned_for_is_shown(tmp_path: Path) -> None:
+def test_what_a_file_of_keras_is_not_scanned_for_is_shown(tmp_path):
     with zipfile.ZipFile(tmp_path / "m.keras", "w") as archive:
         archive.writestr("metadata.json", "{}")
         archive.writestr("config.json", "{}")
@@ -980,7 +978,7 @@ def test_what_a_file_of_keras_is_not_scanned_for_is_shown(tmp_path: Path) -> Non
     assert html.index("keras.models.load_model") < html.index("JSON, on which")
 
 
-def test_a_checkpoint_is_not_a_list_of_paths(tmp_path: Path) -> None:
+def test_a_checkpoint_is_not_a_list_of_paths(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
     for given in (rustload.open(tmp_path / "m.pt"), {str(tmp_path / "m.pt"): 1}):
         with pytest.raises(TypeError, match="scan takes paths, bytes and binary files, not a "):

@@ -1,7 +1,6 @@
 """A scan report is bounded, whatever the file names: long texts are shortened, and all texts are charged."""
 
 import json
-from pathlib import Path
 
 from support import child
 
@@ -59,7 +58,7 @@ def test_the_finding_that_gives_a_file_its_verdict_is_kept_when_the_report_is_fu
     assert (len(report.findings), len(report.trace), len(report.globals)) == (11, 10, 10)
 
 
-def test_all_files_of_a_scan_share_one_budget(tmp_path: Path):
+def test_all_files_of_a_scan_share_one_budget(tmp_path):
     for number in range(4):
         data = pickle(*(named("mine", f"name{number}") + b")R" for number in range(20)))
         (tmp_path / f"{number}.pkl").write_bytes(data)
@@ -87,7 +86,7 @@ def test_messages_and_arguments_have_no_control_characters():
     assert repr(report).isprintable()
 
 
-def test_the_memory_of_a_scan_is_bounded(tmp_path: Path):
+def test_the_memory_of_a_scan_is_bounded(tmp_path):
     parts = [text(f"{number:03}".ljust(4000, "n")) + b"q" + bytes([number]) + b"0" for number in range(200)]
     pairs = (bytes([0x68, one, 0x68, two, 0x93]) for one in range(100) for two in range(100, 200))
     path = tmp_path / "names.pkl"

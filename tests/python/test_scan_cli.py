@@ -41,18 +41,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
         (["evil.bin", "absent.pt"], 1),
     ],
 )
-def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str], names: list[str], code: int) -> None:
+def test_exit_codes(folder, capsys, names, code):
     assert run(capsys, *(folder / name for name in names))[0] == code
 
 
-def test_no_path_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_path_is_wrong_usage(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["scan"])
     assert caught.value.code == 2
     assert "rustload scan --help" in capsys.readouterr().err
 
 
-def test_an_empty_directory_has_nothing_to_scan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_directory_has_nothing_to_scan(tmp_path, capsys):
     wanted = f"rustload: nothing to scan: {tmp_path}: it has no files\n"
     assert run(capsys, tmp_path) == (3, "", wanted)
     (tmp_path / "some").mkdir()
@@ -63,14 +63,12 @@ def test_an_empty_directory_has_nothing_to_scan(tmp_path: Path, capsys: pytest.C
     assert err == f"rustload: nothing to scan: {tmp_path}/none: it has no files\n"
 
 
-def test_a_scan_of_a_file_without_a_pickle_is_reported(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_scan_of_a_file_without_a_pickle_is_reported(folder, capsys):
     code, _, err = run(capsys, folder / "README.md")
     assert (code, err) == (3, "rustload: nothing was scanned: no file holds a pickle, as far as is known\n")
 
 
-def test_json_has_files_that_could_not_be_opened(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_files_that_could_not_be_opened(folder, capsys):
     code, out, err = run(capsys, "--json", folder / "absent.pt", folder / "good.pt")
     document = json.loads(out)
     assert (code, document["complete"], document["verdict"]) == (3, False, "unknown")
@@ -88,7 +86,7 @@ def test_json_has_files_that_could_not_be_opened(folder: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
-def test_standard_input_is_scanned_from_a_pipe_and_from_a_file(folder: Path, name: str) -> None:
+def test_standard_input_is_scanned_from_a_pipe_and_from_a_file(folder, name):
     command = [sys.executable, "-m", "rustload", "scan", name]
     piped = subprocess.run(command, input=EVIL, capture_output=True, check=False)
     assert piped.returncode == 1
@@ -98,7 +96,7 @@ def test_standard_input_is_scanned_from_a_pipe_and_from_a_file(folder: Path, nam
     assert (read.returncode, read.stdout, read.stderr) == (0, b"-: inert\n", b"")
 
 
-def test_a_pipe_is_read_up_to_64_mib() -> None:
+def test_a_pipe_is_read_up_to_64_mib():
     command = [sys.executable, "-m", "rustload", "scan", "-"]
     done = subprocess.run(command, input=bytes((64 << 20) + 1), capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (3, b"")
@@ -106,9 +104,7 @@ def test_a_pipe_is_read_up_to_64_mib() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 44])
-def test_findings_fit_narrow_terminals(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
+def test_findings_fit_narrow_terminals(folder, capsys, monkeypatch, width):
     from rustload._common import terminal
 
     monkeypatch.setattr(terminal.Page, "width", width)
@@ -117,9 +113,7 @@ def test_findings_fit_narrow_terminals(
     assert "runs programs" in " ".join(out.split())
 
 
-def test_output_is_one_line_per_file_followed_by_its_findings(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_is_one_line_per_file_followed_by_its_findings(folder, capsys):
     code, out, err = run(capsys, folder)
     lines = out.splitlines()
     assert code == 1
@@ -133,14 +127,14 @@ def test_output_is_one_line_per_file_followed_by_its_findings(
     assert "\x1b" not in out
 
 
-def test_quiet_omits_inert_and_skipped_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_omits_inert_and_skipped_files(folder, capsys):
     _, out, _ = run(capsys, "-q", folder)
     assert "good.pt" not in out
     assert "README" not in out
     assert "evil.bin" in out
 
 
-def test_json_has_verdict_and_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_verdict_and_trace(folder, capsys):
     code, out, err = run(capsys, "--json", folder / "evil.bin", folder / "absent.pt")
     document = json.loads(out)
     assert (code, document["schema"], document["verdict"]) == (1, 1, "would execute")
@@ -148,7 +142,7 @@ def test_json_has_verdict_and_trace(folder: Path, capsys: pytest.CaptureFixture[
     assert "absent.pt" in err
 
 
-def test_control_characters_in_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path, capsys):
     path = tmp_path / "x.pkl"
     path.write_bytes(b"\x80\x04\x8c\x08\x1b[31mlib\x8c\x03\x07Ne\x93)R.")
     _, out, _ = run(capsys, path)
@@ -156,6 +150,6 @@ def test_control_characters_in_names_are_escaped(tmp_path: Path, capsys: pytest.
     assert "\\x1b[31mlib.\\x07Ne()" in out
 
 
-def test_colour_is_on_by_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_colour_is_on_by_request(folder, capsys):
     _, out, _ = run(capsys, "--color", "always", folder / "evil.bin")
     assert "\x1b[1;31mwould execute\x1b[0m" in out

@@ -5,7 +5,6 @@ import json
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ class TestAllowances:
     @pytest.mark.parametrize(
         "pattern", ["mylib.config.Config", "mylib.*", "mylib.config.Conf*", "my*.Config"]
     )
-    def test_an_allowed_name_is_inert_and_the_report_says_why(self, pattern: str) -> None:
+    def test_an_allowed_name_is_inert_and_the_report_says_why(self, pattern):
         report = rustload.scan(UNKNOWN, policy=allowing(pattern))
         assert (report.verdict, report.passes) == ("inert", True)
         (found,) = report.findings
@@ -48,87 +47,85 @@ class TestAllowances:
         assert (named.name, named.allowed, named.verdict) == ("Config", pattern, "inert")
         assert f"(allowed by {pattern})" in " ".join(str(report).split())
 
-    def test_other_names_stay_unknown(self) -> None:
+    def test_other_names_stay_unknown(self):
         report = rustload.scan(OTHER, policy=allowing("mylib.*"))
         assert (report.verdict, report.passes, report.findings[0].allowed) == ("unknown", False, None)
 
     @pytest.mark.parametrize(
         "pattern", ["os.system", "builtins.getattr", "torch.load", "torch.*", "pickle.loads", "mylib.eval"]
     )
-    def test_what_executes_cannot_be_allowed(
-        self, pattern: str, file: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_executes_cannot_be_allowed(self, pattern, file, capsys):
         with pytest.raises(ValueError, match="cannot be allowed"):
             allowing(pattern)
         assert main(["scan", "--allow", pattern, str(file)]) == 2
         assert f"{pattern} cannot be allowed" in capsys.readouterr().err
 
     @pytest.mark.parametrize("pattern", ["Config", "*", "*.Config", "", "mylib.", "a b.C"])
-    def test_an_allowance_names_a_module(self, pattern: str) -> None:
+    def test_an_allowance_names_a_module(self, pattern):
         with pytest.raises(ValueError, match="an allowance is a name"):
             allowing(pattern)
 
-    def test_a_pattern_never_covers_what_executes(self) -> None:
+    def test_a_pattern_never_covers_what_executes(self):
         data = b"\x80\x02cmylib.tools\nsystem\nX\x01\0\0\0x\x85R."
         assert rustload.scan(data, policy=allowing("mylib.*")).verdict == "would execute"
 
-    def test_a_pattern_covers_no_attribute_path(self) -> None:
+    def test_a_pattern_covers_no_attribute_path(self):
         data = b"\x80\x04\x8c\x05mylib\x8c\x08th.other\x93)R."
         assert rustload.scan(data, policy=allowing("mylib.*")).verdict == "unknown"
         assert rustload.scan(data, policy=allowing("mylib.th.other")).verdict == "inert"
 
-    def test_arguments_of_an_allowed_call_are_judged_by_themselves(self) -> None:
+    def test_arguments_of_an_allowed_call_are_judged_by_themselves(self):
         data = b"\x80\x02cmylib\nrun\ncposix\nsystem\n\x85R."
         assert rustload.scan(data, policy=allowing("mylib.run")).verdict == "would execute"
 
-    def test_the_result_of_an_allowed_call_cannot_be_called(self) -> None:
+    def test_the_result_of_an_allowed_call_cannot_be_called(self):
         assert rustload.scan(b"cmylib\nmake\n)R)R.", policy=allowing("mylib.make")).verdict == "would execute"
 
-    def test_a_state_that_hides_a_method_is_not_covered(self) -> None:
+    def test_a_state_that_hides_a_method_is_not_covered(self):
         data = b"\x80\x02cmylib\nConfig\n)\x81}X\x0c\0\0\0__setstate__ccollections\nOrderedDict\nsbNb."
         report = rustload.scan(data, policy=allowing("mylib.Config"))
         assert report.verdict == "unknown"
         assert [found.code for found in report.findings if found.verdict == "unknown"] == ["StateAttribute"]
 
-    def test_a_member_of_an_enumeration_is_covered_by_its_class(self) -> None:
+    def test_a_member_of_an_enumeration_is_covered_by_its_class(self):
         data = b"c__builtin__\ngetattr\n(cmylib\nColor\nS'RED'\ntR."
         assert rustload.scan(data).verdict == "unknown"
         assert rustload.scan(data, policy=allowing("mylib.Color")).verdict == "inert"
 
-    def test_a_method_of_an_object_is_covered_by_its_class(self) -> None:
+    def test_a_method_of_an_object_is_covered_by_its_class(self):
         data = b"\x80\x02c__builtin__\ngetattr\n(cmylib\nNet\n)\x81S'_step'\ntR."
         assert rustload.scan(data).verdict == "unknown"
         assert rustload.scan(data, policy=allowing("mylib.Net")).verdict == "inert"
 
-    def test_torchscript_is_covered_by_its_module(self, tmp_path: Path) -> None:
+    def test_torchscript_is_covered_by_its_module(self, tmp_path):
         path = tmp_path / "script.pt"
         with pytest.warns(DeprecationWarning, match="torch.jit"):
             torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
         assert rustload.scan(path).verdict == "unknown"
         assert rustload.scan(path, policy=allowing("__torch__.*")).verdict == "inert"
 
-    def test_a_string_is_not_a_tuple_of_names(self) -> None:
+    def test_a_string_is_not_a_tuple_of_names(self):
         with pytest.raises(TypeError, match="tuple of names"):
             rustload.Policy(allow="mylib.Config")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("field", ["allow", "exclude"])
     @pytest.mark.parametrize("given", [5, [5], [b"a.b"]])
-    def test_names_are_texts(self, field: str, given: Any) -> None:
+    def test_names_are_texts(self, field, given):
         with pytest.raises(TypeError, match=f"{field} is a tuple of names, not "):
             rustload.Policy(**{field: given})
 
-    def test_a_path_is_not_a_policy(self, file: Path) -> None:
+    def test_a_path_is_not_a_policy(self, file):
         with pytest.raises(
             TypeError, match=r"policy= is a rustload\.Policy or None, not 'p\.toml'"
         ) as caught:
             rustload.scan(file, policy="p.toml")  # type: ignore[arg-type]
         assert "Policy.from_file" in caught.value.__notes__[0]
 
-    def test_unused_allowances_are_named(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_unused_allowances_are_named(self, file, capsys):
         code, _, err = run(capsys, "--allow", "mylib.*", "--allow", "gone.Class", file)
         assert (code, err) == (0, "rustload: allowed, and not in any file: gone.Class\n")
 
-    def test_the_text_says_how_to_allow(self, file: Path) -> None:
+    def test_the_text_says_how_to_allow(self, file):
         last = str(rustload.scan(file)).splitlines()[-1]
         assert last == "  if you know what these do: --allow mylib.config.Config"
         last = str(rustload.scan(EVIL)).splitlines()[-1]
@@ -136,7 +133,7 @@ class TestAllowances:
             last == "  next step  delete it, or read its tensors with rustload.open, which runs nothing of it"
         )
 
-    def test_a_module_of_torch_with_a_recurrent_layer_can_be_allowed(self, tmp_path: Path) -> None:
+    def test_a_module_of_torch_with_a_recurrent_layer_can_be_allowed(self, tmp_path):
         path = tmp_path / "model.pt"
         torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LSTM(2, 2)), path)
         report = rustload.scan(path)
@@ -154,12 +151,12 @@ class TestAllowances:
             assert (report.verdict, {found.allowed for found in report.findings}) == ("inert", set(given))
         assert rustload.scan(path, policy=allowing(names[0])).verdict == "unknown"
 
-    def test_a_state_of_a_module_is_not_covered_where_it_hides_a_method(self) -> None:
+    def test_a_state_of_a_module_is_not_covered_where_it_hides_a_method(self):
         state = b"}X\x06\0\0\0extendccollections\nCounter\ns"
         data = b"\x80\x02ctorch.nn.modules.linear\nIdentity\n)\x81" + state + b"b."
         assert rustload.scan(data, policy=allowing("torch.nn.*")).verdict == "unknown"
 
-    def test_a_state_of_a_dtype_is_not_covered(self) -> None:
+    def test_a_state_of_a_dtype_is_not_covered(self):
         """NumPy would take bytes for pointers."""
         dtype = b"cnumpy\ndtype\n(X\x02\0\0\0f4\x89\x88tR(K\x03X\x01\0\0\0<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3ftb."
         report = rustload.scan(b"\x80\x02" + dtype, policy=allowing("numpy.dtype"))
@@ -168,9 +165,7 @@ class TestAllowances:
 
 
 class TestPolicyFiles:
-    def test_a_file_states_allowances_and_what_fails(
-        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_file_states_allowances_and_what_fails(self, file, tmp_path, capsys):
         policy = tmp_path / "policy.toml"
         policy.write_text('allow = ["mylib.config.*"]\nfail_on = "would-execute"\n')
         read = rustload.Policy.from_file(policy)
@@ -193,51 +188,39 @@ class TestPolicyFiles:
             ("\xff", "not a TOML file"),
         ],
     )
-    def test_what_is_wrong_in_a_file_is_wrong_usage(
-        self, text: str, message: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_is_wrong_in_a_file_is_wrong_usage(self, text, message, file, tmp_path, capsys):
         (tmp_path / "policy.toml").write_bytes(text.encode("latin-1"))
         assert main(["scan", "--policy", str(tmp_path / "policy.toml"), str(file)]) == 2
         shown = capsys.readouterr().err
         assert message in shown
         assert str(tmp_path / "policy.toml") in shown
 
-    def test_an_absent_file_is_wrong_usage(self, file: Path, tmp_path: Path) -> None:
+    def test_an_absent_file_is_wrong_usage(self, file, tmp_path):
         assert main(["scan", "--policy", str(tmp_path / "absent.toml"), str(file)]) == 2
 
 
 class TestGate:
-    def test_what_would_execute_always_fails(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_would_execute_always_fails(self, tmp_path, capsys):
         (tmp_path / "evil.pkl").write_bytes(EVIL)
         assert run(capsys, "--fail-on", "would-execute", tmp_path / "evil.pkl")[0] == 1
 
-    def test_a_skipped_file_is_not_said_to_pass(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_skipped_file_is_not_said_to_pass(self, tmp_path, capsys):
         (tmp_path / "empty.bin").touch()
         code, out, _ = run(capsys, tmp_path / "empty.bin")
         assert code == 3
         assert out.startswith(f"{tmp_path / 'empty.bin'}: skipped\n")
 
-    def test_unknown_files_pass_where_only_execution_fails(
-        self, file: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_unknown_files_pass_where_only_execution_fails(self, file, capsys):
         code, out, _ = run(capsys, "--fail-on", "would-execute", file)
         assert code == 0
         assert out.startswith(f"{file}: unknown, passes the policy\n")
         report = rustload.scan(file, policy=rustload.Policy(fail_on="would-execute"))
         assert (report.verdict, report.passes) == ("unknown", True)
 
-    def test_a_file_that_cannot_be_read_does_not_pass(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_file_that_cannot_be_read_does_not_pass(self, tmp_path, capsys):
         assert run(capsys, "--fail-on", "would-execute", tmp_path / "absent.pkl")[0] == 3
 
-    def test_what_a_baseline_has_does_not_fail(
-        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_a_baseline_has_does_not_fail(self, file, tmp_path, capsys):
         baseline = tmp_path / "baseline.json"
         baseline.write_text(run(capsys, "--json", file)[1])
         code, out, _ = run(capsys, "--baseline", baseline, file)
@@ -249,9 +232,7 @@ class TestGate:
         assert (report.verdict, report.passes, report.findings[0].known) == ("unknown", True, True)
 
     @pytest.mark.parametrize("data", [OTHER, EVIL, UNKNOWN[:-1], UNKNOWN + UNKNOWN])
-    def test_what_is_new_fails(
-        self, data: bytes, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_is_new_fails(self, data, file, tmp_path, capsys):
         baseline = tmp_path / "baseline.json"
         baseline.write_text(run(capsys, "--json", file)[1])
         file.write_bytes(data)
@@ -260,9 +241,7 @@ class TestGate:
         (tmp_path / "second.pkl").write_bytes(UNKNOWN)
         assert run(capsys, "--baseline", baseline, file, tmp_path / "second.pkl")[0] == 1
 
-    def test_a_worse_verdict_is_new(
-        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_worse_verdict_is_new(self, file, tmp_path, capsys):
         file.write_bytes(b"\x80\x02cposix\nsystem\n.")
         baseline = tmp_path / "baseline.json"
         baseline.write_text(run(capsys, "--json", file)[1])
@@ -273,9 +252,7 @@ class TestGate:
         (found,) = [one for one in json.loads(out)["files"][0]["findings"] if one["code"] == "Import"]
         assert (found["verdict"], found["known"]) == ("would execute", False)
 
-    def test_parts_that_were_not_scanned_are_compared(
-        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_parts_that_were_not_scanned_are_compared(self, file, tmp_path, capsys):
         file.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(40))
         baseline = tmp_path / "baseline.json"
         baseline.write_text(run(capsys, "--json", file)[1])
@@ -283,18 +260,14 @@ class TestGate:
         assert run(capsys, "--baseline", baseline, file)[0] == 0
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": [{}]}', "[" * 100_000, '{"files": 1}'])
-    def test_a_baseline_that_is_no_report_is_wrong_usage(
-        self, text: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_baseline_that_is_no_report_is_wrong_usage(self, text, file, tmp_path, capsys):
         (tmp_path / "baseline.json").write_text(text)
         code, out, err = run(capsys, "--baseline", tmp_path / "baseline.json", file)
         assert (code, out) == (2, "")
         assert "not a report of rustload scan --json" in err
         assert "KeyError" not in err
 
-    def test_json_has_the_policy_and_what_passes(
-        self, file: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_json_has_the_policy_and_what_passes(self, file, capsys):
         document = json.loads(run(capsys, "--allow", "mylib.*", "--json", file)[1])
         assert document["policy"] == {
             "allow": ["mylib.*"],
@@ -308,7 +281,7 @@ class TestGate:
         assert json.loads(rustload.scan(file).to_json())["passes"] is False
 
 
-def test_equal_findings_of_different_members_are_one() -> None:
+def test_equal_findings_of_different_members_are_one():
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         for number in range(5):
@@ -323,14 +296,14 @@ def test_equal_findings_of_different_members_are_one() -> None:
     ]
 
 
-def test_a_policy_cannot_be_changed() -> None:
+def test_a_policy_cannot_be_changed():
     policy = rustload.Policy()
     with pytest.raises(AttributeError):
         policy.fail_on = "would-execute"  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(policy)) == policy
 
 
-def test_excluded_names_are_left_out_where_they_are_found_in_a_directory(tmp_path: Path) -> None:
+def test_excluded_names_are_left_out_where_they_are_found_in_a_directory(tmp_path):
     for name in ("a.pkl", ".git/b.pkl", "deep/.git/c.pkl", "deep/.github/d.pkl", "deep/x.git"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(EVIL)
@@ -367,9 +340,7 @@ def test_excluded_names_are_left_out_where_they_are_found_in_a_directory(tmp_pat
         (["sub/*.bin"], ["a.bin"]),
     ],
 )
-def test_paths_and_patterns_are_left_out(
-    given: list[str], left: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_paths_and_patterns_are_left_out(given, left, tmp_path, capsys):
     for name in ("a.bin", "sub/b.bin", "sub/deep/c.bin"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(UNKNOWN)
@@ -381,9 +352,7 @@ def test_paths_and_patterns_are_left_out(
     assert "not found" not in capsys.readouterr().err
 
 
-def test_what_is_excluded_and_not_found_is_named(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_excluded_and_not_found_is_named(file, tmp_path, capsys):
     options = [
         "--exclude",
         "art/sub",
@@ -399,9 +368,7 @@ def test_what_is_excluded_and_not_found_is_named(
     assert (code, err) == (0, "rustload: excluded, and not found: art/sub, art\n")
 
 
-def test_a_baseline_without_these_files_is_named_and_what_fails_comes_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_baseline_without_these_files_is_named_and_what_fails_comes_first(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "art"
     folder.mkdir()
     for name in ("a.pkl", "c.pkl", "d.pkl"):
@@ -425,7 +392,7 @@ def test_a_baseline_without_these_files_is_named_and_what_fails_comes_first(
     assert "the baseline has 3 findings, none in these files: scan the same paths from the same folder" in err
 
 
-def test_excluded_names_are_left_out_of_folders_of_stores() -> None:
+def test_excluded_names_are_left_out_of_folders_of_stores():
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
     for name in ("a.pkl", ".git/b.pkl", "deep/.git/c.pkl", "deep/d.pkl"):
@@ -439,9 +406,7 @@ def test_excluded_names_are_left_out_of_folders_of_stores() -> None:
     assert [file.path for file in report.files] == ["memory://excluded/a.pkl"]
 
 
-def test_a_policy_file_and_the_command_line_exclude_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_file_and_the_command_line_exclude_names(tmp_path, capsys):
     for name in (".git/b.pkl", ".cache/c.pkl"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(EVIL)
@@ -466,9 +431,7 @@ def test_a_policy_file_and_the_command_line_exclude_names(
 
 
 @pytest.mark.parametrize("content", [None, b"\x7fELF" + bytes(60)], ids=["no files", "no checkpoint"])
-def test_where_there_is_nothing_to_scan_the_command_passes_if_asked_to(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_where_there_is_nothing_to_scan_the_command_passes_if_asked_to(tmp_path, content):
     if content is not None:
         (tmp_path / "x").write_bytes(content)
     assert main(["scan", str(tmp_path)]) == 3
@@ -478,7 +441,7 @@ def test_where_there_is_nothing_to_scan_the_command_passes_if_asked_to(
     assert main(["scan", str(tmp_path), "--pass-if-empty"]) == 1
 
 
-def test_a_git_lfs_pointer_was_not_scanned(tmp_path: Path) -> None:
+def test_a_git_lfs_pointer_was_not_scanned(tmp_path):
     (tmp_path / "model.bin").write_bytes(
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"
     )

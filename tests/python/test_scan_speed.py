@@ -66,7 +66,7 @@ def sparse_member(path: Path, name: str, size: int) -> None:
         file.write(bytes(directory) + entry + end64 + locator + end)
 
 
-def test_a_sparse_file_of_10_gib_is_scanned_within_100_ms(tmp_path: Path) -> None:
+def test_a_sparse_file_of_10_gib_is_scanned_within_100_ms(tmp_path):
     path = tmp_path / "big.bin"
     numel = 10 << 28
     data_pkl = pickle_of_storage(numel)
@@ -93,7 +93,7 @@ def test_a_sparse_file_of_10_gib_is_scanned_within_100_ms(tmp_path: Path) -> Non
     assert float(taken) < 0.1
 
 
-def test_a_scan_is_at_least_15_times_as_fast_as_pickletools(tmp_path: Path) -> None:
+def test_a_scan_is_at_least_15_times_as_fast_as_pickletools(tmp_path):
     file = tmp_path / "model.pt"
     torch.save({f"layers.{i}.weight": torch.ones(1) for i in range(20_000)}, file)
     # Processor time of all threads: other load of the machine affects both sides alike. Memory does not: on a virtual machine

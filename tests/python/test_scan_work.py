@@ -79,7 +79,7 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_scan_of_a_small_file_takes_little_time(name: str) -> None:
+def test_a_scan_of_a_small_file_takes_little_time(name):
     data = FILES[name]()
     assert len(data) <= FILE_MAX_BYTES
     allowed = SECONDS_MAX * (DEBUG_FACTOR if rustload._rustload.DEBUG else 1)
@@ -94,7 +94,7 @@ def test_a_scan_of_a_small_file_takes_little_time(name: str) -> None:
     assert within(min(taken), allowed), taken
 
 
-def test_a_file_whose_budget_is_spent_is_not_inert() -> None:
+def test_a_file_whose_budget_is_spent_is_not_inert():
     report = rustload.scan(packed(b"\x80\x02" + b"N0" * (8 << 20) + b"N."))
     assert (report.verdict, report.complete) == ("unknown", False)
     assert "Limit" in {finding.code for finding in report.findings}

@@ -34,9 +34,7 @@ def printed(capsys: pytest.CaptureFixture[str], command: str, *arguments: object
 @pytest.mark.parametrize(
     "name", [name for name in COMMANDS if name not in ("view", "manifest", "verify", "schema", "completion")]
 )
-def test_a_schema_is_printed_strict_and_describes_every_key(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_is_printed_strict_and_describes_every_key(name, capsys):
     assert main(["schema", name]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["$id"] == f"urn:rustload:schema:{name}:{schema['properties']['schema']['const']}"
@@ -58,16 +56,14 @@ def test_a_schema_is_printed_strict_and_describes_every_key(
             todo += part
 
 
-def test_an_unknown_schema_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_schema_is_wrong_usage(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["schema", "view"])
     assert caught.value.code == 2
     assert "invalid choice" in capsys.readouterr().err
 
 
-def test_a_document_of_another_version_or_with_another_key_is_not_valid(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_document_of_another_version_or_with_another_key_is_not_valid(tmp_path, capsys):
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
     _, document = printed(capsys, "scan", tmp_path / "m.pt")
     (file,) = document["files"]
@@ -111,7 +107,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
-def test_info(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_info(files, capsys):
     code, document = printed(capsys, "info", *files)
     assert code == 3
     assert [one["path"] for one in document["checkpoints"]] == list(map(str, files))
@@ -127,7 +123,7 @@ def test_info(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert document["checkpoints"][0]["filter"] == "*"
 
 
-def test_scan(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_scan(files, capsys, tmp_path):
     code, document = printed(capsys, "scan", *files, "--allow", "make_kinds.*")
     assert code == 1
     assert {one["status"] for one in document["files"]} == {"scanned", "skipped", "unreadable"}
@@ -141,9 +137,7 @@ def test_scan(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: P
     assert errors(validator_of("scan"), json.loads(rustload.scan(b"cos\nsystem\n.").to_json())) == []
 
 
-def test_scan_prints_the_same_document_each_time(
-    files: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scan_prints_the_same_document_each_time(files, capsys):
     folder = files[0].parent
     assert main(["scan", str(folder), "--json"]) == main(["scan", str(folder), "--json"])
     text = capsys.readouterr().out
@@ -151,7 +145,7 @@ def test_scan_prints_the_same_document_each_time(
     assert first == second
 
 
-def test_stats(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stats(files, capsys, tmp_path):
     values = {
         "finite": torch.randn(100),
         "odd": torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, 1e-40, 3e38]),
@@ -174,7 +168,7 @@ def test_stats(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: 
     printed(capsys, "stats", *(files[0].parent / name for name in dtypes))
 
 
-def test_show(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_show(files, capsys, tmp_path):
     values = {
         "a": torch.tensor([1.0, float("nan"), float("inf")]),
         "b": torch.tensor([True]),
@@ -192,7 +186,7 @@ def test_show(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: P
     assert printed(capsys, "show", tmp_path / "absent.pt", "a")[0] == 3
 
 
-def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_diff(capsys, tmp_path):
     infinite = torch.tensor([float("inf"), 1.0, float("nan")], dtype=torch.float64)
     a = {
         "same": torch.ones(2),
@@ -219,7 +213,7 @@ def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert printed(capsys, "diff", tmp_path / "a.pt", tmp_path / "absent.pt")[0] == 3
 
 
-def test_convert(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_convert(capsys, tmp_path):
     weight = torch.ones(4, 4)
     torch.save({"a": weight, "b": weight, "row": weight[1], "step": 3}, tmp_path / "m.pt")
     code, document = printed(
@@ -231,16 +225,14 @@ def test_convert(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (code, document["error"]["code"]) == (3, "TargetExists")
 
 
-def test_doctor(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor(files, capsys):
     folder = files[0].parent
     paths = [folder / "tensor.pt", folder / "dcp", folder / "absent.pt"]
     assert printed(capsys, "doctor", *paths)[0] == 3
     assert printed(capsys, "doctor", folder / "tensor.pt", "--no-measure")[0] == 0
 
 
-def test_doctor_on_a_publication(
-    files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_doctor_on_a_publication(files, capsys, tmp_path):
     folder = tmp_path / ".m.safetensors.part"
     folder.mkdir()
     (folder / "token").write_text("0123456789abcdef")
@@ -252,13 +244,7 @@ def test_doctor_on_a_publication(
 
 @pytest.mark.parametrize("command", ["info", "stats", "scan", "doctor", "diff", "convert"])
 @pytest.mark.parametrize("host", ["memory", "ftp"])
-def test_secrets_of_urls_are_in_no_document(
-    command: str,
-    host: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_secrets_of_urls_are_in_no_document(command, host, capsys, tmp_path, monkeypatch):
     fsspec = pytest.importorskip("fsspec")
     safetensors.torch.save_file({"a": torch.ones(2)}, tmp_path / "m.safetensors")
     fsspec.filesystem("memory").pipe("/schemas/m.safetensors", (tmp_path / "m.safetensors").read_bytes())

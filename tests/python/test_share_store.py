@@ -53,7 +53,7 @@ def folders() -> set[Path]:
     return set(Path("/dev/shm").glob("rustload-node-*"))
 
 
-def test_each_byte_is_fetched_once(server: Server, tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_each_byte_is_fetched_once(server, tmp_path, tensors):
     before = folders()
     server.delay = 0.02
     expected = [float(tensor.double().sum()) for tensor in tensors.values()]
@@ -72,7 +72,7 @@ def test_each_byte_is_fetched_once(server: Server, tmp_path: Path, tensors: dict
     assert not list(tmp_path.glob("rustload-node-*"))
 
 
-def test_a_rank_that_is_killed_leaves_nothing_and_hangs_no_other(server: Server, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_leaves_nothing_and_hangs_no_other(server, tmp_path):
     before = folders()
     begin = time.monotonic()
     done = run_ranks(server, tmp_path, "killed")
@@ -83,13 +83,13 @@ def test_a_rank_that_is_killed_leaves_nothing_and_hangs_no_other(server: Server,
     assert not list(tmp_path.glob("rustload-node-*"))
 
 
-def test_what_has_no_version_is_not_shared(server: Server, tmp_path: Path) -> None:
+def test_what_has_no_version_is_not_shared(server, tmp_path):
     server.fault = lambda _: "no etag"
     for code, found in run_ranks(server, tmp_path):
         assert (code, found["note"]) == (0, "nothing was shared")
 
 
-def test_folders_of_killed_ranks_are_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_killed_ranks_are_removed_later(tmp_path, monkeypatch):
     monkeypatch.setattr(_node_folder, "_window", lambda base: int(base == str(tmp_path)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left, held = tmp_path / "rustload-node-left", tmp_path / "rustload-node-held"
@@ -115,7 +115,7 @@ def test_folders_of_killed_ranks_are_removed_later(tmp_path: Path, monkeypatch: 
     again.remove()
 
 
-def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_enter_is_refused(tmp_path):
     for mode in (0o755, 0o770, 0o711):
         (tmp_path / oct(mode)).mkdir()
         (tmp_path / oct(mode)).chmod(mode)
@@ -127,7 +127,7 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
         NodeFolder(str(tmp_path / "link"))
 
 
-def test_what_is_compared_with_a_manifest_is_not_shared(server: Server, tmp_path: Path) -> None:
+def test_what_is_compared_with_a_manifest_is_not_shared(server, tmp_path):
     own = tmp_path / "own"
     own.mkdir(0o700)
     url = f"{server.host}/model.safetensors"

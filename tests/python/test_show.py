@@ -4,8 +4,6 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +34,7 @@ def numbers(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_slice_has_the_numbers_of_torch(
-    dtype: torch.dtype, save: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slice_has_the_numbers_of_torch(dtype, save, capsys):
     torch.manual_seed(1)
     tensor = (torch.rand(7, 9) * 100).to(torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
     path = save({"layers.0.w": tensor})
@@ -64,9 +60,7 @@ def test_a_slice_has_the_numbers_of_torch(
 @pytest.mark.parametrize(
     "shape", [(2000,), (3, 500), (50, 40), (5, 50, 7), (30, 2, 40), (3, 8, 8, 9), (1001, 1)], ids=str
 )
-def test_a_large_tensor_has_the_edges_that_numpy_prints(
-    shape: tuple[int, ...], save: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_large_tensor_has_the_edges_that_numpy_prints(shape, save, capsys):
     array = np.arange(np.prod(shape)).reshape(shape)
     code, out, _ = shown(capsys, save({"x": torch.from_numpy(array)}), "x")
     assert code == 0
@@ -75,7 +69,7 @@ def test_a_large_tensor_has_the_edges_that_numpy_prints(
     assert re.sub(r"\s", "", "".join(out.splitlines()[1:])) == re.sub(r"\s", "", text)
 
 
-def test_small_and_odd_shapes(save: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_and_odd_shapes(save, capsys):
     tensors = {
         "scalar": torch.tensor(2.5),
         "empty": torch.zeros(0, 3),
@@ -96,7 +90,7 @@ def test_small_and_odd_shapes(save: Callable[..., Path], capsys: pytest.CaptureF
     assert out.startswith("wide[0, ..., 1, :2]  float32  [4, 4, 4, 4, 2] of [4, 4, 4, 4, 4, 4, 4]")
 
 
-def test_only_what_is_shown_is_read(save: Callable[..., Path]) -> None:
+def test_only_what_is_shown_is_read(save):
     path = save({"x": torch.arange(1 << 22, dtype=torch.float32).view(2048, 2048)})
     file = Ranges(path.read_bytes())
 
@@ -108,9 +102,7 @@ def test_only_what_is_shown_is_read(save: Callable[..., Path]) -> None:
         assert file.nbytes < 1 << 20, "of 16 MiB"
 
 
-def test_a_pattern_also_matches_vectors(
-    save: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pattern_also_matches_vectors(save, capsys):
     path = save({"l.w": torch.ones(5, 6), "l.b": torch.arange(5), "l.s": torch.tensor(1)})
     code, out, err = shown(capsys, path, "l.*[:2, :4]")
     assert (code, err) == (0, "")
@@ -122,7 +114,7 @@ def test_a_pattern_also_matches_vectors(
     assert err.count("for tensor 'l.b'") == 2
 
 
-def test_dequantized_numbers(save: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_dequantized_numbers(save, capsys):
     codes = (torch.rand(4, 8) * 40 - 20).to(torch.float8_e4m3fn)
     tensors = {"w.weight": codes, "w.weight_scale_inv": torch.tensor([[0.25]])}
     path = save(tensors)
@@ -132,7 +124,7 @@ def test_dequantized_numbers(save: Callable[..., Path], capsys: pytest.CaptureFi
     assert found["values"] == pytest.approx((codes.float() * 0.25).flatten().tolist(), rel=1e-2)
 
 
-def test_values_that_are_not_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_are_not_tensors(tmp_path, capsys):
     path = tmp_path / "run.ckpt"
     cycle: list[Any] = [1]
     cycle.append({"again": cycle})
@@ -187,7 +179,7 @@ def test_values_that_are_not_tensors(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
 
 
-def test_what_the_file_names_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_file_names_is_not_made(tmp_path, capsys):
     path = tmp_path / "evil.pt"
     marker = tmp_path / "made"
     torch.save({"w": torch.ones(1), "x": Reduced(os.mkdir, (str(marker),))}, path)
@@ -196,9 +188,7 @@ def test_what_the_file_names_is_not_made(tmp_path: Path, capsys: pytest.CaptureF
     assert "posix.mkdir" in out
 
 
-def test_unknown_names_are_errors_that_suggest_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_names_are_errors_that_suggest_others(tmp_path, capsys):
     path = tmp_path / "run.ckpt"
     torch.save({"hyper_parameters": {"lr": 1}, "layers.0.weight": torch.ones(2)}, path)
     for name, near in (("hyper_parameterz", "hyper_parameters"), ("layers.0.wieght[0]", "layers.0.weight")):
@@ -213,13 +203,11 @@ def test_unknown_names_are_errors_that_suggest_others(
     assert "missing.pt" in err
 
 
-def test_the_empty_name_is_two_quotes(save: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_empty_name_is_two_quotes(save, capsys):
     assert shown(capsys, save({"": torch.ones(1)}), "")[1].startswith('""  float32  [1]\n')
 
 
-def test_a_name_with_brackets_is_itself(
-    save: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_with_brackets_is_itself(save, capsys):
     path = save({"a[0]": torch.ones(2), "a\x1b[1m": torch.ones(1), "a": torch.zeros(3)})
     assert shown(capsys, path, "a[0]")[1].startswith("a[0]  float32  [2]\n")
     assert shown(capsys, path, "a[1]")[1].startswith("a[1]  float32  [] of [3]\n")
@@ -229,7 +217,7 @@ def test_a_name_with_brackets_is_itself(
 @pytest.mark.parametrize(
     "text", ["0", "-1", ":", "::", "1:", ":-2", "::2", "1:7:3", "...", "..., 0", "0, :, ..., 2:5", " 1 , 2 "]
 )
-def test_indexes_are_those_of_python(text: str) -> None:
+def test_indexes_are_those_of_python(text):
     class Recorder:
         def __getitem__(self, index: object) -> object:
             return index
@@ -243,17 +231,12 @@ def test_indexes_are_those_of_python(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a[0-9]", "a[!b]", "a[]", "a[1,]", "a[1 2]", "a[x]", "a[1:2:3:4]", "a", "[", "a[1:2 3]"]
 )
-def test_other_brackets_are_part_of_the_pattern(text: str) -> None:
+def test_other_brackets_are_part_of_the_pattern(text):
     assert split_index(text) == (text, None)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_lines_fit_a_terminal(
-    columns: int,
-    save: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_fit_a_terminal(columns, save, capsys, monkeypatch):
     monkeypatch.setattr(Page, "width", columns)
     path = save(
         {"layers.0.attention.weight": torch.randn(100, 200), "h": {"text": "word " * 100, "n": [1] * 200}}

@@ -61,7 +61,7 @@ def slow(tensors, tmp_path_factory) -> Iterator[Slow]:
 
 
 @pytest.mark.parametrize("name", ["model.bin", "model.safetensors"])
-def test_a_slow_file_is_read_by_many_ranges_at_once(slow: Slow, tensors, name: str) -> None:
+def test_a_slow_file_is_read_by_many_ranges_at_once(slow, tensors, name):
     path = slow.cold(name)
     size = path.stat().st_size
     with rustload.open(path, framework="torch") as ckpt:
@@ -73,7 +73,7 @@ def test_a_slow_file_is_read_by_many_ranges_at_once(slow: Slow, tensors, name: s
     assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
 
 
-def test_one_tensor_is_read_by_several_ranges_and_a_slice_by_its_bytes(slow: Slow, tensors) -> None:
+def test_one_tensor_is_read_by_several_ranges_and_a_slice_by_its_bytes(slow, tensors):
     with rustload.open(slow.cold("model.bin"), framework="torch") as ckpt:
         assert torch.equal(ckpt["large.1"].materialize(), tensors["large.1"])
         assert slow.counts()[2] >= 3
@@ -82,7 +82,7 @@ def test_one_tensor_is_read_by_several_ranges_and_a_slice_by_its_bytes(slow: Slo
         assert slow.counts()[1] <= MIB
 
 
-def test_a_slow_file_is_mapped_only_when_asked(slow: Slow, tensors) -> None:
+def test_a_slow_file_is_mapped_only_when_asked(slow, tensors):
     path = slow.cold("model.safetensors")
     mapped = f"{path}".encode()
     for mode, copy, is_view in [("auto", None, False), ("auto", False, True), ("buffered", None, True)]:
@@ -93,7 +93,7 @@ def test_a_slow_file_is_mapped_only_when_asked(slow: Slow, tensors) -> None:
         del ckpt, tensor
 
 
-def test_doctor_says_how_a_slow_file_is_read_and_why(slow: Slow) -> None:
+def test_doctor_says_how_a_slow_file_is_read_and_why(slow):
     path = str(slow.cold("model.bin"))
     command = [sys.executable, "-m", "rustload", "doctor", "--no-measure", path]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -107,9 +107,7 @@ def test_doctor_says_how_a_slow_file_is_read_and_why(slow: Slow) -> None:
 
 
 @pytest.mark.parametrize(("shape", "requests"), [((16, 16), 10), ((256, 200), 130)])
-def test_a_legacy_stream_is_opened_with_its_counts_read_several_at_once(
-    shape: tuple[int, int], requests: int
-) -> None:
+def test_a_legacy_stream_is_opened_with_its_counts_read_several_at_once(shape, requests):
     values = {f"w.{number}": torch.full(shape, float(number)) for number in range(100)}
     data = saved(values, _use_new_zipfile_serialization=False)
     store = Ranges(data, 0.002)
@@ -123,7 +121,7 @@ def test_a_legacy_stream_is_opened_with_its_counts_read_several_at_once(
     assert caught.value.code == "Truncated"
 
 
-def test_an_archive_behind_an_object_reads_close_to_its_bytes() -> None:
+def test_an_archive_behind_an_object_reads_close_to_its_bytes():
     values = {f"w.{number}": torch.full((64, 64), float(number)) for number in range(1000)}
     data = saved(values)
     store = Ranges(data, 0.002)

@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,7 +93,7 @@ def special(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_floats_have_the_statistics_of_numpy(dtype: torch.dtype, save: Callable[..., Path]) -> None:
+def test_floats_have_the_statistics_of_numpy(dtype, save):
     ckpt = rustload.open(save({"x": special(dtype), "few": special(dtype)[:300], "one": special(dtype)[7:8]}))
     for name, tensor in ckpt.items():
         check(tensor.stats(), tensor.torch())
@@ -103,7 +101,7 @@ def test_floats_have_the_statistics_of_numpy(dtype: torch.dtype, save: Callable[
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_integers_have_the_statistics_of_numpy(dtype: torch.dtype, save: Callable[..., Path]) -> None:
+def test_integers_have_the_statistics_of_numpy(dtype, save):
     info = torch.iinfo(dtype)
     torch.manual_seed(2)
     bits = torch.randint(0, 256, (30_000 * dtype.itemsize,), dtype=torch.uint8)
@@ -114,13 +112,13 @@ def test_integers_have_the_statistics_of_numpy(dtype: torch.dtype, save: Callabl
 
 
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128], ids=str)
-def test_complex_numbers_count_as_two(dtype: torch.dtype, save: Callable[..., Path]) -> None:
+def test_complex_numbers_count_as_two(dtype, save):
     part = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
     numbers = torch.view_as_complex(special(part[dtype])[:60_000].view(-1, 2).clone())
     check(rustload.open(save({"x": numbers}))["x"].stats(), numbers)
 
 
-def test_e8m0_bools_and_what_has_no_numbers(save: Callable[..., Path]) -> None:
+def test_e8m0_bools_and_what_has_no_numbers(save):
     ckpt = rustload.open(
         save(
             {
@@ -139,7 +137,7 @@ def test_e8m0_bools_and_what_has_no_numbers(save: Callable[..., Path]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_views_joined_and_quantized_tensors(save: Callable[..., Path]) -> None:
+def test_views_joined_and_quantized_tensors(save):
     torch.manual_seed(3)
     base = torch.randn(300, 400)
     quantized = torch.quantize_per_channel(base, torch.rand(300) + 0.1, torch.zeros(300), 0, torch.qint8)
@@ -152,7 +150,7 @@ def test_views_joined_and_quantized_tensors(save: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
 @pytest.mark.parametrize("bins", [1, 7, 64])
-def test_a_histogram_is_that_of_numpy(dtype: torch.dtype, bins: int, save: Callable[..., Path]) -> None:
+def test_a_histogram_is_that_of_numpy(dtype, bins, save):
     torch.manual_seed(4)
     numbers = (torch.randn(50_000) * 40).abs().to(dtype)
     tensors = {"x": numbers, "same": numbers[:1].repeat(9), "none": numbers[:0]}
@@ -166,7 +164,7 @@ def test_a_histogram_is_that_of_numpy(dtype: torch.dtype, bins: int, save: Calla
     assert found["none"].histogram is None
 
 
-def test_numbers_whose_squares_are_infinite_count(save: Callable[..., Path]) -> None:
+def test_numbers_whose_squares_are_infinite_count(save):
     few = [1.0, 2e200, np.nan, 3.0, 7e299, np.inf, -5.0]
     generator = torch.Generator().manual_seed(3)
     many = torch.randn(5000, dtype=torch.float64, generator=generator) * 1e-3
@@ -185,7 +183,7 @@ def test_numbers_whose_squares_are_infinite_count(save: Callable[..., Path]) -> 
     assert abs(found.mean or 0.0) < 1.7e300
 
 
-def test_a_sample_reads_part_of_large_tensors(save: Callable[..., Path]) -> None:
+def test_a_sample_reads_part_of_large_tensors(save):
     torch.manual_seed(5)
     ramp = torch.arange(1 << 21, dtype=torch.float32)
     ckpt = rustload.open(save({"ramp": ramp, "matrix": ramp.view(2048, 1024).T, "small": ramp[:100].clone()}))
@@ -206,7 +204,7 @@ def test_a_sample_reads_part_of_large_tensors(save: Callable[..., Path]) -> None
     assert abs(joined.mean / ramp.mean() - 1) < 0.02
 
 
-def test_arguments_are_checked(simple: Path) -> None:
+def test_arguments_are_checked(simple):
     ckpt = rustload.open(simple)
     for arguments, error in (
         ({"sample": 0}, ValueError),
@@ -225,7 +223,7 @@ def test_arguments_are_checked(simple: Path) -> None:
     assert ckpt["w"].stats(sample=np.int64(5), bins=np.int8(3)) == ckpt["w"].stats(sample=5, bins=3)
 
 
-def test_a_changed_file_is_an_error(save: Callable[..., Path]) -> None:
+def test_a_changed_file_is_an_error(save):
     path = save({"x": torch.zeros(3 << 20)})
     ckpt = rustload.open(path)
     with path.open("r+b") as file:
@@ -235,7 +233,7 @@ def test_a_changed_file_is_an_error(save: Callable[..., Path]) -> None:
     assert caught.value.code == "FileChanged"
 
 
-def test_a_meta_tensor_is_an_error(save: Callable[..., Path]) -> None:
+def test_a_meta_tensor_is_an_error(save):
     with pytest.raises(rustload.RustloadError):
         rustload.open(save({"x": torch.zeros(3, device="meta")})).stats()
 
@@ -244,7 +242,7 @@ def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return cli("stats", *arguments)
 
 
-def test_as_text_statistics_are_a_table(save: Callable[..., Path]) -> None:
+def test_as_text_statistics_are_a_table(save):
     tensors = {f"w{at}": torch.tensor([at, -1.5, float("nan"), 0]) for at in range(1005)}
     ckpt = rustload.open(save(tensors))
     title, head, first, *rest = str(ckpt.stats()).splitlines()
@@ -261,7 +259,7 @@ def test_as_text_statistics_are_a_table(save: Callable[..., Path]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::rustload.RustloadWarning")
-def test_reports_have_a_repr_of_one_line(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_reports_have_a_repr_of_one_line(save, tmp_path):
     import rustload.torch
 
     path = save({f"{at}.weight": torch.randn(2, 2) for at in range(40)})
@@ -282,7 +280,7 @@ def test_reports_have_a_repr_of_one_line(save: Callable[..., Path], tmp_path: Pa
         assert "\n" not in repr(report)
 
 
-def test_a_gate_that_selects_nothing_is_an_error(save: Callable[..., Path]) -> None:
+def test_a_gate_that_selects_nothing_is_an_error(save):
     path = save({"model.layers.0.w": torch.zeros(2), "model.layers.1.w": torch.tensor([float("nan")])})
     for select in (["nosuch*"], ["nosuch*", "?"], ["nosuch"]):
         options = [word for one in select for word in ("--select", one)]
@@ -297,7 +295,7 @@ def test_a_gate_that_selects_nothing_is_an_error(save: Callable[..., Path]) -> N
     assert (some.returncode, "no name matches 'nosuch*'" in some.stderr) == (1, True)
 
 
-def test_the_command_shows_every_tensor(save: Callable[..., Path]) -> None:
+def test_the_command_shows_every_tensor(save):
     bad = torch.tensor([1.0, float("nan"), float("inf")])
     path = save({"layer.weight": torch.arange(6.0).view(2, 3), "bad": bad, "zero": torch.zeros(4)})
     done = command(path, "--bins", 4)
@@ -319,7 +317,7 @@ def test_the_command_shows_every_tensor(save: Callable[..., Path]) -> None:
     assert entries["zero"]["std"] == 0
 
 
-def test_the_command_reports_what_it_cannot_read(tmp_path: Path, simple: Path) -> None:
+def test_the_command_reports_what_it_cannot_read(tmp_path, simple):
     done = command(simple, tmp_path / "none.bin")
     assert done.returncode == 3
     assert "2 tensors" in done.stdout

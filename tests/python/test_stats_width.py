@@ -41,7 +41,7 @@ def too_wide(text: str, width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("options", [(), ("--bins", "20")], ids=["numbers", "histograms"])
-def test_statistics_fit_the_terminal(folder: Path, width: int, options: tuple[str, ...]) -> None:
+def test_statistics_fit_the_terminal(folder, width, options):
     shown = plain(on_terminal(width, folder, "stats", *options, "a.npz"))
     assert too_wide(shown, width) == []
     # No number is lost, however the lines are split.
@@ -55,7 +55,7 @@ def test_statistics_fit_the_terminal(folder: Path, width: int, options: tuple[st
 
 @pytest.mark.parametrize("width", [80, 81, 100, 120, 200])
 @pytest.mark.parametrize("options", [(), ("--bins", "20")], ids=["numbers", "histograms"])
-def test_numbers_line_up_from_80_columns_on(folder: Path, width: int, options: tuple[str, ...]) -> None:
+def test_numbers_line_up_from_80_columns_on(folder, width, options):
     cell_len = pytest.importorskip("rich.cells").cell_len
     lines = plain(on_terminal(width, folder, "stats", *options, "a.npz")).splitlines()
     assert lines[1].split() == ["min", "max", "mean", "std", "zeros"]
@@ -71,7 +71,7 @@ def test_numbers_line_up_from_80_columns_on(folder: Path, width: int, options: t
     assert ends == {tuple(heads)}
 
 
-def test_one_long_name_does_not_split_the_other_rows(tmp_path: Path) -> None:
+def test_one_long_name_does_not_split_the_other_rows(tmp_path):
     arrays = {f"layer.{at}": np.linspace(-1.2345, 2, 40_000).reshape(200, 200) for at in range(20)}
     np.savez(tmp_path / "a.npz", **arrays, **{"a.name." * 9: np.ones(2)})
     shown = plain(on_terminal(80, tmp_path, "stats", "a.npz"))
@@ -79,14 +79,14 @@ def test_one_long_name_does_not_split_the_other_rows(tmp_path: Path) -> None:
     assert len(re.findall(r"\n  layer\.\d+ +float64\[200, 200\] +-1\.234 ", shown)) == 20
 
 
-def test_rows_of_eight_numbers_fit_80_columns(tmp_path: Path) -> None:
+def test_rows_of_eight_numbers_fit_80_columns(tmp_path):
     np.savez(tmp_path / "a.npz", w=np.linspace(-0.012345, 1, 32).reshape(4, 8))
     shown = plain(on_terminal(80, tmp_path, "show", "a.npz", "w")).splitlines()
     assert len(shown) == 5
     assert shown[1].startswith("  [[-0.0123,")
 
 
-def test_a_folder_is_shown_by_its_name(tmp_path: Path) -> None:
+def test_a_folder_is_shown_by_its_name(tmp_path):
     import rustload
 
     for name in ("one", "two"):
@@ -97,14 +97,14 @@ def test_a_folder_is_shown_by_its_name(tmp_path: Path) -> None:
     assert shown[1] == shown[0].replace("/one'", "/two'")
 
 
-def test_a_histogram_below_its_row_keeps_its_gaps(folder: Path) -> None:
+def test_a_histogram_below_its_row_keeps_its_gaps(folder):
     for width in (40, 80, 200):
         shown = plain(on_terminal(width, folder, "stats", "--bins", "20", "--select", "ends", "a.npz"))
         assert "█" + " " * 18 + "█" in shown, width
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_names_fit(tmp_path: Path, name: str) -> None:
+def test_hostile_names_fit(tmp_path, name):
     import torch
 
     torch.save({name: torch.zeros(3), "b": torch.ones(1)}, tmp_path / "hostile.pt")
@@ -119,7 +119,7 @@ def test_hostile_names_fit(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
-def test_differences_fit_the_terminal(folder: Path, width: int) -> None:
+def test_differences_fit_the_terminal(folder, width):
     for options, code in (((), 1), (("--data", "--cast"), 1)):
         shown = on_terminal(width, folder, "diff", "a.npz", "b.npz", *options, code=code)
         assert too_wide(shown, width) == []
@@ -133,7 +133,7 @@ def test_differences_fit_the_terminal(folder: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 81, 100, 120, 200])
-def test_distances_line_up_from_80_columns_on(tmp_path: Path, width: int) -> None:
+def test_distances_line_up_from_80_columns_on(tmp_path, width):
     cell_len = pytest.importorskip("rich.cells").cell_len
     dice = np.random.default_rng(8)
     one = {f"model.layers.{at}.self_attn.q_proj.weight": dice.normal(size=(9, 7 + at)) for at in range(6)}
@@ -166,14 +166,14 @@ def test_distances_line_up_from_80_columns_on(tmp_path: Path, width: int) -> Non
     assert shown.splitlines()[-1] == "  different: 9 of 9 tensors"
 
 
-def test_a_title_that_is_a_long_path_is_wrapped(tmp_path: Path) -> None:
+def test_a_title_that_is_a_long_path_is_wrapped(tmp_path):
     for name, number in (("a" * 90, 1), ("b" * 90, 2)):
         np.savez(tmp_path / f"{name}.npz", **{f"w{number}": np.zeros(2)})
     shown = on_terminal(60, tmp_path, "diff", f"{'a' * 90}.npz", f"{'b' * 90}.npz", code=1)
     assert too_wide(shown, 60) == []
 
 
-def test_a_pipe_gets_whole_rows(folder: Path) -> None:
+def test_a_pipe_gets_whole_rows(folder):
     done = cli("stats", "--bins", "20", "a.npz", cwd=folder, COLUMNS="40")
     rows = done.stdout.splitlines()[2:-1]
     assert len(rows) == 9

@@ -68,7 +68,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, {"cuda": True}, {"protocol": 0}, {"little_endian": False}], ids=str)
-def test_a_file_of_torch_01_opens_as_torch_reads_it(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_file_of_torch_01_opens_as_torch_reads_it(tmp_path, options):
     path = write(tmp_path / "old.pt", torch01(old_object(), **options))
     theirs = legacy_load(path)
     ckpt = rustload.open(path)
@@ -93,7 +93,7 @@ def test_a_file_of_torch_01_opens_as_torch_reads_it(tmp_path: Path, options: dic
     assert rustload.scan(path).complete
 
 
-def test_what_torch_refuses_of_old_files_is_refused_in_the_strict_mode(tmp_path: Path) -> None:
+def test_what_torch_refuses_of_old_files_is_refused_in_the_strict_mode(tmp_path):
     path = write(tmp_path / "old.pt", torch01({"w": BASE}))
     with pytest.raises(RuntimeError) as theirs:
         torch.load(path, weights_only=True)
@@ -102,7 +102,7 @@ def test_what_torch_refuses_of_old_files_is_refused_in_the_strict_mode(tmp_path:
     assert str(theirs.value).startswith(str(ours.value))
 
 
-def test_a_parameter_of_torch_01_is_a_parameter() -> None:
+def test_a_parameter_of_torch_01_is_a_parameter():
     parameter = pickles.call("torch.nn.parameter.Parameter", b"X\x01\0\0\x002Q")
     state = parameter + pickles.many(pickles.TRUE, pickles.FALSE, pickles.ordered()) + pickles.BUILD
     data = tar({"pickle": pickles.pickle(pickles.named({"w": state}))})
@@ -111,13 +111,13 @@ def test_a_parameter_of_torch_01_is_a_parameter() -> None:
     assert isinstance(rustload.torch.load(data)["w"], torch.nn.Parameter)
 
 
-def test_a_class_with_its_source_is_the_class() -> None:
+def test_a_class_with_its_source_is_the_class():
     ckpt = rustload.open(torch01({"net": ClassTag("net.Net"), "w": BASE}))
     assert ckpt.objects["net"] == rustload.Global("net", "Net")
     assert rustload.scan(torch01({"net": ClassTag("net.Net"), "w": BASE})).verdict == "unknown"
 
 
-def test_a_tensor_without_a_storage_is_empty() -> None:
+def test_a_tensor_without_a_storage_is_empty():
     tensors = pickles.pickle(pickles.integer(1)) + pickles.pickle(
         pickles.many(pickles.integer(2), pickles.NONE, pickles.name("torch.FloatTensor"))
     )
@@ -165,7 +165,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
     return tensor.contiguous().view(torch.uint8).flatten().tolist()
 
 
-def test_tensors_slices_and_streams(archive: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_tensors_slices_and_streams(archive):
     path, tensors = archive
     for source in (path, path.read_bytes(), io.BytesIO(path.read_bytes())):
         ckpt = rustload.open(source)
@@ -179,7 +179,7 @@ def test_tensors_slices_and_streams(archive: tuple[Path, dict[str, torch.Tensor]
         }
 
 
-def test_objects_and_torch_load(archive: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_objects_and_torch_load(archive):
     path, tensors = archive
     objects = rustload.open(path).objects
     flat = {
@@ -196,9 +196,7 @@ def test_objects_and_torch_load(archive: tuple[Path, dict[str, torch.Tensor]]) -
         assert bits((loaded[folder] if folder else loaded)[rest]) == bits(tensor)
 
 
-def test_convert_diff_safe_open_and_info(
-    archive: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
-) -> None:
+def test_convert_diff_safe_open_and_info(archive, tmp_path):
     path, tensors = archive
     target = tmp_path / "out.safetensors"
     rustload.convert(path, target)
@@ -210,7 +208,7 @@ def test_convert_diff_safe_open_and_info(
     assert "bfloat16" in cli("info", path).stdout or "b" not in tensors
 
 
-def test_load_into(archive: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_load_into(archive):
     path, tensors = archive
 
     class Model(torch.nn.Module):
@@ -232,9 +230,7 @@ def test_load_into(archive: tuple[Path, dict[str, torch.Tensor]]) -> None:
     }
 
 
-def test_an_honest_archive_is_inert_but_for_the_class_that_its_configuration_names(
-    archive: tuple[Path, dict[str, torch.Tensor]],
-) -> None:
+def test_an_honest_archive_is_inert_but_for_the_class_that_its_configuration_names(archive):
     report = rustload.scan(archive[0])
     assert report.complete
     named = [finding for finding in report.findings if finding.verdict != "inert"]
@@ -245,7 +241,7 @@ def test_an_honest_archive_is_inert_but_for_the_class_that_its_configuration_nam
     assert (allowed.verdict, allowed.passes) == ("inert", True), allowed.findings
 
 
-def test_a_configuration_of_more_than_a_mib_is_unscanned(tmp_path: Path) -> None:
+def test_a_configuration_of_more_than_a_mib_is_unscanned(tmp_path):
     members = {
         "model_weights.ckpt": saved(STATE),
         "more.yaml": b"#" * (1 << 20) + b"\n_target_: os.system\n",
@@ -255,7 +251,7 @@ def test_a_configuration_of_more_than_a_mib_is_unscanned(tmp_path: Path) -> None
     assert report.verdict != "inert"
 
 
-def test_a_member_is_a_view_of_the_archive(tmp_path: Path) -> None:
+def test_a_member_is_a_view_of_the_archive(tmp_path):
     path = write(tmp_path / "model.nemo", one(tmp_path))
     ckpt = rustload.open(path, framework="numpy")
     array = ckpt["w"].materialize(copy=False)
@@ -286,28 +282,28 @@ def in_every_pickle() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("where", in_every_pickle())
-def test_a_call_in_any_pickle_would_execute(where: str) -> None:
+def test_a_call_in_any_pickle_would_execute(where):
     report = rustload.scan(in_every_pickle()[where])
     assert report.verdict == "would execute"
     assert "posix.system" in {f"{finding.module}.{finding.name}" for finding in report.findings}
 
 
-def test_a_call_in_a_nested_archive_would_execute() -> None:
+def test_a_call_in_a_nested_archive_would_execute():
     data = nemo({"model_weights.ckpt": around(EVIL)})
     assert rustload.scan(data).verdict == "would execute"
 
 
-def test_a_central_directory_elsewhere_is_no_member(tmp_path: Path) -> None:
+def test_a_central_directory_elsewhere_is_no_member(tmp_path):
     """A zip archive behind the archive is one that readers find by the last bytes."""
     assert rustload.scan(one(tmp_path) + around(EVIL)).verdict == "would execute"
 
 
-def test_other_archives_say_what_is_inside() -> None:
+def test_other_archives_say_what_is_inside():
     with coded(rustload.UnsupportedError, "TarUnsupported", match=r'"a.txt", "b.txt"'):
         rustload.open(packed({"a.txt": b"1", "b.txt": b"2"}))
 
 
-def test_long_names_are_read_as_tarfile_reads_them() -> None:
+def test_long_names_are_read_as_tarfile_reads_them():
     name = f"{'folder/' * 20}model_weights.ckpt"
     for format_ in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT):
         data = packed({name: saved(STATE)}, format_)
@@ -331,7 +327,7 @@ def described(data: bytes, *, stated: int, **records: str) -> bytes:
     return head + tar_header("model_weights.ckpt", stated) + data + bytes(-len(data) % 512) + TAR_END
 
 
-def test_the_size_in_an_extended_header_is_that_of_the_header() -> None:
+def test_the_size_in_an_extended_header_is_that_of_the_header():
     data = saved(STATE)
     right, wrong = str(len(data)), str(len(data) + 1)
     assert list(rustload.open(described(data, stated=len(data), size=right, mtime="1.5"))) == list(STATE)
@@ -340,7 +336,7 @@ def test_the_size_in_an_extended_header_is_that_of_the_header() -> None:
             rustload.open(described(data, stated=stated, size=size))
 
 
-def test_a_member_of_8_gib_has_its_size_in_the_extended_header(tmp_path: Path) -> None:
+def test_a_member_of_8_gib_has_its_size_in_the_extended_header(tmp_path):
     """As Python's tarfile and GNU tar write it; the file is sparse."""
     path, size = tmp_path / "large.nemo", (1 << 33) + 512
     info = tarfile.TarInfo("blob")
@@ -357,7 +353,7 @@ def test_a_member_of_8_gib_has_its_size_in_the_extended_header(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("cut", range(12))
-def test_a_cut_archive_is_a_typed_error(cut: int) -> None:
+def test_a_cut_archive_is_a_typed_error(cut):
     """Only blocks of zeros at the end may be missing."""
     data = torch01({"w": BASE})
     cuts = range(cut, len(data), 12 * 17)
@@ -374,7 +370,7 @@ def test_a_cut_archive_is_a_typed_error(cut: int) -> None:
     assert opened < len(cuts)
 
 
-def test_blocks_of_zeros_at_the_end_may_be_missing() -> None:
+def test_blocks_of_zeros_at_the_end_may_be_missing():
     data = torch01({"w": BASE})
     assert not any(data[-1024:])
     assert rustload.open(data[:-512])["w"].numpy().tolist() == BASE.tolist()
@@ -382,7 +378,7 @@ def test_blocks_of_zeros_at_the_end_may_be_missing() -> None:
         rustload.open(data[:-100])
 
 
-def test_flipped_bits_are_typed_errors_or_read() -> None:
+def test_flipped_bits_are_typed_errors_or_read():
     data = bytearray(Torch01({"w": BASE, "t": BASE.view(3, 4).t()}).bytes().rstrip(b"\0") + bytes(1024))
     random = np.random.default_rng(0)
     for at in random.integers(0, len(data), 1500):

@@ -7,7 +7,6 @@ import io
 import pickle
 import pickletools
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ def programs() -> Any:
     return module_of("fuzz/programs.py")
 
 
-def test_random_programs_are_read_as_torch_reads_them(programs: Any) -> None:
+def test_random_programs_are_read_as_torch_reads_them(programs):
     counts = programs.loop(seed=16, count=2000, seconds=20.0)
     for opened, accepted, least in zip(counts.opened, counts.accepted, (0.99, 0.85), strict=True):
         assert accepted > counts.programs // 20
@@ -34,7 +33,7 @@ def test_random_programs_are_read_as_torch_reads_them(programs: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ARCHIVES, ids=lambda case: case.label)
-def test_a_named_case_is_read_as_torch_reads_it_or_refused(case: Any, programs: Any, tmp_path: Path) -> None:
+def test_a_named_case_is_read_as_torch_reads_it_or_refused(case, programs, tmp_path):
     path = case.input(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -107,7 +106,7 @@ NUMPY: dict[str, Any] = {
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("name", NUMPY)
-def test_a_state_of_numpy_is_followed_as_numpy_does_or_not_at_all(name: str, protocol: int) -> None:
+def test_a_state_of_numpy_is_followed_as_numpy_does_or_not_at_all(name, protocol):
     data = pickle.dumps({"x": NUMPY[name]}, protocol)
     try:
         ckpt = rustload.open(data, framework="numpy")
@@ -121,7 +120,7 @@ def test_a_state_of_numpy_is_followed_as_numpy_does_or_not_at_all(name: str, pro
     assert np.array_equal(found, expected)
 
 
-def test_python_2_strings_are_the_bytes_of_an_array() -> None:
+def test_python_2_strings_are_the_bytes_of_an_array():
     # SHORT_BINSTRING, whose bytes are UTF-8 by chance.
     data = pickle.dumps({"x": array(1, (4,), dtype(args=("u1", False, True)), False, "abcd")}, 2)
     data = data.replace(b"X\x04\0\0\0abcd", b"U\x04a\xc3\xa9b")
@@ -130,7 +129,7 @@ def test_python_2_strings_are_the_bytes_of_an_array() -> None:
     assert np.array_equal(rustload.open(data, framework="numpy")["x"].materialize(), expected)
 
 
-def test_a_state_of_a_class_with_the_tensors_own_data_is_kept() -> None:
+def test_a_state_of_a_class_with_the_tensors_own_data_is_kept():
     class Own(torch.nn.Parameter):
         def __getstate__(self) -> Any:
             return {**self.__dict__, "data": self.data, "requires_grad": self.requires_grad}

@@ -52,7 +52,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "new", "mmap"), CASES)
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated", "ignore:Sparse", "ignore:.*quantiz")
-def test_the_object_graph_equals_torchs(name: str, new: bool, mmap: bool, tmp_path: Path) -> None:
+def test_the_object_graph_equals_torchs(name, new, mmap, tmp_path):
     path = tmp_path / "kind.pt"
     expected = write(path, {**KINDS, **ZIP_ONLY}[name], new=new)
     assert_same_graph(rustload.torch.load(path, mmap=mmap), expected)
@@ -60,19 +60,19 @@ def test_the_object_graph_equals_torchs(name: str, new: bool, mmap: bool, tmp_pa
 
 @pytest.mark.parametrize("new", [True, False])
 @pytest.mark.usefixtures("no_torch_load")
-def test_torch_load_and_pickle_are_never_called(new: bool) -> None:
+def test_torch_load_and_pickle_are_never_called(new):
     data = saved({"w": torch.nn.Parameter(torch.ones(3)), "n": [1]}, _use_new_zipfile_serialization=new)
     found = rustload.torch.load(io.BytesIO(data))
     assert torch.equal(found["w"], torch.ones(3))
     assert found["n"] == [1]
 
 
-def test_importing_rustload_imports_no_torch() -> None:
+def test_importing_rustload_imports_no_torch():
     code = "import rustload, sys; print('torch' in sys.modules, hasattr(rustload, 'torch'))"
     assert child(code).stdout == "False False\n"
 
 
-def test_tied_tensors_share_one_storage(save: Callable[..., Path]) -> None:
+def test_tied_tensors_share_one_storage(save):
     weight = torch.randn(4, 4)
     path = save({"a": weight, "b": weight[1:], "t": weight.t()})
     for mmap in (False, True):
@@ -82,7 +82,7 @@ def test_tied_tensors_share_one_storage(save: Callable[..., Path]) -> None:
         assert found["b"][0, 0] == found["t"][0, 1] == 7
 
 
-def test_gradients_flow_to_loaded_parameters(save: Callable[..., Path]) -> None:
+def test_gradients_flow_to_loaded_parameters(save):
     path = save({"w": torch.nn.Parameter(torch.ones(2, 2))})
     weight = rustload.torch.load(path)["w"]
     (weight * 3).sum().backward()
@@ -91,7 +91,7 @@ def test_gradients_flow_to_loaded_parameters(save: Callable[..., Path]) -> None:
     model.load_state_dict({"weight": weight})
 
 
-def test_an_attribute_of_the_file_does_not_shadow_a_method(save: Callable[..., Path]) -> None:
+def test_an_attribute_of_the_file_does_not_shadow_a_method(save):
     state = OrderedDict(a=torch.ones(1))
     vars(state).update(pop=None, _metadata={"": 1}, own=2)
     found = rustload.torch.load(save(state))
@@ -99,7 +99,7 @@ def test_an_attribute_of_the_file_does_not_shadow_a_method(save: Callable[..., P
     assert torch.equal(found.pop("a"), torch.ones(1))
 
 
-def test_owned_tensors_do_not_depend_on_the_file(save: Callable[..., Path]) -> None:
+def test_owned_tensors_do_not_depend_on_the_file(save):
     expected = torch.randn(300, 300)
     path = save({"w": expected, "b": torch.ones(3)})
     found = rustload.torch.load(path)
@@ -108,7 +108,7 @@ def test_owned_tensors_do_not_depend_on_the_file(save: Callable[..., Path]) -> N
     assert torch.equal(rustload.torch.load(path)["w"], expected)
 
 
-def test_an_edit_of_a_mapped_tensor_never_reaches_the_file(save: Callable[..., Path]) -> None:
+def test_an_edit_of_a_mapped_tensor_never_reaches_the_file(save):
     path = save({"w": torch.zeros(1000), "b": torch.zeros(3)})
     before = path.read_bytes()
     found = rustload.torch.load(path, mmap=True)
@@ -118,7 +118,7 @@ def test_an_edit_of_a_mapped_tensor_never_reaches_the_file(save: Callable[..., P
     assert found["w"].sum() == 1000
 
 
-def test_mapped_storages_lie_in_one_mapping(save: Callable[..., Path]) -> None:
+def test_mapped_storages_lie_in_one_mapping(save):
     path = save({"a": torch.zeros(30_000), "b": torch.zeros(30_000)})
     mapped = rustload.torch.load(path, mmap=True)
     distance = mapped["b"].data_ptr() - mapped["a"].data_ptr()
@@ -127,14 +127,14 @@ def test_mapped_storages_lie_in_one_mapping(save: Callable[..., Path]) -> None:
     assert distance == expected["b"].data_ptr() - expected["a"].data_ptr()
 
 
-def test_saving_a_loaded_small_tensor_saves_its_bytes_only(save: Callable[..., Path]) -> None:
+def test_saving_a_loaded_small_tensor_saves_its_bytes_only(save):
     found = rustload.torch.load(save({f"t{n}": torch.full((10,), float(n)) for n in range(100)}))
     data = saved(found["t7"])
     assert len(data) < 3000
     assert torch.equal(torch.load(io.BytesIO(data)), torch.full((10,), 7.0))
 
 
-def test_bools_that_are_neither_0_nor_1_become_true(tmp_path: Path) -> None:
+def test_bools_that_are_neither_0_nor_1_become_true(tmp_path):
     path = tmp_path / "odd.pt"
     path.write_bytes(saved({"b": torch.tensor([True, False, True])}).replace(b"\1\0\1", b"\2\0\3"))
     for mmap in (False, True):
@@ -142,7 +142,7 @@ def test_bools_that_are_neither_0_nor_1_become_true(tmp_path: Path) -> None:
         assert found.view(torch.uint8).tolist() == [1, 0, 1]
 
 
-def test_many_threads_load_concurrently(save: Callable[..., Path]) -> None:
+def test_many_threads_load_concurrently(save):
     expected = {f"t{n}": torch.randn(50, n + 1) for n in range(50)}
     path = save(expected)
     data = path.read_bytes()
@@ -218,7 +218,7 @@ def loaded_by_torch(data: bytes, **options: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.booleans())
-def test_any_object_graph_equals_torchs(graph: Any, new: bool) -> None:
+def test_any_object_graph_equals_torchs(graph, new):
     data = saved(graph, _use_new_zipfile_serialization=new)
     expected = loaded_by_torch(data)
     assert_same_graph(rustload.torch.load(io.BytesIO(data)), expected)
@@ -228,7 +228,7 @@ def test_any_object_graph_equals_torchs(graph: Any, new: bool) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 40_000), st.sampled_from([torch.uint8, torch.float32])), max_size=30)
 )
-def test_storages_of_any_size_keep_their_bytes(shapes: list[tuple[int, torch.dtype]]) -> None:
+def test_storages_of_any_size_keep_their_bytes(shapes):
     state = [torch.randint(0, 200, (size,)).to(dtype) for size, dtype in shapes]
     data = saved(state)
     found = rustload.torch.load(io.BytesIO(data))
@@ -238,7 +238,7 @@ def test_storages_of_any_size_keep_their_bytes(shapes: list[tuple[int, torch.dty
 
 @settings(max_examples=40, deadline=None)
 @given(graphs(), st.sampled_from(["meta", "callable", "dict"]))
-def test_any_object_graph_equals_torchs_with_map_location(graph: Any, how: str) -> None:
+def test_any_object_graph_equals_torchs_with_map_location(graph, how):
     data = saved(graph)
     asked: tuple[list[Any], list[Any]] = ([], [])
 
@@ -256,7 +256,7 @@ def test_any_object_graph_equals_torchs_with_map_location(graph: Any, how: str) 
     assert [call for call in asked[1] if call[1]] == [call for call in asked[0] if call[1]]
 
 
-def test_tied_tensors_share_their_storage_on_meta(save: Callable[..., Path]) -> None:
+def test_tied_tensors_share_their_storage_on_meta(save):
     weight = torch.ones(4)
     found = rustload.torch.load(save({"a": weight, "b": weight[1:]}), map_location="meta")
     assert found["a"].untyped_storage()._cdata == found["b"].untyped_storage()._cdata

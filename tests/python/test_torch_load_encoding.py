@@ -66,7 +66,7 @@ def values(text: bytes, storage: make_old.Storage) -> Any:
 @pytest.mark.parametrize("make", [legacy, archive])
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_strings_of_python_2_equal_torchs(encoding: str, text: str, make: Any) -> None:
+def test_strings_of_python_2_equal_torchs(encoding, text, make):
     view: Any = (None,) if make is legacy else ()
     data = make(values(TEXTS[text], make_old.storage("Float", "10", 6, *view)))
     results = [outcome(load, data, encoding) for load in (rustload.torch.load, torch.load)]
@@ -84,7 +84,7 @@ def outcome(load: Any, data: bytes, encoding: str) -> tuple[Any, str | None]:
 
 
 @pytest.mark.parametrize("encoding", ["bytes", "latin1", "ascii", "utf-8"])
-def test_a_file_of_python_2_equals_torchs(encoding: str) -> None:
+def test_a_file_of_python_2_equals_torchs(encoding):
     data = make_old.stream(
         {"w": make_old.tensor(make_old.storage("Float", "10", 6, None), 6)}, FLOATS, make_old.Python2
     )
@@ -92,19 +92,19 @@ def test_a_file_of_python_2_equals_torchs(encoding: str) -> None:
     assert_same_graph(rustload.torch.load(data, encoding=encoding), expected)
 
 
-def test_an_unknown_encoding_has_pythons_error() -> None:
+def test_an_unknown_encoding_has_pythons_error():
     data = archive([b"text"])
     for load in (torch.load, rustload.torch.load):
         with pytest.raises(LookupError, match="unknown encoding: nonsense"):
             load(io.BytesIO(data), encoding="nonsense")
 
 
-def test_without_an_encoding_bytes_that_are_not_utf_8_are_bytes() -> None:
+def test_without_an_encoding_bytes_that_are_not_utf_8_are_bytes():
     data = archive([b"\xe9", b"plain", "é".encode()])
     assert rustload.torch.load(data) == [b"\xe9", "plain", "é"]
 
 
-def test_a_long_binary_string_has_the_encoding_too() -> None:
+def test_a_long_binary_string_has_the_encoding_too():
     """BINSTRING, which torch's restricted unpickler does not read."""
     long = b"\xe9" * 300
     body = b"\x80\x02]T" + len(long).to_bytes(4, "little") + long + b"a."

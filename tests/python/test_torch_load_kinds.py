@@ -17,7 +17,7 @@ NESTED = {"nested_tensor", "jagged_tensor"}
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("name", [name for name in make_kinds.KINDS if name not in NESTED])
 @pytest.mark.filterwarnings("ignore")
-def test_a_kind_equals_torchs_or_is_refused_as_by_torch(name: str, zip_format: bool) -> None:
+def test_a_kind_equals_torchs_or_is_refused_as_by_torch(name, zip_format):
     data = make_kinds.saved(name, zip_format=zip_format, protocol=2)
     try:
         expected = torch.load(io.BytesIO(data), weights_only=True)
@@ -34,7 +34,7 @@ def test_a_kind_equals_torchs_or_is_refused_as_by_torch(name: str, zip_format: b
 
 @pytest.mark.parametrize("name", sorted(NESTED))
 @pytest.mark.filterwarnings("ignore")
-def test_a_nested_tensor_is_opaque(name: str) -> None:
+def test_a_nested_tensor_is_opaque(name):
     data = make_kinds.saved(name, zip_format=True, protocol=2)
     assert isinstance(rustload.torch.load(data), rustload.Opaque)
     with pytest.raises(pickle.UnpicklingError, match=r"^Weights only load failed\."):

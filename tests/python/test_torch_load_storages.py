@@ -4,7 +4,6 @@ import collections
 import io
 import itertools
 import struct
-from pathlib import Path
 from typing import Any
 
 import make_old
@@ -42,14 +41,14 @@ def both(data: bytes, **options: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_parts_of_a_storage_equal_torchs(name: str) -> None:
+def test_parts_of_a_storage_equal_torchs(name):
     """Each part has its own offset and size; torch 0.3 wrote them."""
     parts = [storage(name, "10", 6, view) for view in (*VIEWS, None)]
     obj = {"parts": parts, "again": list(parts)}
     assert_same_parts(*both(stream(obj, {"10": (6, data_of(name))})))
 
 
-def test_parts_beside_tensors_on_them_equal_torchs() -> None:
+def test_parts_beside_tensors_on_them_equal_torchs():
     view = storage("Float", "10", 6, VIEWS[2])
     obj = {
         "part": view,
@@ -87,7 +86,7 @@ def loaded_parts(loaded: Any) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("make", ["zip", "legacy"])
-def test_a_storage_of_a_class_equals_torchs(name: str, make: str) -> None:
+def test_a_storage_of_a_class_equals_torchs(name, make):
     raw = data_of(name)
     if make == "zip":
         one = storage(name, "0", 6)
@@ -100,7 +99,7 @@ def test_a_storage_of_a_class_equals_torchs(name: str, make: str) -> None:
 
 @pytest.mark.parametrize("names", list(itertools.pairwise(CLASSES)))
 @pytest.mark.parametrize("make", ["zip", "legacy"])
-def test_empty_storages_of_one_key_have_the_dtype_of_their_class(names: tuple[str, str], make: str) -> None:
+def test_empty_storages_of_one_key_have_the_dtype_of_their_class(names, make):
     if make == "zip":
         data = zipped([storage(name, "0", 0) for name in names], {"0": b""})
     else:
@@ -109,7 +108,7 @@ def test_empty_storages_of_one_key_have_the_dtype_of_their_class(names: tuple[st
     assert [(one.dtype, one.nbytes()) for one in found] == [(one.dtype, one.nbytes()) for one in expected]
 
 
-def test_an_untyped_storage_is_one_of_bytes_as_in_torch() -> None:
+def test_an_untyped_storage_is_one_of_bytes_as_in_torch():
     pid = ("storage", torch.UntypedStorage, "0", "cpu", 24)
     assert_same_graph(*both(zipped([Storage(*pid)], {"0": FLOATS})))
     # torch cannot read a legacy stream with one.
@@ -118,7 +117,7 @@ def test_an_untyped_storage_is_one_of_bytes_as_in_torch() -> None:
 
 
 @pytest.mark.parametrize("dtype", tar_files.CLASSES)
-def test_a_storage_of_torch_0_1_equals_torchs(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_storage_of_torch_0_1_equals_torchs(dtype, tmp_path):
     base = torch.arange(6).to(dtype)
     obj = {
         "t": base,
@@ -135,14 +134,14 @@ def test_a_storage_of_torch_0_1_equals_torchs(dtype: torch.dtype, tmp_path: Path
     assert torch.equal(found["part"], expected["part"])
 
 
-def test_parts_on_meta_have_their_size() -> None:
+def test_parts_on_meta_have_their_size():
     data = stream([storage("Float", "10", 6, view) for view in (*VIEWS, None)], {"10": (6, FLOATS)})
     found = rustload.torch.load(data, map_location="meta")
     assert [one.nbytes() for one in found] == [4, 4, 12, 24, 0, 24]
     assert {one.device.type for one in found} == {"meta"}
 
 
-def test_a_storage_that_map_location_replaces_is_given_as_a_whole() -> None:
+def test_a_storage_that_map_location_replaces_is_given_as_a_whole():
     other = torch.UntypedStorage(8)
     (found,) = rustload.torch.load(
         stream([storage("Float", "10", 6, None)], {"10": (6, FLOATS)}), map_location=lambda *_: other
@@ -173,7 +172,7 @@ CONFLICTS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", CONFLICTS)
 @pytest.mark.parametrize("use", ["values", "tensors", "dropped"])
-def test_a_key_that_is_described_in_two_ways_is_refused(name: str, use: str) -> None:
+def test_a_key_that_is_described_in_two_ways_is_refused(name, use):
     ids = CONFLICTS[name]
     obj: Any = list(ids)
     if use == "tensors":
@@ -195,7 +194,7 @@ def test_a_key_that_is_described_in_two_ways_is_refused(name: str, use: str) -> 
     )
 
 
-def test_packed_integers_on_a_view_are_refused() -> None:
+def test_packed_integers_on_a_view_are_refused():
     params = (torch.per_channel_affine_float_qparams, [1.0, 1.0], [0.0, 0.0], 0)
     on = storage("QUInt4x2", "10", 8, ("20", 2, 4))
     call = make_old.Call(
@@ -208,9 +207,7 @@ def test_packed_integers_on_a_view_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float64, torch.complex64, torch.int8])
 @pytest.mark.parametrize("name", ["Untyped", "Float"])
-def test_big_endian_numbers_of_another_width_than_their_storage_are_refused(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_big_endian_numbers_of_another_width_than_their_storage_are_refused(name, dtype):
     """torch swaps a storage once, by its own class; the result are not the numbers that a big-endian machine wrote."""
     count = 24 if name == "Untyped" else 6
     on = Storage("storage", getattr(torch, f"{name}Storage"), "0", "cpu", count)

@@ -13,7 +13,6 @@ import tarfile
 import tempfile
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def assert_same_error(*args: Any, **options: Any) -> str:
 # Arguments and environment.
 
 
-def test_weights_only_false_is_refused_with_advice(simple: Path) -> None:
+def test_weights_only_false_is_refused_with_advice(simple):
     with pytest.raises(ValueError, match="weights_only=False would run code") as info:
         rustload.torch.load(simple, weights_only=False)
     assert "leave weights_only out" in info.value.__notes__[0]
@@ -62,7 +61,7 @@ def test_weights_only_false_is_refused_with_advice(simple: Path) -> None:
         assert len(rustload.torch.load(simple, weights_only=value)) == 2
 
 
-def test_a_pickle_module_is_refused(simple: Path) -> None:
+def test_a_pickle_module_is_refused(simple):
     assert "pickle_module" in assert_same_error(simple, weights_only=True, pickle_module=pickle)
     with pytest.raises(ValueError, match="pickle_module= would run code") as info:
         rustload.torch.load(simple, "cpu", pickle)  # torch would load it without weights_only
@@ -72,7 +71,7 @@ def test_a_pickle_module_is_refused(simple: Path) -> None:
     assert "leave pickle_module and weights_only out" in info.value.__notes__[0]
 
 
-def test_weights_only_false_is_accepted_for_a_safetensors_file(tmp_path: Path) -> None:
+def test_weights_only_false_is_accepted_for_a_safetensors_file(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(STATE, path)
     for options in ({"weights_only": False}, {"pickle_module": pickle}):
@@ -80,7 +79,7 @@ def test_weights_only_false_is_accepted_for_a_safetensors_file(tmp_path: Path) -
     assert "pickle_module" in assert_same_error(path, weights_only=True, pickle_module=pickle)
 
 
-def test_shards_load_from_a_list_or_a_folder_of_the_hugging_face_cache(tmp_path: Path) -> None:
+def test_shards_load_from_a_list_or_a_folder_of_the_hugging_face_cache(tmp_path):
     repository = tmp_path / "models--org--tiny"
     folder = repository / "snapshots" / "abc"
     folder.mkdir(parents=True)
@@ -101,7 +100,7 @@ def test_shards_load_from_a_list_or_a_folder_of_the_hugging_face_cache(tmp_path:
         rustload.torch.load([paths[0], tmp_path / "none.bin"])
 
 
-def test_the_error_for_a_path_in_bytes_says_that_bytes_are_content(simple: Path) -> None:
+def test_the_error_for_a_path_in_bytes_says_that_bytes_are_content(simple):
     with pytest.raises(rustload.FormatError) as info:
         rustload.torch.load(os.fsencode(simple))
     assert "bytes are the content of a file" in info.value.__notes__[-1]
@@ -110,7 +109,7 @@ def test_the_error_for_a_path_in_bytes_says_that_bytes_are_content(simple: Path)
     assert "content" not in "".join(info.value.__notes__)
 
 
-def test_the_environment_can_force_weights_only(simple: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_force_weights_only(simple, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
     for load in LOADERS:
         assert len(load(simple, weights_only=False)) == 2
@@ -123,27 +122,27 @@ def test_the_environment_can_force_weights_only(simple: Path, monkeypatch: pytes
     assert "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in info.value.__notes__[0]
 
 
-def test_an_encoding_warns_as_in_torch(simple: Path) -> None:
+def test_an_encoding_warns_as_in_torch(simple):
     for load in LOADERS:
         with pytest.warns(UserWarning, match="pickle_load_args only works if `weights_only=False`"):
             load(simple, encoding="ascii")
 
 
-def test_mmap_needs_a_path(simple: Path) -> None:
+def test_mmap_needs_a_path(simple):
     text = assert_same_error(io.BytesIO(simple.read_bytes()), mmap=True)
     assert text == "f must be a file path in order to use the mmap argument"
     with simple.open("rb") as file:
         assert assert_same_error(file, mmap=True) == text
 
 
-def test_mmap_needs_an_archive(tmp_path: Path) -> None:
+def test_mmap_needs_an_archive(tmp_path):
     path = tmp_path / "legacy.bin"
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
     for f in (path, str(path), io.BytesIO(path.read_bytes())):
         assert assert_same_error(f, mmap=True).startswith("mmap can only be used with files saved with")
 
 
-def test_mmap_follows_torchs_configuration(simple: Path) -> None:
+def test_mmap_follows_torchs_configuration(simple):
     from torch.utils.serialization import config
 
     def is_mapped(found: Any) -> bool:
@@ -160,12 +159,12 @@ def test_mmap_follows_torchs_configuration(simple: Path) -> None:
             assert not is_mapped(rustload.torch.load(simple, mmap=False))
 
 
-def test_an_invalid_value_of_unknown_is_a_value_error(simple: Path) -> None:
+def test_an_invalid_value_of_unknown_is_a_value_error(simple):
     with pytest.raises(ValueError, match="unknown= is 'keep' or 'error'"):
         rustload.torch.load(simple, unknown="ignore")  # type: ignore[arg-type]
 
 
-def test_limits_are_enforced(simple: Path) -> None:
+def test_limits_are_enforced(simple):
     with pytest.raises(rustload.LimitError):
         rustload.torch.load(simple, limits=rustload.Limits(tensors=1))
     assert len(rustload.torch.load(simple, limits=rustload.Limits(tensors=2))) == 2
@@ -174,7 +173,7 @@ def test_limits_are_enforced(simple: Path) -> None:
 # Safetensors paths.
 
 
-def test_a_safetensors_path_loads_as_in_torch(tmp_path: Path) -> None:
+def test_a_safetensors_path_loads_as_in_torch(tmp_path):
     path = tmp_path / "m.safetensors"
     state = {"b": torch.arange(3), "a": torch.randn(2, 2), "c": torch.zeros(0, dtype=torch.float16)}
     safetensors.torch.save_file(state, path)
@@ -188,14 +187,14 @@ def test_a_safetensors_path_loads_as_in_torch(tmp_path: Path) -> None:
         assert torch.equal(rustload.torch.load(str(path), location)["a"], state["a"])
 
 
-def test_a_safetensors_path_refuses_a_dict_or_callable_map_location(tmp_path: Path) -> None:
+def test_a_safetensors_path_refuses_a_dict_or_callable_map_location(tmp_path):
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file({"a": torch.ones(1)}, path)
     assert "with dict map_location" in assert_same_error(path, map_location={"cpu": "cpu"})
     assert "with callable map_location" in assert_same_error(path, map_location=lambda storage, _: storage)
 
 
-def test_a_safetensors_file_under_another_name_is_loaded_by_its_content(tmp_path: Path) -> None:
+def test_a_safetensors_file_under_another_name_is_loaded_by_its_content(tmp_path):
     path = tmp_path / "m.bin"
     safetensors.torch.save_file({"a": torch.arange(3.0)}, path)
     for mmap_location in (None, "cpu"):
@@ -205,7 +204,7 @@ def test_a_safetensors_file_under_another_name_is_loaded_by_its_content(tmp_path
 # Files that torch refuses.
 
 
-def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
+def test_a_torchscript_archive_is_refused(tmp_path):
     path = tmp_path / "script.pt"
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in zipfile.ZipFile(io.BytesIO(saved(STATE))).NameToInfo.items():
@@ -223,7 +222,7 @@ def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
         assert "rustload.open" in ours.value.__notes__[0]
 
 
-def test_a_tar_is_refused(tmp_path: Path) -> None:
+def test_a_tar_is_refused(tmp_path):
     path = tmp_path / "old.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo("sys_info"), io.BytesIO())
@@ -233,7 +232,7 @@ def test_a_tar_is_refused(tmp_path: Path) -> None:
     assert str(ours) == "Cannot use ``weights_only=True`` with files saved in the legacy .tar format."
 
 
-def test_a_bare_pickle_has_torchs_error_of_the_magic_number(tmp_path: Path) -> None:
+def test_a_bare_pickle_has_torchs_error_of_the_magic_number(tmp_path):
     path = tmp_path / "bare.pkl"
     path.write_bytes(pickled({"a": 1}))
     assert assert_same_error(path) == "Invalid magic number; corrupt file?"
@@ -241,7 +240,7 @@ def test_a_bare_pickle_has_torchs_error_of_the_magic_number(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("unknown", ["keep", "error"])
-def test_a_bare_pickle_that_names_what_torch_refuses_has_torchs_error(unknown: str) -> None:
+def test_a_bare_pickle_that_names_what_torch_refuses_has_torchs_error(unknown):
     """torch reads the magic number with its restricted unpickler."""
     data = pickled({"a": 1, "x": slice(0, 1)})
     with pytest.raises(pickle.UnpicklingError) as theirs:
@@ -258,7 +257,7 @@ def test_a_bare_pickle_that_names_what_torch_refuses_has_torchs_error(unknown: s
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_a_bare_pickle_has_the_kind_of_torchs_error_in_every_protocol(protocol: int, tmp_path: Path) -> None:
+def test_a_bare_pickle_has_the_kind_of_torchs_error_in_every_protocol(protocol, tmp_path):
     """Of most protocols, torch's restricted unpickler reads not all opcodes."""
     values = [
         {"a": 1, "b": [1.5, "text", None, True]},
@@ -284,12 +283,12 @@ def test_a_bare_pickle_has_the_kind_of_torchs_error_in_every_protocol(protocol: 
             rustload.torch.load(data)
 
 
-def test_a_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_file_not_found_error(tmp_path):
     theirs, ours = errors(tmp_path / "none.pt")
     assert type(ours) is type(theirs) is FileNotFoundError
 
 
-def test_a_bomb_is_stopped_by_a_limit() -> None:
+def test_a_bomb_is_stopped_by_a_limit():
     doubled: list[Any] = []
     for _ in range(60):
         doubled = [doubled, doubled]
@@ -303,7 +302,7 @@ def test_a_bomb_is_stopped_by_a_limit() -> None:
 # Other forms of archives.
 
 
-def test_deflated_storages_are_inflated(tmp_path: Path) -> None:
+def test_deflated_storages_are_inflated(tmp_path):
     path = tmp_path / "packed.pt"
     state = {"w": torch.arange(50_000.0), "b": torch.ones(3), "t": torch.zeros(3, dtype=torch.bool)}
     path.write_bytes(deflated(saved(state)))
@@ -312,7 +311,7 @@ def test_deflated_storages_are_inflated(tmp_path: Path) -> None:
         assert_same_graph(rustload.torch.load(path, mmap=mmap), expected)
 
 
-def test_a_misaligned_storage_is_copied_with_mmap(tmp_path: Path) -> None:
+def test_a_misaligned_storage_is_copied_with_mmap(tmp_path):
     path = tmp_path / "odd.pt"
     members = {"0": bytes(torch.arange(40.0, dtype=torch.float64).untyped_storage())}
     with zipfile.ZipFile(io.BytesIO(saved(torch.arange(40.0, dtype=torch.float64)))) as archive:
@@ -322,7 +321,7 @@ def test_a_misaligned_storage_is_copied_with_mmap(tmp_path: Path) -> None:
     assert found.data_ptr() % 8 == 0
 
 
-def test_a_file_without_checksums_is_loaded(tmp_path: Path) -> None:
+def test_a_file_without_checksums_is_loaded(tmp_path):
     path = tmp_path / "nocrc.pt"
     torch.serialization.set_crc32_options(False)
     try:
@@ -387,7 +386,7 @@ FILES = [ordinary, unbuffered, updated, in_memory, unlinked, named, compressed, 
 
 @pytest.mark.parametrize("new", [True, False])
 @pytest.mark.parametrize("make", FILES, ids=lambda make: make.__name__)
-def test_open_files_are_read(make: Callable[[Path], Any], new: bool, tmp_path: Path) -> None:
+def test_open_files_are_read(make, new, tmp_path):
     path = tmp_path / "m.pt"
     torch.save(STATE, path, _use_new_zipfile_serialization=new)
     expected = torch.load(path)
@@ -402,9 +401,7 @@ def test_open_files_are_read(make: Callable[[Path], Any], new: bool, tmp_path: P
 
 @pytest.mark.parametrize("make", [ordinary, in_memory, compressed], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("new", [True, False])
-def test_an_open_file_is_read_from_its_position(
-    make: Callable[[Path], Any], new: bool, tmp_path: Path
-) -> None:
+def test_an_open_file_is_read_from_its_position(make, new, tmp_path):
     path = tmp_path / "m.pt"
     path.write_bytes(b"before" + saved(STATE, _use_new_zipfile_serialization=new))
     file, theirs = make(path), make(path)
@@ -420,7 +417,7 @@ def test_an_open_file_is_read_from_its_position(
 
 
 @pytest.mark.parametrize("make", [ordinary, in_memory, Wrapped], ids=lambda make: make.__name__)
-def test_consecutive_legacy_streams_are_read_one_by_one(make: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_consecutive_legacy_streams_are_read_one_by_one(make, tmp_path):
     path = tmp_path / "several.pt"
     parts = [{"a": torch.arange(3)}, 7, {"b": torch.ones(2, 2)}]
     path.write_bytes(b"".join(saved(part, _use_new_zipfile_serialization=False) for part in parts))
@@ -434,20 +431,20 @@ def test_consecutive_legacy_streams_are_read_one_by_one(make: Callable[[Path], A
         getattr(opened, "close", int)()
 
 
-def test_bytes_are_accepted_as_a_file() -> None:
+def test_bytes_are_accepted_as_a_file():
     data = saved(STATE)
     for given in (data, bytearray(data), memoryview(data)):
         assert torch.equal(rustload.torch.load(given)["w"], STATE["w"])
 
 
-def test_an_object_that_is_no_file_has_torchs_error() -> None:
+def test_an_object_that_is_no_file_has_torchs_error():
     theirs, ours = errors(7)
     assert type(ours) is type(theirs) is AttributeError
     assert str(ours).partition(".")[0] == str(theirs).partition(".")[0]
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_a_pipe_is_read_to_its_end(legacy: bool) -> None:
+def test_a_pipe_is_read_to_its_end(legacy):
     data = saved({**STATE, "large": torch.arange(100_000)}, _use_new_zipfile_serialization=not legacy)
     command = [sys.executable, "-c", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"]
     for buffering in (-1, 0):
@@ -462,7 +459,7 @@ def test_a_pipe_is_read_to_its_end(legacy: bool) -> None:
         assert_same_graph(found, torch.load(io.BytesIO(data)))
 
 
-def test_errors_of_a_pipe(simple: Path) -> None:
+def test_errors_of_a_pipe(simple):
     def pipe(data: bytes) -> Any:
         reading, writing = os.pipe()
         with os.fdopen(writing, "wb") as file:
@@ -480,7 +477,7 @@ def test_errors_of_a_pipe(simple: Path) -> None:
         rustload.torch.load(simple.parent / "fifo")
 
 
-def test_a_file_that_refuses_to_seek_is_read_to_its_end() -> None:
+def test_a_file_that_refuses_to_seek_is_read_to_its_end():
     class Refusing(io.BytesIO):
         def seekable(self) -> bool:
             return False
@@ -522,9 +519,7 @@ class Endless(io.RawIOBase):
 
 
 @pytest.mark.parametrize("start", [b"", saved(STATE), saved(STATE, _use_new_zipfile_serialization=False)])
-def test_an_endless_file_is_read_up_to_half_of_the_available_memory(
-    monkeypatch: pytest.MonkeyPatch, start: bytes
-) -> None:
+def test_an_endless_file_is_read_up_to_half_of_the_available_memory(monkeypatch, start):
     monkeypatch.setattr(files, "headroom", lambda: 5_000_001)
     file = Endless(start, seekable=False)
     with pytest.raises(rustload.LimitError, match=r"more than 2\.4 MiB") as caught:
@@ -540,21 +535,19 @@ def test_an_endless_file_is_read_up_to_half_of_the_available_memory(
     assert "pass its path" in error.__notes__[0]
 
 
-def test_a_seekable_file_without_an_end_is_as_long_as_seek_says() -> None:
+def test_a_seekable_file_without_an_end_is_as_long_as_seek_says():
     with pytest.raises(rustload.FormatError, match="the file is empty"):
         rustload.torch.load(Endless(saved(STATE), seekable=True))  # type: ignore[arg-type]  # mypy wants IO[bytes]
 
 
 @pytest.mark.parametrize("buffering", [-1, 0])
-def test_a_device_without_an_end_is_read_up_to_half_of_the_available_memory(
-    monkeypatch: pytest.MonkeyPatch, buffering: int
-) -> None:
+def test_a_device_without_an_end_is_read_up_to_half_of_the_available_memory(monkeypatch, buffering):
     monkeypatch.setattr(files, "headroom", lambda: 1 << 22)
     with open("/dev/zero", "rb", buffering) as file, pytest.raises(rustload.LimitError):  # noqa: PTH123 - a device
         rustload.torch.load(file)
 
 
-def test_a_pipe_of_as_many_bytes_as_the_bound_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_of_as_many_bytes_as_the_bound_loads(monkeypatch):
     data = saved({"large": torch.arange(1_000_000)})
     monkeypatch.setattr(files, "headroom", lambda: 2 * len(data))
     with gzip.open(io.BytesIO(gzip.compress(data, 1))) as file:
@@ -564,7 +557,7 @@ def test_a_pipe_of_as_many_bytes_as_the_bound_loads(monkeypatch: pytest.MonkeyPa
         rustload.torch.load(file)
 
 
-def test_a_file_that_would_block_is_an_error() -> None:
+def test_a_file_that_would_block_is_an_error():
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.write(writing, saved(STATE)[:100])
@@ -576,12 +569,12 @@ def test_a_file_that_would_block_is_an_error() -> None:
         rustload.torch.load(file)
 
 
-def test_a_text_file_is_a_type_error(simple: Path) -> None:
+def test_a_text_file_is_a_type_error(simple):
     with simple.open("r", encoding="latin-1") as file, pytest.raises(TypeError, match="mode 'rb'"):
         rustload.torch.load(file)  # type: ignore[arg-type]
 
 
-def test_tensors_of_an_open_file_are_owned(tmp_path: Path) -> None:
+def test_tensors_of_an_open_file_are_owned(tmp_path):
     path = tmp_path / "m.pt"
     torch.save({"w": torch.zeros(1000)}, path)
     with path.open("r+b") as file:
@@ -596,7 +589,7 @@ def test_tensors_of_an_open_file_are_owned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_callable_is_called_once_per_storage_with_its_location(new: bool) -> None:
+def test_a_callable_is_called_once_per_storage_with_its_location(new):
     weight = torch.ones(4)
     data = saved({"a": weight, "b": weight[1:], "c": torch.zeros(2)}, _use_new_zipfile_serialization=new)
     calls: list[Any] = []
@@ -612,13 +605,13 @@ def test_a_callable_is_called_once_per_storage_with_its_location(new: bool) -> N
     assert found["b"].data_ptr() == found["a"].data_ptr() + 4
 
 
-def test_a_callable_that_returns_none_keeps_the_saved_location() -> None:
+def test_a_callable_that_returns_none_keeps_the_saved_location():
     data = saved(STATE)
     found = rustload.torch.load(data, lambda _storage, _location: None)
     assert_same_graph(found, torch.load(io.BytesIO(data)))
 
 
-def test_a_callable_may_return_another_storage() -> None:
+def test_a_callable_may_return_another_storage():
     def zeros(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
         return torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
 
@@ -629,11 +622,11 @@ def test_a_callable_may_return_another_storage() -> None:
 
 
 @pytest.mark.parametrize("location", [0, None, b"cpu", torch.device("cpu")])
-def test_a_location_in_a_dict_that_is_no_text_has_torchs_error(location: Any) -> None:
+def test_a_location_in_a_dict_that_is_no_text_has_torchs_error(location):
     assert_same_error(io.BytesIO(saved(STATE)), map_location={"cpu": location})
 
 
-def test_a_callable_that_returns_no_storage_is_a_type_error() -> None:
+def test_a_callable_that_returns_no_storage_is_a_type_error():
     theirs, ours = errors(io.BytesIO(saved(STATE)), lambda _storage, _location: 7)
     assert type(ours) is type(theirs) is TypeError
 
@@ -650,7 +643,7 @@ def on_cuda(new: bool) -> bytes:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_without_a_gpu_a_file_saved_on_one_has_torchs_error(new: bool) -> None:
+def test_without_a_gpu_a_file_saved_on_one_has_torchs_error(new):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     text = assert_same_error(io.BytesIO(on_cuda(new)))
@@ -661,7 +654,7 @@ def test_without_a_gpu_a_file_saved_on_one_has_torchs_error(new: bool) -> None:
     assert_same_error(io.BytesIO(on_cuda(new)), map_location={"cpu": "meta"})
 
 
-def test_an_unknown_location_has_torchs_error() -> None:
+def test_an_unknown_location_has_torchs_error():
     text = assert_same_error(io.BytesIO(saved(STATE)), map_location="nowhere")
     assert text.startswith("don't know how to restore data location of torch.storage.UntypedStorage")
     assert_same_error(io.BytesIO(saved(STATE)), map_location=7)
@@ -677,7 +670,7 @@ def permissions(address: int) -> str:
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-def test_a_registered_package_restores_its_location(save: Callable[..., Path], *, mmap: bool) -> None:
+def test_a_registered_package_restores_its_location(save, *, mmap):
     """What is mapped only to go to another device is mapped read-only."""
     registry = torch.serialization._package_registry
     before = list(registry)
@@ -699,9 +692,7 @@ def test_a_registered_package_restores_its_location(save: Callable[..., Path], *
 
 
 @pytest.mark.parametrize("location", ["meta", torch.device("meta")], ids=str)
-def test_meta_keeps_shapes_strides_and_the_offset_in_the_file(
-    location: Any, save: Callable[..., Path]
-) -> None:
+def test_meta_keeps_shapes_strides_and_the_offset_in_the_file(location, save):
     base = torch.arange(24.0).reshape(4, 6)
     path = save({"a": base, "t": base.t()[1:], "p": torch.nn.Parameter(torch.ones(2))})
     found = rustload.torch.load(path, location)
@@ -711,7 +702,7 @@ def test_meta_keeps_shapes_strides_and_the_offset_in_the_file(
     assert isinstance(found["p"], torch.nn.Parameter)
 
 
-def test_meta_reads_no_tensor_data(tmp_path: Path) -> None:
+def test_meta_reads_no_tensor_data(tmp_path):
     path = tmp_path / "large.pt"
     torch.save({"w": torch.zeros(8 << 20), "b": torch.zeros(5)}, path)
     code = """
@@ -725,20 +716,20 @@ def test_meta_reads_no_tensor_data(tmp_path: Path) -> None:
     assert int(torch_child(code, path).stdout) < 100_000
 
 
-def test_a_default_device_does_not_move_what_is_loaded() -> None:
+def test_a_default_device_does_not_move_what_is_loaded():
     data = saved(STATE)
     with torch.device("meta"):
         assert_same_graph(rustload.torch.load(data), torch.load(io.BytesIO(data)))
 
 
-def test_skip_data_reads_nothing() -> None:
+def test_skip_data_reads_nothing():
     data = saved(STATE)
     with torch.serialization.skip_data():
         found, expected = rustload.torch.load(data), torch.load(io.BytesIO(data))
     assert_same_graph(found, expected, values=False)
 
 
-def test_tensors_are_fake_under_a_fake_tensor_mode() -> None:
+def test_tensors_are_fake_under_a_fake_tensor_mode():
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     data = saved({"w": torch.ones(2, 3)})
@@ -756,7 +747,7 @@ ELSEWHERE = ', lambda storage, _: torch.UntypedStorage(storage.nbytes(), device=
     [(384, ELSEWHERE, 100), (256, "", 256 + 24)],
     ids=["elsewhere-a-few-at-a-time", "here-the-tensors"],
 )
-def test_the_peak_of_loading(megabytes: int, location: str, peak: int, tmp_path: Path) -> None:
+def test_the_peak_of_loading(megabytes, location, peak, tmp_path):
     path = tmp_path / "large.pt"
     torch.save({f"t{n}": torch.zeros(4 << 20) for n in range(megabytes // 16)}, path)
     code = f"""
@@ -789,7 +780,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("new", [True, False])
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
-def test_the_error_for_a_refused_name_has_the_name_in_torchs_error(name: str, new: bool) -> None:
+def test_the_error_for_a_refused_name_has_the_name_in_torchs_error(name, new):
     data = saved(REFUSED[name][0](), _use_new_zipfile_serialization=new)
     with pytest.raises(pickle.UnpicklingError) as theirs:
         torch.load(io.BytesIO(data))
@@ -808,7 +799,7 @@ def test_the_error_for_a_refused_name_has_the_name_in_torchs_error(name: str, ne
 
 
 @pytest.mark.parametrize("module", ["sys", "os", "posix", "nt"])
-def test_a_blocked_module_is_named_as_such(module: str) -> None:
+def test_a_blocked_module_is_named_as_such(module):
     data = torch_zip(b"\x80\x02c" + module.encode() + b"\nsystem\n.")
     text = f"Trying to load unsupported GLOBAL {module}.system whose module {module} is blocked."
     with pytest.raises(pickle.UnpicklingError, match=re.escape(text)):
@@ -818,7 +809,7 @@ def test_a_blocked_module_is_named_as_such(module: str) -> None:
     assert isinstance(rustload.torch.load(data), rustload.Global)
 
 
-def test_a_nested_tensor_is_named_as_such() -> None:
+def test_a_nested_tensor_is_named_as_such():
     data = torch_zip(b"\x80\x02ctorch._dynamo.decorators\n_DimRange\n.")
     text = "``torch.nested`` and ``torch._dynamo`` must be imported to load nested jagged tensors (NJTs)"
     with pytest.raises(pickle.UnpicklingError, match=re.escape(text)) as caught:
@@ -828,7 +819,7 @@ def test_a_nested_tensor_is_named_as_such() -> None:
 
 
 @pytest.mark.parametrize("name", ["DTensor", "placement_types.Shard", "_dtensor_spec.DTensorSpec"])
-def test_a_part_of_a_dtensor_is_named_as_in_torch(name: str) -> None:
+def test_a_part_of_a_dtensor_is_named_as_in_torch(name):
     module, _, attribute = f"torch.distributed.tensor.{name}".rpartition(".")
     data = torch_zip(f"\x80\x02c{module}\n{attribute}\n.".encode("latin1"))
     text = "``torch.distributed.tensor`` must be imported to load DTensors"
@@ -838,7 +829,7 @@ def test_a_part_of_a_dtensor_is_named_as_in_torch(name: str) -> None:
         rustload.torch.load(data, unknown="error")
 
 
-def test_a_known_class_with_unknown_arguments_is_refused() -> None:
+def test_a_known_class_with_unknown_arguments_is_refused():
     data = torch_zip(b"\x80\x02ctorch\nFloatTensor\nK\x05\x85R.")
     with pytest.raises(pickle.UnpicklingError, match=r"Weights only load failed\..*torch.FloatTensor"):
         rustload.torch.load(data, unknown="error")
@@ -847,7 +838,7 @@ def test_a_known_class_with_unknown_arguments_is_refused() -> None:
     assert kept.args == (5,)
 
 
-def test_refused_objects_are_kept_as_data_with_their_tensors() -> None:
+def test_refused_objects_are_kept_as_data_with_their_tensors():
     data = saved({"x": Custom(), "y": [slice(0, 3)], "f": torch.nn.functional.relu})
     found = rustload.torch.load(data)
     assert isinstance(found["x"], rustload.Opaque)
@@ -856,14 +847,14 @@ def test_refused_objects_are_kept_as_data_with_their_tensors() -> None:
     assert isinstance(found["f"], rustload.Global)
 
 
-def test_safe_globals_of_the_user_are_kept_as_data() -> None:
+def test_safe_globals_of_the_user_are_kept_as_data():
     with torch.serialization.safe_globals([Custom]):
         data = saved({"x": Custom()})
         assert type(torch.load(io.BytesIO(data))["x"]) is Custom
         assert isinstance(rustload.torch.load(data)["x"], rustload.Opaque)
 
 
-def test_the_list_of_allowed_names_is_torchs() -> None:
+def test_the_list_of_allowed_names_is_torchs():
     from rustload.torch import _allowed
 
     theirs = torch._weights_only_unpickler._get_allowed_globals()
@@ -876,7 +867,7 @@ def test_the_list_of_allowed_names_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_later_pickle_protocols_are_read(protocol: int) -> None:
+def test_later_pickle_protocols_are_read(protocol):
     state = {"w": torch.arange(4.0), "s": {1, 2}, "n": [2**70, "x", None]}
     data = saved(state, pickle_protocol=protocol)
     for unknown in ("keep", "error"):
@@ -885,7 +876,7 @@ def test_later_pickle_protocols_are_read(protocol: int) -> None:
         assert found == {name: value for name, value in state.items() if name != "w"}
 
 
-def test_views_of_torch_before_0_4_share_the_memory_of_their_root() -> None:
+def test_views_of_torch_before_0_4_share_the_memory_of_their_root():
     from test_legacy import FLOATS, floats, stream, tensor
 
     parts = {"root": tensor(floats(), 0, (4,), (1,)), "view": tensor(floats(view=("9", 1, 2)), 0, (2,), (1,))}
@@ -897,7 +888,7 @@ def test_views_of_torch_before_0_4_share_the_memory_of_their_root() -> None:
         assert loaded["view"].data_ptr() - loaded["root"].data_ptr() == 4
 
 
-def test_numpy_arrays_are_tensors_and_scalars_are_numbers() -> None:
+def test_numpy_arrays_are_tensors_and_scalars_are_numbers():
     import numpy as np
 
     data = saved({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "s": np.float64(0.5)})
@@ -908,7 +899,7 @@ def test_numpy_arrays_are_tensors_and_scalars_are_numbers() -> None:
         rustload.torch.load(data, unknown="error")
 
 
-def test_a_file_truncated_during_a_load_is_an_error(tmp_path: Path) -> None:
+def test_a_file_truncated_during_a_load_is_an_error(tmp_path):
     path = tmp_path / "m.pt"
     torch.save({f"t{n}": torch.zeros(20 << 20) for n in range(2)}, path)
 
@@ -921,9 +912,7 @@ def test_a_file_truncated_during_a_load_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint16", "bfloat16", "complex128"])
-def test_dtypes_that_legacy_files_cannot_hold_are_loaded_with_mmap(
-    dtype: str, save: Callable[..., Path]
-) -> None:
+def test_dtypes_that_legacy_files_cannot_hold_are_loaded_with_mmap(dtype, save):
     expected = patterns(dtype, (3, 4))
     path = save({"t": expected.t()})
     assert_same_graph(rustload.torch.load(path, mmap=True), torch.load(path))
@@ -941,7 +930,7 @@ def edited(obj: Any, member: str, old: bytes, new: bytes) -> bytes:
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_sparse_indices_outside_the_shape_are_refused(layout: torch.layout) -> None:
+def test_sparse_indices_outside_the_shape_are_refused(layout):
     dense = torch.tensor([[0, 1.5, 0], [2, 0, 0]])
     member, index = ("data/0", struct.pack("<4q", 0, 1, 1, 0))
     wrong = struct.pack("<4q", 0, 1, 1 << 40, 0)
@@ -953,7 +942,7 @@ def test_sparse_indices_outside_the_shape_are_refused(layout: torch.layout) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz")
-def test_an_expanded_quantized_tensor_allocates_no_more_than_its_storage() -> None:
+def test_an_expanded_quantized_tensor_allocates_no_more_than_its_storage():
     tensor = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
     data = saved(tensor.expand(1 << 30))
     before = rss_anon()
@@ -963,7 +952,7 @@ def test_an_expanded_quantized_tensor_allocates_no_more_than_its_storage() -> No
     assert rss_anon() - before < 64 << 20
 
 
-def test_an_attribute_of_the_file_that_is_a_property_of_the_tensor_is_refused() -> None:
+def test_an_attribute_of_the_file_that_is_a_property_of_the_tensor_is_refused():
     tensor = torch.arange(3.0)
     vars(tensor).update(mine=1)
     data = edited(tensor, "data.pkl", b"X\x04\x00\x00\x00mine", b"X\x04\x00\x00\x00data")
@@ -974,7 +963,7 @@ def test_an_attribute_of_the_file_that_is_a_property_of_the_tensor_is_refused() 
         rustload.torch.load(data)
 
 
-def test_an_unknown_subclass_loads_as_its_plain_tensor() -> None:
+def test_an_unknown_subclass_loads_as_its_plain_tensor():
     class Mine(torch.Tensor):
         pass
 

@@ -72,7 +72,7 @@ def same(found: rustload.Checkpoint, root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", list(NAMES))
-def test_it_opens_as_on_disk_and_as_a_manifest_lists_it(kind: str, stored: Any, tmp_path: Path) -> None:
+def test_it_opens_as_on_disk_and_as_a_manifest_lists_it(kind, stored, tmp_path):
     root = saved(kind, tmp_path / "run")
     manifest = rustload.Manifest.of(root)
     given = stored(root)
@@ -97,7 +97,7 @@ def test_it_opens_as_on_disk_and_as_a_manifest_lists_it(kind: str, stored: Any, 
 
 
 @pytest.mark.parametrize("kind", list(NAMES))
-def test_a_file_that_a_manifest_does_not_list(kind: str, stored: Any, tmp_path: Path) -> None:
+def test_a_file_that_a_manifest_does_not_list(kind, stored, tmp_path):
     root = saved(kind, tmp_path / "run")
     moved = next(path for path in root.rglob("*.pt") if "optim" in path.name or kind == "universal")
     moved.rename(tmp_path / moved.name)
@@ -109,7 +109,7 @@ def test_a_file_that_a_manifest_does_not_list(kind: str, stored: Any, tmp_path: 
 
 @pytest.mark.parametrize("tag", ["", ".", "..", "../run/step #7%", "/", "absent", "step #7%/", "a\0b"])
 @pytest.mark.parametrize("name", ["latest", "latest_universal"])
-def test_latest_names_a_folder_in_it(tag: str, name: str, stored: Any, tmp_path: Path) -> None:
+def test_latest_names_a_folder_in_it(tag, name, stored, tmp_path):
     root = saved("zero", tmp_path / "run")
     (root / "latest").rename(root / name)
     (root / name).write_text(tag)
@@ -118,7 +118,7 @@ def test_latest_names_a_folder_in_it(tag: str, name: str, stored: Any, tmp_path:
     assert getattr(caught.value, "code", "UnknownFormat") in ("UnknownFormat", "Io"), caught.value
 
 
-def test_a_web_server_has_the_folder_that_latest_names(tmp_path: Path) -> None:
+def test_a_web_server_has_the_folder_that_latest_names(tmp_path):
     pytest.importorskip("urllib3")
     from web_server import Server
 

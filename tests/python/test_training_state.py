@@ -10,7 +10,6 @@ import math
 import pickle
 import random
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range
 
 @pytest.mark.parametrize("target", ["run.safetensors", "run"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_next_steps_are_those_of_an_uninterrupted_run(tmp_path: Path, name: str, target: str) -> None:
+def test_the_next_steps_are_those_of_an_uninterrupted_run(tmp_path, name, target):
     model = net()
     optimizer = OPTIMIZERS[name](list(model.parameters()))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -117,7 +116,7 @@ def test_the_next_steps_are_those_of_an_uninterrupted_run(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("mmap", [None, False, True])
-def test_a_loaded_state_owns_its_memory_unless_it_is_mapped(tmp_path: Path, mmap: bool | None) -> None:
+def test_a_loaded_state_owns_its_memory_unless_it_is_mapped(tmp_path, mmap):
     rustload.save(
         {"optim": [torch.zeros(9), torch.zeros(1)]}, tmp_path / "run.safetensors", keep_nesting=True
     )
@@ -139,7 +138,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=map(str, range(len(VALUES))))
-def test_values_are_kept_exactly(value: Any) -> None:
+def test_values_are_kept_exactly(value):
     file = io.BytesIO()
     state = {"value": value, "w": torch.ones(2)}
     rustload.save(state, file, keep_nesting=True)
@@ -169,7 +168,7 @@ class Random:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_nestings_are_kept(seed: int, tmp_path: Path) -> None:
+def test_random_nestings_are_kept(seed, tmp_path):
     made = Random(seed)
     state = {"x": [made.value() for _ in range(6)], "w": torch.ones(1)}
     rustload.save(state, tmp_path / "n.safetensors", keep_nesting=True)
@@ -183,7 +182,7 @@ def test_random_nestings_are_kept(seed: int, tmp_path: Path) -> None:
     assert same(rustload.torch.load(tmp_path / "lazy.safetensors"), state)
 
 
-def test_a_training_checkpoint_of_torch_is_kept(tmp_path: Path) -> None:
+def test_a_training_checkpoint_of_torch_is_kept(tmp_path):
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer, range(2))
@@ -212,7 +211,7 @@ def test_a_training_checkpoint_of_torch_is_kept(tmp_path: Path) -> None:
     optimizer.load_state_dict(found["optimizer"])
 
 
-def test_tied_tensors_and_names_that_are_not_written(tmp_path: Path) -> None:
+def test_tied_tensors_and_names_that_are_not_written(tmp_path):
     weight = torch.randn(3)
     state = {"a": weight, "b": [weight, 1], "c.d": torch.zeros(1), "c": {"d": torch.ones(1)}}
     report = rustload.save(state, tmp_path / "t.safetensors", keep_nesting=True, ties="drop")
@@ -225,7 +224,7 @@ def test_tied_tensors_and_names_that_are_not_written(tmp_path: Path) -> None:
     assert (report.skipped_objects, report.skipped_at) == (1, ("b.1",))
 
 
-def test_tied_tensors_of_a_checkpoint_keep_their_places(tmp_path: Path) -> None:
+def test_tied_tensors_of_a_checkpoint_keep_their_places(tmp_path):
     weight = torch.randn(3)
     state = {"a": {"b": weight, "c": [weight, 2]}, "d": weight, "e": weight[1:]}
     torch.save(state, tmp_path / "t.pt")
@@ -237,7 +236,7 @@ def test_tied_tensors_of_a_checkpoint_keep_their_places(tmp_path: Path) -> None:
             assert same(rustload.torch.load(tmp_path / "t.safetensors"), state)
 
 
-def test_objects_are_written_to_a_file_as_convert_does(tmp_path: Path) -> None:
+def test_objects_are_written_to_a_file_as_convert_does(tmp_path):
     state = {
         "w": torch.ones(1),
         "epoch": 3,
@@ -269,7 +268,7 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
-def test_what_cannot_be_kept_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_says_so(tmp_path):
     path = tmp_path / "x.safetensors"
     with pytest.raises(TypeError, match=r"'optim.0' is a float, not a tensor") as caught:
         rustload.save({"optim": [0.1]}, path)
@@ -305,7 +304,7 @@ def test_what_cannot_be_kept_says_so(tmp_path: Path) -> None:
     assert rustload.save(rustload.open(tmp_path / "module.pt"), path).skipped_at[-1] == "epoch"
 
 
-def test_subclasses_of_containers_become_plain(tmp_path: Path) -> None:
+def test_subclasses_of_containers_become_plain(tmp_path):
     Pair = collections.namedtuple("Pair", "x y")
     state = {
         "o": collections.OrderedDict(a=1),
@@ -318,7 +317,7 @@ def test_subclasses_of_containers_become_plain(tmp_path: Path) -> None:
     assert same(found["p"], (1, torch.tensor(2.0, dtype=torch.float64)))
 
 
-def test_info_shows_the_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_the_values(tmp_path, capsys):
     from rustload import _cli
 
     path = tmp_path / "run.safetensors"

@@ -133,7 +133,7 @@ def _same(one: Any, two: Any) -> bool:
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="later versions mend some of the differences")
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_cpython_differs(row: Row) -> None:
+def test_cpython_differs(row):
     data = b"\x80\x04" + row.body + b"."
     assert _same(_read(CReader, data), row.c)
     assert _same(_read(PythonReader, data), row.python)
@@ -141,7 +141,7 @@ def test_cpython_differs(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_rustload_refuses_or_reads_what_all_read(row: Row) -> None:
+def test_rustload_refuses_or_reads_what_all_read(row):
     data = b"\x80\x04" + row.body + b"."
     ours = _ours(data)
     assert _same(ours, row.ours)
@@ -163,7 +163,7 @@ def _is_run(data: bytes) -> bool:
     return False
 
 
-def test_what_one_of_them_runs_is_not_inert() -> None:
+def test_what_one_of_them_runs_is_not_inert():
     payload = b"0cposix\nsystem\n(X\1\0\0\0:tR."
     run = [data for row in ROWS.values() if _is_run(data := b"\x80\x04" + row.body + payload)]
     assert len(run) >= 0.8 * len(ROWS)

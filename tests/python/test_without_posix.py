@@ -1,7 +1,5 @@
 """What Python lacks on Windows is not needed: a process on Linux loses the modules and functions of POSIX."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support import child
@@ -56,7 +54,7 @@ else:
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_files_are_opened_and_written_without_posix(tmp_path: Path, framework: str) -> None:
+def test_files_are_opened_and_written_without_posix(tmp_path, framework):
     """What torch imports is imported before."""
     pytest.importorskip(framework)
     old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"

@@ -32,7 +32,7 @@ def commands(output: str) -> list[str]:
     return [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
 
 
-def test_the_names_are_commands_for_a_runner() -> None:
+def test_the_names_are_commands_for_a_runner():
     assert all(map(commands, NAMES))
 
 
@@ -45,9 +45,7 @@ def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("color", ["never", "always"])
-def test_no_name_of_a_file_is_a_command(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], color: str
-) -> None:
+def test_no_name_of_a_file_is_a_command(name, tmp_path, capsys, color):
     (tmp_path / name).write_bytes(b"cposix\nsystem\n(S'x'\ntR.")
     assert main(["scan", "--color", color, "--", name]) == 1
     main(["scan", "--", f"{name} that is missing"])
@@ -63,9 +61,7 @@ def test_no_name_of_a_file_is_a_command(
 
 
 @pytest.mark.parametrize("width", [None, 20, 40])
-def test_no_name_of_a_tensor_is_a_command(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int | None
-) -> None:
+def test_no_name_of_a_tensor_is_a_command(name, capsys, monkeypatch, width):
     monkeypatch.setattr(Page, "width", width)
     names = {name: torch.ones(2), "a" * 9 + name: torch.ones(2)}
     save_file(names, "m.safetensors", metadata={name: name})
@@ -83,7 +79,7 @@ def test_no_name_of_a_tensor_is_a_command(
     assert commands(printed.out) == commands(printed.err) == []
 
 
-def test_json_has_the_exact_name_and_no_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_exact_name_and_no_command(name, capsys):
     save_file({name: torch.ones(2)}, "m.safetensors")
     assert main(["info", "--json", "m.safetensors"]) == 0
     printed = capsys.readouterr().out
@@ -91,7 +87,7 @@ def test_json_has_the_exact_name_and_no_command(name: str, capsys: pytest.Captur
     assert name in json.dumps(json.loads(printed), ensure_ascii=False) or "\n" in name or "\r" in name
 
 
-def test_elsewhere_the_text_is_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_the_text_is_as_it_is(monkeypatch):
     stream = io.StringIO()
     for value in ("", "true"):
         monkeypatch.setenv("GITHUB_ACTIONS", value)

@@ -1,7 +1,6 @@
 """Folders of DeepSpeed ZeRO: whole tensors of all ranks' partitions."""
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,7 +70,7 @@ def same(ckpt: rustload.Checkpoint, whole: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_whole_tensors_of_every_stage(tmp_path: Path, stage: int, world: int) -> None:
+def test_whole_tensors_of_every_stage(tmp_path, stage, world):
     for groups in (1, 2, 3):
         made = run(stage, world, groups)
         root = write(tmp_path / str(groups), made)
@@ -83,13 +82,13 @@ def test_whole_tensors_of_every_stage(tmp_path: Path, stage: int, world: int) ->
     "more", [{"align": 4}, {"elastic": True}, {"mappings": False}, {"align": 8, "world": 3}]
 )
 @pytest.mark.parametrize("stage", [1, 2])
-def test_other_forms_of_flat_groups(tmp_path: Path, stage: int, more: dict[str, int]) -> None:
+def test_other_forms_of_flat_groups(tmp_path, stage, more):
     made = run(stage, **({"world": 4} | more))  # type: ignore[arg-type]
     same(rustload.open(write(tmp_path, made)), expected(made))
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_last_rank_may_state_all_of_the_padding(tmp_path: Path, world: int) -> None:
+def test_the_last_rank_may_state_all_of_the_padding(tmp_path, world):
     made = Run(
         [tensors({"one": (1,)}), tensors({"few": (world + 1,)})], 2, world, last_states_all_padding=True
     )
@@ -98,13 +97,13 @@ def test_the_last_rank_may_state_all_of_the_padding(tmp_path: Path, world: int) 
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtypes_are_those_of_the_file(tmp_path: Path, stage: int, dtype: torch.dtype) -> None:
+def test_dtypes_are_those_of_the_file(tmp_path, stage, dtype):
     made = run(stage, 3, compute=dtype, master=dtype)
     same(rustload.open(write(tmp_path, made)), expected(made))
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_root_a_tag_folder_and_a_list_agree(tmp_path: Path, stage: int) -> None:
+def test_a_root_a_tag_folder_and_a_list_agree(tmp_path, stage):
     made = run(stage, 12)
     folder = write(tmp_path, made) / "global_step7"
     files = sorted(folder.iterdir(), key=lambda path: hash(path.name))
@@ -115,7 +114,7 @@ def test_a_root_a_tag_folder_and_a_list_agree(tmp_path: Path, stage: int) -> Non
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_the_rest_of_the_package(tmp_path: Path, stage: int) -> None:
+def test_the_rest_of_the_package(tmp_path, stage):
     made = run(stage, 4)
     root = write(tmp_path / "run", made)
     ckpt = rustload.open(root, framework="torch")
@@ -144,7 +143,7 @@ def test_the_rest_of_the_package(tmp_path: Path, stage: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_ranks_of_tensor_parallelism_are_not_joined(tmp_path: Path, count: int) -> None:
+def test_ranks_of_tensor_parallelism_are_not_joined(tmp_path, count):
     whole = {}
     for rank in range(count):
         made = run(3, 2)
@@ -161,7 +160,7 @@ def expected_plain(made: Run) -> dict[str, torch.Tensor]:
     return made.masters() | made.buffers
 
 
-def test_universal_checkpoints(tmp_path: Path) -> None:
+def test_universal_checkpoints(tmp_path):
     made = run(2, 2)
     made.groups[0].pop("none")
     for moment in made.moments[0].values():
@@ -173,7 +172,7 @@ def test_universal_checkpoints(tmp_path: Path) -> None:
         same(ckpt, whole)
 
 
-def test_older_places_of_the_shapes(tmp_path: Path) -> None:
+def test_older_places_of_the_shapes(tmp_path):
     """One dict of shapes beside the optimizer's states, and no keys that later versions added."""
     shapes = {}
 
@@ -192,7 +191,7 @@ def test_older_places_of_the_shapes(tmp_path: Path) -> None:
     same(rustload.open(write(tmp_path, made)), expected(made))
 
 
-def test_a_file_alone_opens_as_before(tmp_path: Path) -> None:
+def test_a_file_alone_opens_as_before(tmp_path):
     made = run(3, 2)
     folder = write(tmp_path, made) / "global_step7"
     alone = rustload.open(folder / optimizer_name(made, 1))
@@ -201,14 +200,14 @@ def test_a_file_alone_opens_as_before(tmp_path: Path) -> None:
     assert alone.opaque
 
 
-def test_weights_beside_the_folder_are_the_checkpoint(tmp_path: Path) -> None:
+def test_weights_beside_the_folder_are_the_checkpoint(tmp_path):
     root = write(tmp_path, run(3, 2))
     rustload.save({"w": torch.ones(2)}, root / "model.safetensors")
     assert list(rustload.open(root)) == ["w"]
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_what_is_read(tmp_path: Path, stage: int) -> None:
+def test_what_is_read(tmp_path, stage):
     """A slice reads itself, and a conversion the weights once and no moments."""
     whole = tensors({"w": (4096, 1024), "b": (1001,)})
     made = Run([whole], stage, 5, moments=[dict.fromkeys(MOMENTS, whole)])
@@ -229,7 +228,7 @@ def test_what_is_read(tmp_path: Path, stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_each_rank_of_a_mesh_reads_its_own_elements(tmp_path: Path, stage: int) -> None:
+def test_each_rank_of_a_mesh_reads_its_own_elements(tmp_path, stage):
     """What torch itself puts on a rank, of ZeRO's other number of ranks; and no more bytes than a rank's share needs."""
     from test_dtensor import as_rank, module_of, select
     from torch.distributed.device_mesh import init_device_mesh
@@ -255,7 +254,7 @@ def test_each_rank_of_a_mesh_reads_its_own_elements(tmp_path: Path, stage: int) 
                 assert torch.equal(tensor.to_local(), expected[name].to_local()), name
 
 
-def test_commands_take_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_the_folder(tmp_path, capsys):
     from rustload._cli import main
 
     root = write(tmp_path, run(3, 2))

@@ -44,7 +44,7 @@ def write(out: Path, case: str, world: int) -> Path:
 
 
 @pytest.mark.parametrize("case", ["stage1", "stage2", "stage3"])
-def test_as_its_converter(tmp_path: Path, case: str) -> None:
+def test_as_its_converter(tmp_path, case):
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     root = write(tmp_path, case, 2)
@@ -69,7 +69,7 @@ def test_as_its_converter(tmp_path: Path, case: str) -> None:
         ("experts_bf16_optimizer", 2),
     ],
 )
-def test_as_the_ranks_had(tmp_path: Path, case: str, world: int) -> None:
+def test_as_the_ranks_had(tmp_path, case, world):
     """Its converter refuses these. A weight that ranks computed with is the master, in their dtype."""
     ckpt = rustload.open(write(tmp_path, case, world), framework="torch")
     seen = set()

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def run(stage: int = 2, sets: int = 2, count: int = 2, **more: Any) -> Run:
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("data_first", [False, True])
-def test_whole_experts(tmp_path: Path, stage: int, sets: int, count: int, data_first: bool) -> None:
+def test_whole_experts(tmp_path, stage, sets, count, data_first):
     forms: list[dict[str, Any]] = [{}, {"shuffled": True}, {"elastic": True, "shuffled": True}, {"align": 4}]
     for number, more in enumerate(forms if stage else forms[:2]):
         made = run(stage, sets, count, data_first=data_first, **more)
@@ -54,17 +53,17 @@ def test_whole_experts(tmp_path: Path, stage: int, sets: int, count: int, data_f
         same(rustload.open(sorted((root / "global_step7").iterdir())), expected(made))
 
 
-def test_the_order_of_groups_has_to_be_stated(tmp_path: Path) -> None:
+def test_the_order_of_groups_has_to_be_stated(tmp_path):
     refused(write(tmp_path, run(shuffled=True, mappings=False)), "ZeroPartition")
 
 
-def test_a_file_of_the_experts_optimizer_has_nothing(tmp_path: Path) -> None:
+def test_a_file_of_the_experts_optimizer_has_nothing(tmp_path):
     root = write(tmp_path, run())
     torch.save({"optimizer": None}, root / "global_step7" / "expp_rank_0_mp_rank_00_optim_states.pt")
     same(rustload.open(root), expected(run()))
 
 
-def test_buffers_and_frozen_weights_of_experts(tmp_path: Path) -> None:
+def test_buffers_and_frozen_weights_of_experts(tmp_path):
     """Those of other ranks are in the files of experts only."""
 
     def change(name: str, content: dict[str, Any]) -> None:
@@ -87,7 +86,7 @@ def test_buffers_and_frozen_weights_of_experts(tmp_path: Path) -> None:
     same(rustload.open(write(tmp_path, made)), whole)
 
 
-def test_old_versions_have_one_file_for_the_experts_of_all_layers(tmp_path: Path) -> None:
+def test_old_versions_have_one_file_for_the_experts_of_all_layers(tmp_path):
     def change(name: str, content: dict[str, Any]) -> None:
         if name == model_name(2, 0):
             content["num_experts"] = 2
@@ -157,7 +156,7 @@ LIES: dict[str, tuple[dict[str, Callable[[dict[str, Any]], Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", LIES)
-def test_files_that_lie(tmp_path: Path, case: str) -> None:
+def test_files_that_lie(tmp_path, case):
     changes, code = LIES[case]
 
     def change(name: str, content: dict[str, Any]) -> None:
@@ -168,7 +167,7 @@ def test_files_that_lie(tmp_path: Path, case: str) -> None:
     assert error.path is not None
 
 
-def test_files_of_experts(tmp_path: Path) -> None:
+def test_files_of_experts(tmp_path):
     root = write(tmp_path, run())
     folder = root / "global_step7"
     kept = tmp_path / "kept"
@@ -183,7 +182,7 @@ def test_files_of_experts(tmp_path: Path) -> None:
     refused(root, "ZeroUnsupported", "no partitions")
 
 
-def test_fewer_experts_than_have_files(tmp_path: Path) -> None:
+def test_fewer_experts_than_have_files(tmp_path):
     """The files of all experts are there, and the ranks have only some."""
     made, fewer = run(sets=2, count=1), run(sets=2, count=1)
     names = [name for name in made.experts[0] if int(name.partition(EXPERTS)[2].partition(".")[0]) < 4]
@@ -196,7 +195,7 @@ def test_fewer_experts_than_have_files(tmp_path: Path) -> None:
     refused(root, "ZeroConflict", "2 times 2")
 
 
-def test_tensor_parallelism_and_stage_3(tmp_path: Path) -> None:
+def test_tensor_parallelism_and_stage_3(tmp_path):
     folder = write(tmp_path / "ranks", run()) / "global_step7"
     for path in list(folder.glob("*mp_rank_00*")):
         name = path.name.replace("mp_rank_00", "mp_rank_01")

@@ -179,7 +179,7 @@ MODEL = {
 
 
 @pytest.mark.parametrize("case", OPTIMIZER)
-def test_an_optimizer_file_that_lies(tmp_path: Path, case: str) -> None:
+def test_an_optimizer_file_that_lies(tmp_path, case):
     stage, rank, change, code = OPTIMIZER[case]
     made = changed(stage, rank, change)
     error = refused(write(tmp_path, made), code)
@@ -189,13 +189,13 @@ def test_an_optimizer_file_that_lies(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", MODEL)
-def test_a_model_file_that_lies(tmp_path: Path, case: str) -> None:
+def test_a_model_file_that_lies(tmp_path, case):
     stage, rank, change, code = MODEL[case]
     assert refused(write(tmp_path, changed(stage, rank, change, model=True)), code).path is not None
 
 
 @pytest.mark.parametrize("counts", [[3, 1], 3, [4, 4], [2, 2], 0, [2**63 - 1] * 2])
-def test_the_number_of_ranks(tmp_path: Path, counts: Any) -> None:
+def test_the_number_of_ranks(tmp_path, counts):
     def change(_: str, content: dict[str, Any]) -> None:
         if "optimizer_state_dict" in content:
             content["optimizer_state_dict"]["partition_count"] = counts
@@ -211,7 +211,7 @@ def test_the_number_of_ranks(tmp_path: Path, counts: Any) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_missing_and_extra_files(tmp_path: Path, stage: int) -> None:
+def test_missing_and_extra_files(tmp_path, stage):
     made = run(stage)
     root = write(tmp_path, made)
     folder = root / "global_step7"
@@ -232,7 +232,7 @@ def test_missing_and_extra_files(tmp_path: Path, stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_swapped_files(tmp_path: Path, stage: int) -> None:
+def test_swapped_files(tmp_path, stage):
     made = run(stage, mappings=False)
     root = write(tmp_path, made)
     one, two = (root / "global_step7" / optimizer_name(made, rank) for rank in (0, 1))
@@ -242,7 +242,7 @@ def test_swapped_files(tmp_path: Path, stage: int) -> None:
     refused(root, "ZeroConflict", "was written as")
 
 
-def test_files_of_two_saves(tmp_path: Path) -> None:
+def test_files_of_two_saves(tmp_path):
     made = run(3)
     root = write(tmp_path, made)
     write(tmp_path / "later", run(3, step=8))
@@ -263,7 +263,7 @@ def test_files_of_two_saves(tmp_path: Path) -> None:
         ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "ZeroConflict"),
     ],
 )
-def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, name: str, code: str) -> None:
+def test_files_of_other_kinds_are_refused_by_name(tmp_path, name, code):
     root = write(tmp_path, run(2))
     folder = root / "global_step7"
     shutil.copy(folder / "mp_rank_00_model_states.pt", folder / name)
@@ -273,13 +273,13 @@ def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, name: str, cod
 
 
 @pytest.mark.parametrize("tag", ["gone", "..", "/etc", "a/b", "", "x" * 5000, "."])
-def test_latest_names_a_folder_beside_it(tmp_path: Path, tag: str) -> None:
+def test_latest_names_a_folder_beside_it(tmp_path, tag):
     root = write(tmp_path, run(2))
     (root / "latest").write_text(tag)
     refused(root, "UnknownFormat", "this names|not the name")
 
 
-def test_a_universal_checkpoint_that_lacks_files(tmp_path: Path) -> None:
+def test_a_universal_checkpoint_that_lacks_files(tmp_path):
     root = write_universal(tmp_path, run(2))
     zero = root / "global_step7_universal" / "zero"
     torch.save({"param": torch.zeros(3)}, zero / "a" / "exp_avg.pt")
@@ -293,7 +293,7 @@ def test_a_universal_checkpoint_that_lacks_files(tmp_path: Path) -> None:
     refused(root, "ZeroState")
 
 
-def test_nothing_runs(tmp_path: Path) -> None:
+def test_nothing_runs(tmp_path):
     fired = tmp_path / "fired"
     canary = Reduced(os.mkdir, (str(fired),))
 

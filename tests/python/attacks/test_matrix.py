@@ -49,7 +49,7 @@ def ask(case: Case, source: Path, prober) -> dict:
 
 
 @pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
-def test_loads(case: Case, folder: Path, prober):
+def test_loads(case, folder, prober):
     source = case.input(folder)
     outcome = ask(case, source, prober)
     load, got = (
@@ -141,7 +141,7 @@ def test_every_id_of_the_matrix_has_a_case():
 @pytest.mark.parametrize(
     "case", [case for case in CASES if isinstance(case.load, Shown)], ids=lambda case: case.label
 )
-def test_a_case_shown_elsewhere_names_a_test_that_exists(case: Case):
+def test_a_case_shown_elsewhere_names_a_test_that_exists(case):
     assert isinstance(case.load, Shown)
     file, _, name = case.load.test.partition("::")
     path = ROOT / file if file.startswith("tests/") else Path(__file__).with_name(file)
@@ -155,7 +155,7 @@ def test_a_case_shown_elsewhere_names_a_test_that_exists(case: Case):
 @pytest.mark.parametrize(
     "case", [case for case in FILES if not case.placed][::20], ids=lambda case: case.label
 )
-def test_a_file_of_the_corpus_is_what_its_case_builds_again(case: Case, tmp_path: Path):
+def test_a_file_of_the_corpus_is_what_its_case_builds_again(case, tmp_path):
     kept = case.input(tmp_path)
     assert kept.read_bytes() == case.data()
     assert not kept.stat().st_mode & 0o222

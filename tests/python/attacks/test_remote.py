@@ -3,11 +3,10 @@
 Local headers are verified together with the bytes that follow them, and with the same outcome as those of a file.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from attacks import CASES, Case
+from attacks import CASES
 from attacks.registry import Shown
 from attacks.z_zip import local
 from attacks.zips import Zip
@@ -48,7 +47,7 @@ def outcome(source: Any, case_options: dict[str, Any], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("case", ARCHIVES, ids=lambda case: case.label)
-def test_an_archive_read_by_ranges_has_the_outcome_of_a_file(case: Case, tmp_path: Path) -> None:
+def test_an_archive_read_by_ranges_has_the_outcome_of_a_file(case, tmp_path):
     path = case.input(tmp_path)
     found = outcome(Ranges(path.read_bytes()), case.options, Ranges.name)
     assert found == outcome(path, case.options, str(path))
@@ -57,7 +56,7 @@ def test_an_archive_read_by_ranges_has_the_outcome_of_a_file(case: Case, tmp_pat
 @pytest.mark.parametrize(
     "field", [{"crc": 1}, {"name": b"archive/data/1"}, {"method": 8}, {"extra": b"\1\0\0\0"}]
 )
-def test_no_byte_is_given_out_before_its_local_header_is_verified(field: dict[str, Any]) -> None:
+def test_no_byte_is_given_out_before_its_local_header_is_verified(field):
     ckpt = rustload.open(Ranges(local("data/0", **field)()))
     for read in (
         lambda: ckpt["w"].materialize(framework="numpy"),
@@ -70,7 +69,7 @@ def test_no_byte_is_given_out_before_its_local_header_is_verified(field: dict[st
         assert caught.value.code == "ZipMismatch"
 
 
-def test_a_scan_by_ranges_has_the_findings_of_a_scan_of_the_bytes() -> None:
+def test_a_scan_by_ranges_has_the_findings_of_a_scan_of_the_bytes():
     for data in (Zip().bytes(), local("data/0", crc=1)(), local("data/0", extra=bytes(9000))()):
         ranges, whole = rustload.scan(Ranges(data)), rustload.scan(data)
         codes = [[(found.code, found.message) for found in report.findings] for report in (ranges, whole)]

@@ -2,10 +2,9 @@
 
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
-from attacks import CASES, Case
+from attacks import CASES
 from attacks.registry import Named, Shown
 from quiet import crowding, within
 from ranged import Ranges
@@ -24,7 +23,7 @@ VALIDATES = importlib.util.find_spec("jsonschema") is not None
 
 
 @pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
-def test_scans(case: Case, folder: Path):
+def test_scans(case, folder):
     source = case.input(folder)
     try:
         limits = rustload.Limits(**case.options["limits"]) if "limits" in case.options else None
@@ -78,7 +77,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("case", BOMBS, ids=lambda case: case.label)
-def test_a_scan_of_a_bomb_stays_within_the_memory_and_time_bounds(case: Case, folder: Path, prober):
+def test_a_scan_of_a_bomb_stays_within_the_memory_and_time_bounds(case, folder, prober):
     source = case.input(folder)
     metadata = max(source.stat().st_size if source.is_file() else 0, case.metadata)
     outcome = prober.ask(source, scan=True, **case.options)

@@ -1,13 +1,12 @@
 """Splices of two formats: what some reader would run is never inert."""
 
-import pytest
 from attacks.readers import imports
 from attacks.splices import splices
 
 import rustload
 
 
-def test_what_a_reader_would_run_in_a_splice_is_never_inert(pytestconfig: pytest.Config) -> None:
+def test_what_a_reader_would_run_in_a_splice_is_never_inert(pytestconfig):
     count = pytestconfig.getoption("--splices")
     run, inert = 0, 0
     for label, data in splices(count, seed=count):

@@ -1,7 +1,5 @@
 """Casts during an upload, on the fake driver: whether the CPU or the GPU casts, the result is that of the CPU."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ CASTS = ("auto", "cpu", "gpu")
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
-def test_every_cast_equals_the_cpus(save: Callable[..., Path], cast: str) -> None:
+def test_every_cast_equals_the_cpus(save, cast):
     path = save({name: patterns(name, (7, 33)) for name in DTYPES})
     for source, lazy in rustload.open(path, framework="torch").items():
         for target in DTYPES:
@@ -32,7 +30,7 @@ def test_every_cast_equals_the_cpus(save: Callable[..., Path], cast: str) -> Non
                 assert_same_values(found, expected), (source, target)
 
 
-def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
+def test_a_lossy_cast_is_refused_as_on_the_cpu(simple):
     lazy = rustload.open(simple)["w"]
     for cast in CASTS:
         with pytest.raises(ValueError, match="allow_lossy"):
@@ -44,9 +42,7 @@ def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
     assert HostGpu.conversions == 0
 
 
-def test_dtype_size_and_rate_decide_whether_the_cpu_or_the_gpu_casts(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dtype_size_and_rate_decide_whether_the_cpu_or_the_gpu_casts(save, monkeypatch):
     path = save({"f": torch.ones(8, 4), "b": torch.ones(8, 4, dtype=torch.bfloat16)})
     f, b = rustload.open(path, framework="torch").values()
 

@@ -2,8 +2,6 @@
 
 import io
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import fakecuda
@@ -58,9 +56,7 @@ def count_upload_queues(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     "how", [{"device": "cuda"}, {"device_map": {"": 0}}, {"device_map": {"0": 0, "": "cuda:0"}}]
 )
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
-def test_load_into_fills_a_meta_model_on_the_gpu(
-    save: Callable[..., Path], how: dict[str, Any], dtype: str | None
-) -> None:
+def test_load_into_fills_a_meta_model_on_the_gpu(save, how, dtype):
     saved = model()
     with torch.device("meta"):
         target = model()
@@ -73,9 +69,7 @@ def test_load_into_fills_a_meta_model_on_the_gpu(
 
 
 @pytest.mark.parametrize("allocated", [False, True])
-def test_load_into_casts_where_cast_says(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, allocated: bool
-) -> None:
+def test_load_into_casts_where_cast_says(save, monkeypatch, allocated):
     saved = model()
     wide = save(saved.state_dict(), "wide.pt")
     narrow = save(model().bfloat16().state_dict(), "narrow.pt")
@@ -101,9 +95,7 @@ def test_load_into_casts_where_cast_says(
 
 
 @pytest.mark.parametrize("assign", ["auto", True])
-def test_load_into_fills_an_allocated_model_on_the_gpu(
-    save: Callable[..., Path], assign: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_into_fills_an_allocated_model_on_the_gpu(save, assign, monkeypatch):
     saved, target = model(), model(seed=1)
     # A weight with gaps between its columns, as slices of a fused tensor have, and a strided bias.
     target[2].weight.data = torch.zeros(40, 100)[:, ::2]
@@ -120,9 +112,7 @@ def test_load_into_fills_an_allocated_model_on_the_gpu(
 
 
 @pytest.mark.parametrize("allocated", [False, True])
-def test_load_into_fills_several_gpus_at_once(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, allocated: bool
-) -> None:
+def test_load_into_fills_several_gpus_at_once(save, monkeypatch, allocated):
     monkeypatch.setenv("FAKECUDA_DEVICES", "2")
     fakecuda.enter()  # the fake driver reads it again
     saved = torch.nn.Sequential(*(torch.nn.Linear(300, 200) for _ in range(6)))
@@ -159,7 +149,7 @@ def test_load_into_fills_several_gpus_at_once(
     assert opened.count(("close", 1)) >= opened.count(("open", 1))
 
 
-def test_names_tied_in_the_file_fill_tensors_that_are_not(save: Callable[..., Path]) -> None:
+def test_names_tied_in_the_file_fill_tensors_that_are_not(save):
     target = torch.nn.ParameterDict(
         {name: torch.nn.Parameter(torch.zeros(30, 30)) for name in ("a", "b", "c")}
     )
@@ -170,7 +160,7 @@ def test_names_tied_in_the_file_fill_tensors_that_are_not(save: Callable[..., Pa
     assert target["a"].data_ptr() != target["b"].data_ptr()
 
 
-def test_load_into_from_a_truncated_file_is_a_format_error(save: Callable[..., Path]) -> None:
+def test_load_into_from_a_truncated_file_is_a_format_error(save):
     path = save(model().state_dict())
     ckpt = rustload.open(path)
     os.truncate(path, path.stat().st_size // 2)
@@ -195,9 +185,7 @@ def state_of_every_kind() -> dict[str, Any]:
 
 @pytest.mark.parametrize("where", ["cuda", "cuda:0", torch.device("cuda:0"), {"cpu": "cuda:0"}])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_torch_load_returns_storages_on_the_gpu(
-    save: Callable[..., Path], where: Any, zipped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_load_returns_storages_on_the_gpu(save, where, zipped, monkeypatch):
     state = state_of_every_kind()
     if not zipped:
         # The legacy format has no storages of these dtypes: torch cannot read its own files of them.
@@ -220,9 +208,7 @@ def test_torch_load_returns_storages_on_the_gpu(
     assert fakecuda.count("copies") - copies >= 3
 
 
-def test_torch_load_maps_the_location_of_each_storage(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_load_maps_the_location_of_each_storage(save, monkeypatch):
     counted = count_upload_queues(monkeypatch)
     path = save({"a": torch.randn(5), "b": torch.randn(6)})
     rustload.torch.load(path, map_location={"somewhere": "cuda:0"})
@@ -233,7 +219,7 @@ def test_torch_load_maps_the_location_of_each_storage(
     assert len(counted) == 1
 
 
-def test_torch_load_with_a_failed_copy_is_a_device_error(save: Callable[..., Path]) -> None:
+def test_torch_load_with_a_failed_copy_is_a_device_error(save):
     path = save({"a": torch.randn(5000)})
     data = bytearray(path.read_bytes())
     fakecuda.fail("cuMemcpyHtoDAsync_v2", 1)
@@ -246,9 +232,7 @@ def test_torch_load_with_a_failed_copy_is_a_device_error(save: Callable[..., Pat
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.bin"])
-def test_safe_open_reads_onto_the_gpu(
-    save: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_safe_open_reads_onto_the_gpu(save, name, monkeypatch):
     state = {f"t{n}": torch.randn(30 + n, 20) for n in range(8)}
     counted = count_upload_queues(monkeypatch)
     with rustload.safe_open(save(state, name), "pt", device="cuda") as file:
@@ -271,7 +255,7 @@ def test_safe_open_reads_onto_the_gpu(
             assert_same_bits(loader.take("t1"), state["t1"][:5])
 
 
-def test_a_lazy_state_dict_reads_onto_the_gpu(save: Callable[..., Path]) -> None:
+def test_a_lazy_state_dict_reads_onto_the_gpu(save):
     source = model(seed=2)
     path = save(source.state_dict())
     state = rustload.torch.state_dict(path, device="cuda:0")
@@ -282,9 +266,7 @@ def test_a_lazy_state_dict_reads_onto_the_gpu(save: Callable[..., Path]) -> None
 # JAX
 
 
-def test_jax_arrays_are_made_over_memory_of_the_driver(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jax_arrays_are_made_over_memory_of_the_driver(save, monkeypatch):
     jax = pytest.importorskip("jax")
     from rustload._frameworks import jax as adapter
 
@@ -309,7 +291,7 @@ def test_jax_arrays_are_made_over_memory_of_the_driver(
         ckpt["wide"].materialize()
 
 
-def test_a_process_exits_cleanly_during_a_stream(save: Callable[..., Path]) -> None:
+def test_a_process_exits_cleanly_during_a_stream(save):
     path = save({f"t{n}": torch.randn(300, 300) for n in range(20)})
     code = """
         import sys

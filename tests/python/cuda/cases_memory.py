@@ -28,7 +28,7 @@ def path(save: Callable[..., Path]) -> Path:
 
 
 @pytest.mark.parametrize("framework", ["torch", "dlpack"])
-def test_results_over_the_free_memory_of_the_gpu_are_an_error(path: Path, framework: str) -> None:
+def test_results_over_the_free_memory_of_the_gpu_are_an_error(path, framework):
     ckpt = rustload.open(path, framework=framework)
     before = fakecuda.count("memory")
     with pytest.raises(rustload.NotEnoughMemoryError, match=r"64\.0 MiB, and 40\.0 MiB are") as raised:
@@ -37,7 +37,7 @@ def test_results_over_the_free_memory_of_the_gpu_are_an_error(path: Path, framew
     assert fakecuda.count("memory") == before
 
 
-def test_what_fits_the_gpu_is_made(path: Path) -> None:
+def test_what_fits_the_gpu_is_made(path):
     ckpt = rustload.open(path, framework="torch")
     assert len(ckpt.materialize(device="cuda")) == 2
     assert len(list(ckpt.stream(device="cuda", dtype="float64"))) == 2
@@ -48,7 +48,7 @@ def test_what_fits_the_gpu_is_made(path: Path) -> None:
     assert len(rustload.open(path, framework="torch", limits=unbounded).materialize(device="cuda")) == 2
 
 
-def test_load_into_counts_what_goes_to_the_gpu(path: Path) -> None:
+def test_load_into_counts_what_goes_to_the_gpu(path):
     with torch.device("meta"):
         model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.empty(4 * MIB)) for name in "ab"})
     with pytest.raises(rustload.NotEnoughMemoryError, match="GPU"):

@@ -37,9 +37,7 @@ def always_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_every_weight_has_the_bits_of_the_cpu(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_every_weight_has_the_bits_of_the_cpu(name, tmp_path, monkeypatch, request):
     case, chosen = CASES[name](), random.Random(name)
     write(case, tmp_path, "sharded")
     ckpt = rustload.open(tmp_path, framework="torch", dequantize=True)
@@ -87,7 +85,7 @@ def copied(lazy: Any, *args: Any, **how: Any) -> int:
     return nbytes
 
 
-def test_codes_and_scales_are_all_that_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_and_scales_are_all_that_is_copied(tmp_path, monkeypatch):
     lazy, packed_nbytes = kimi(tmp_path)
     for target in (None, "float32", "float16"):
         assert copied(lazy, target) == packed_nbytes
@@ -98,7 +96,7 @@ def test_codes_and_scales_are_all_that_is_copied(tmp_path: Path, monkeypatch: py
     assert HostGpu.decoded >= 64
 
 
-def test_the_cpu_decodes_where_it_was_asked_to_or_fewer_bytes_are_copied(tmp_path: Path) -> None:
+def test_the_cpu_decodes_where_it_was_asked_to_or_fewer_bytes_are_copied(tmp_path):
     lazy, _ = kimi(tmp_path)
     assert copied(lazy, cast="cpu") == lazy.nbytes
     assert copied(lazy[:, :64]) == lazy[:, :64].nbytes
@@ -108,9 +106,7 @@ def test_the_cpu_decodes_where_it_was_asked_to_or_fewer_bytes_are_copied(tmp_pat
     assert HostGpu.decoded == 0
 
 
-def test_rows_longer_than_a_tile_are_decoded_by_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_longer_than_a_tile_are_decoded_by_the_cpu(tmp_path, monkeypatch):
     lazy, _ = kimi(tmp_path)
     monkeypatch.setattr(packed, "TILE_ELEMENTS", 1023)
     assert copied(lazy) == lazy.nbytes
@@ -123,7 +119,7 @@ def test_rows_longer_than_a_tile_are_decoded_by_the_cpu(
     assert HostGpu.decoded == 256
 
 
-def test_streams_out_and_joined_weights_are_packed_too(tmp_path: Path) -> None:
+def test_streams_out_and_joined_weights_are_packed_too(tmp_path):
     lazy, packed_nbytes = kimi(tmp_path)
     ckpt = rustload.open(tmp_path / "m.safetensors", framework="torch", dequantize=True)
     wanted = lazy.materialize()
@@ -141,7 +137,7 @@ def test_streams_out_and_joined_weights_are_packed_too(tmp_path: Path) -> None:
     del out
 
 
-def test_an_index_of_no_group_is_the_error_of_the_cpu(tmp_path: Path) -> None:
+def test_an_index_of_no_group_is_the_error_of_the_cpu(tmp_path):
     case = CASES[next(name for name in READ if "desc_act" in name or "g_idx" in name)]()
     (name,) = case.weights
     index = next(key for key in case.tensors if key.endswith("g_idx"))
@@ -156,9 +152,7 @@ def test_an_index_of_no_group_is_the_error_of_the_cpu(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_decoding_a_tile_takes_less_than_20_bytes_for_each_element(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_a_tile_takes_less_than_20_bytes_for_each_element(tmp_path, monkeypatch):
     elements = 1 << 16
     monkeypatch.setattr(packed, "TILE_ELEMENTS", elements)
     peaks: list[int] = []

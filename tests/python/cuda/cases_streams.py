@@ -8,8 +8,6 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import fakecuda
@@ -34,9 +32,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("how", [{}, {"dtype": "float64"}, {"transpose": True}])
-def test_sync_false_is_ordered_with_the_callers_stream(
-    save: Callable[..., Path], how: dict[str, Any]
-) -> None:
+def test_sync_false_is_ordered_with_the_callers_stream(save, how):
     lazy = rustload.open(save({"w": torch.randn(700, 600)}), framework="torch")["w"]
     expected = lazy.materialize(**how)
     fakecuda.delay(20_000)
@@ -51,7 +47,7 @@ def test_sync_false_is_ordered_with_the_callers_stream(
         fakecuda.delay(0)
 
 
-def test_copies_wait_for_work_that_the_caller_enqueued(save: Callable[..., Path]) -> None:
+def test_copies_wait_for_work_that_the_caller_enqueued(save):
     lazy = rustload.open(save({"w": torch.randn(100, 100)}), framework="torch")["w"]
     out = torch.zeros(100, 100)
     HostGpu.current = fakecuda.stream()
@@ -60,7 +56,7 @@ def test_copies_wait_for_work_that_the_caller_enqueued(save: Callable[..., Path]
     assert_same_bits(out, lazy.materialize())
 
 
-def test_a_stream_follows_the_callers_current_cuda_stream(save: Callable[..., Path]) -> None:
+def test_a_stream_follows_the_callers_current_cuda_stream(save):
     state = {f"{n}": torch.randn(300, 300 + n) for n in range(12)}
     ckpt = rustload.open(save(state), framework="torch")
     fakecuda.delay(3000)
@@ -78,9 +74,7 @@ def test_a_stream_follows_the_callers_current_cuda_stream(save: Callable[..., Pa
 
 
 @pytest.mark.parametrize("how", [{}, {"dtype": "float64"}])
-def test_results_that_are_left_of_a_batch_follow_the_callers_stream_too(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
-) -> None:
+def test_results_that_are_left_of_a_batch_follow_the_callers_stream_too(save, monkeypatch, how):
     """All results are made by one batch, for the stream that was current then."""
     state = {f"{n}": torch.randn(50, 30 + n) for n in range(12)}
     state["tied"] = state["0"]
@@ -113,9 +107,7 @@ def test_results_that_are_left_of_a_batch_follow_the_callers_stream_too(
     assert held[3:] == [set()] * len(held[3:])
 
 
-def test_results_under_cupy_are_complete_with_sync(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_under_cupy_are_complete_with_sync(save, monkeypatch):
     """With CuPy's streams, and memory of the driver in place of that of CuPy's pool."""
     stream = fakecuda.stream()
     now = types.SimpleNamespace(
@@ -168,9 +160,7 @@ def test_results_under_cupy_are_complete_with_sync(
         ("given", {"dtype": "float16", "transpose": {"layer.*.weight": True}}, "1MiB"),
     ],
 )
-def test_a_stream_yields_what_it_yields_on_the_cpu(
-    many: tuple[Path, dict[str, torch.Tensor]], order: Any, how: dict[str, Any], memory: str
-) -> None:
+def test_a_stream_yields_what_it_yields_on_the_cpu(many, order, how, memory):
     ckpt = rustload.open(many[0], framework="torch")
     fakecuda.delay(100)
     copies = fakecuda.count("copies")
@@ -194,9 +184,7 @@ def test_a_stream_yields_what_it_yields_on_the_cpu(
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_materialize_uploads_a_whole_checkpoint(
-    many: tuple[Path, dict[str, torch.Tensor]], sync: bool
-) -> None:
+def test_materialize_uploads_a_whole_checkpoint(many, sync):
     ckpt = rustload.open(many[0], framework="torch")
     fakecuda.delay(500)
     found = ckpt.materialize(device="cuda", dtype="float16", sync=sync)
@@ -209,7 +197,7 @@ def test_materialize_uploads_a_whole_checkpoint(
         assert_same_values(tensor, ckpt[name].materialize(dtype=tensor.dtype, copy=True))
 
 
-def test_results_ahead_of_the_consumer_fit_the_window(save: Callable[..., Path]) -> None:
+def test_results_ahead_of_the_consumer_fit_the_window(save):
     ckpt = rustload.open(
         save({f"{n}": torch.full((256, 1024), float(n)) for n in range(14)}), framework="torch"
     )
@@ -224,7 +212,7 @@ def test_results_ahead_of_the_consumer_fit_the_window(save: Callable[..., Path])
         assert 2 * MIB < peak <= 7 * MIB
 
 
-def test_small_results_share_a_slab_that_is_freed_with_the_last_of_them(save: Callable[..., Path]) -> None:
+def test_small_results_share_a_slab_that_is_freed_with_the_last_of_them(save):
     ckpt = rustload.open(save({f"{n}": torch.full((5,), float(n)) for n in range(1000)}), framework="torch")
     copies = fakecuda.count("copies")
     found = ckpt.materialize(device="cuda")
@@ -242,7 +230,7 @@ def test_small_results_share_a_slab_that_is_freed_with_the_last_of_them(save: Ca
     assert kept.tolist() == [77.0] * 5
 
 
-def test_kept_results_share_larger_slabs_than_those_of_a_stream(save: Callable[..., Path]) -> None:
+def test_kept_results_share_larger_slabs_than_those_of_a_stream(save):
     state = {f"{n:02}": torch.full((256, 256 + n), float(n)) for n in range(40)}  # of about 256 KiB
     ckpt = rustload.open(save(state), framework="torch")
     # Slabs are what is imported: results with memory of their own are torch's.
@@ -265,7 +253,7 @@ def test_kept_results_share_larger_slabs_than_those_of_a_stream(save: Callable[.
     assert all(torch.equal(tensor, large[name]) for name, tensor in found.items())
 
 
-def test_results_that_the_cpu_narrows_share_slabs_too(save: Callable[..., Path]) -> None:
+def test_results_that_the_cpu_narrows_share_slabs_too(save):
     state = {f"{n}": torch.randn(100 + n) for n in range(50)} | {
         "int": torch.arange(9),
         "m": torch.randn(3, 5).T,
@@ -278,16 +266,14 @@ def test_results_that_the_cpu_narrows_share_slabs_too(save: Callable[..., Path])
         assert_same_bits(found[name], tensor.half() if tensor.is_floating_point() else tensor)
 
 
-def test_a_single_small_result_has_memory_of_its_own(save: Callable[..., Path]) -> None:
+def test_a_single_small_result_has_memory_of_its_own(save):
     ckpt = rustload.open(save({f"{n}": torch.full((5,), float(n)) for n in range(50)}), framework="torch")
     found = [lazy.materialize("cuda") for lazy in ckpt.values()]
     assert HostGpu.alive == 50 * 20
     assert [tensor.tolist() for tensor in found] == [[float(n)] * 5 for n in range(50)]
 
 
-def test_a_slab_is_recorded_on_each_stream_that_its_parts_are_used_on(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slab_is_recorded_on_each_stream_that_its_parts_are_used_on(save, monkeypatch):
     ckpt = rustload.open(save({f"{n}": torch.full((5,), float(n)) for n in range(3)}), framework="torch")
     held_of: dict[int, set[int]] = {}
     follow = HostGpu.follow_current_stream
@@ -314,9 +300,7 @@ def test_a_slab_is_recorded_on_each_stream_that_its_parts_are_used_on(
     assert slab.data_ptr() in held_of[second]
 
 
-def test_a_capturing_stream_is_refused_before_the_driver_is_called(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capturing_stream_is_refused_before_the_driver_is_called(save, monkeypatch):
     lazy = rustload.open(save({"w": torch.ones(5)}), framework="torch")["w"]
 
     def capturing(_gpu: HostGpu, _held: Any) -> None:
@@ -330,9 +314,7 @@ def test_a_capturing_stream_is_refused_before_the_driver_is_called(
     assert [fakecuda.count(name) for name in names] == before
 
 
-def test_a_dropped_stream_leaves_no_copy_in_flight(
-    many: tuple[Path, dict[str, torch.Tensor]],
-) -> None:
+def test_a_dropped_stream_leaves_no_copy_in_flight(many):
     ckpt = rustload.open(many[0], framework="torch")
     fakecuda.delay(5000)
     try:
@@ -348,7 +330,7 @@ def test_a_dropped_stream_leaves_no_copy_in_flight(
         fakecuda.delay(0)
 
 
-def test_another_thread_may_close_a_stream(many: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_another_thread_may_close_a_stream(many):
     found = rustload.open(many[0], framework="torch").stream(device="cuda", memory="1MiB")
     next(found)
     fakecuda.delay(100_000)
@@ -362,7 +344,7 @@ def test_another_thread_may_close_a_stream(many: tuple[Path, dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("how", [{}, {"dtype": "float64"}, {"transpose": {"*": True}}])
-def test_an_error_names_its_tensor(save: Callable[..., Path], how: dict[str, Any]) -> None:
+def test_an_error_names_its_tensor(save, how):
     path = save({f"t{n}": torch.randn(300, 300) for n in range(20)}, "model.safetensors")
     ckpt = rustload.open(path, framework="torch")
     os.truncate(path, path.stat().st_size - 1000)
@@ -377,9 +359,7 @@ def test_an_error_names_its_tensor(save: Callable[..., Path], how: dict[str, Any
     del kept, caught
 
 
-def test_a_driver_call_that_fails_during_a_load_is_a_device_error(
-    many: tuple[Path, dict[str, torch.Tensor]],
-) -> None:
+def test_a_driver_call_that_fails_during_a_load_is_a_device_error(many):
     ckpt = rustload.open(many[0], framework="torch")
     for name in ("cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent"):
         fakecuda.fail(name, 1)
@@ -391,7 +371,7 @@ def test_a_driver_call_that_fails_during_a_load_is_a_device_error(
     assert len(ckpt.materialize(device="cuda")) == len(ckpt)
 
 
-def test_a_missing_device_is_a_device_error(simple: Path) -> None:
+def test_a_missing_device_is_a_device_error(simple):
     with pytest.raises(rustload.DeviceError):
         rustload.open(simple, framework="torch")["w"].materialize("cuda:3")
     found = rustload.open(simple, framework="torch").stream(device="cuda:3")

@@ -1,8 +1,7 @@
 """One tensor on a GPU, on the fake driver: every dtype, layout and cast, `out=`, and frameworks without an allocator."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import fakecuda
@@ -49,7 +48,7 @@ def orders(ndim: int) -> Iterator[Any]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
-def test_every_dtype_and_layout_equals_the_cpus(save: Callable[..., Path], cast: str) -> None:
+def test_every_dtype_and_layout_equals_the_cpus(save, cast):
     path = save(
         {f"{name} {how}": t for name in DTYPES for how, t in layouts(patterns(name, (6, 10, 16))).items()}
     )
@@ -64,7 +63,7 @@ def test_every_dtype_and_layout_equals_the_cpus(save: Callable[..., Path], cast:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_result_takes_at_most_two_staging_buffers(save: Callable[..., Path]) -> None:
+def test_a_result_takes_at_most_two_staging_buffers(save):
     path = save({"w": torch.randn(300, 70), "wide": torch.randn(2, 5000)})
     ckpt = rustload.open(path, framework="torch")
     for lazy in ckpt.values():
@@ -75,7 +74,7 @@ def test_a_result_takes_at_most_two_staging_buffers(save: Callable[..., Path]) -
         assert len(HostGpu.staging_buffers) <= 4
 
 
-def test_quantized_tensors_are_dequantized(save: Callable[..., Path]) -> None:
+def test_quantized_tensors_are_dequantized(save):
     plain = torch.quantize_per_tensor(torch.randn(40, 30), 0.1, 3, torch.quint8)
     channels = torch.quantize_per_channel(
         torch.randn(40, 30), torch.rand(30) + 0.1, torch.zeros(30, dtype=torch.long), 1, torch.qint8
@@ -93,7 +92,7 @@ def test_quantized_tensors_are_dequantized(save: Callable[..., Path]) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
-def test_joined_tensors_equal_the_cpus(save: Callable[..., Path], cast: Any) -> None:
+def test_joined_tensors_equal_the_cpus(save, cast):
     path = save({name: torch.randn(size, 24) for name, size in (("q", 32), ("k", 8), ("none", 0), ("v", 16))})
     ckpt = rustload.open(path, framework="torch")
     q, k, none, v = ckpt.values()
@@ -106,7 +105,7 @@ def test_joined_tensors_equal_the_cpus(save: Callable[..., Path], cast: Any) -> 
             assert_same_bits(lazy.materialize("cuda", dtype, order, cast=cast), expected)
 
 
-def test_meta_tensors_stay_on_meta(save: Callable[..., Path]) -> None:
+def test_meta_tensors_stay_on_meta(save):
     path = save({"m": torch.empty(3, 4, device="meta"), "w": torch.ones(3)})
     ckpt = rustload.open(path, framework="torch")
     assert ckpt["m"].materialize("cuda").device.type == "meta"
@@ -119,7 +118,7 @@ def test_meta_tensors_stay_on_meta(save: Callable[..., Path]) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_out_may_have_any_layout(save: Callable[..., Path], cast: Any, dtype: torch.dtype) -> None:
+def test_out_may_have_any_layout(save, cast, dtype):
     lazy = rustload.open(save({"w": torch.randn(60, 48)}), framework="torch")["w"]
     expected = lazy.materialize(dtype=dtype)
     whole = torch.zeros(120, 96, dtype=dtype)
@@ -142,7 +141,7 @@ def test_out_may_have_any_layout(save: Callable[..., Path], cast: Any, dtype: to
     assert torch.equal(out.T, quantized.dequantize())
 
 
-def test_out_must_fit(simple: Path) -> None:
+def test_out_must_fit(simple):
     lazy = rustload.open(simple, framework="torch")["w"]
     with pytest.raises(ValueError, match="shape"):
         lazy.materialize(out=torch.zeros(3, 3))
@@ -158,7 +157,7 @@ def bytes_of(buffer: rustload.Buffer) -> bytes:
 
 
 @pytest.mark.parametrize("cast", CASTS)
-def test_buffers_equal_the_cpus(many: tuple[Path, dict[str, torch.Tensor]], cast: Any) -> None:
+def test_buffers_equal_the_cpus(many, cast):
     ckpt = rustload.open(many[0], framework="dlpack")
     for device, how in (
         ("cuda", {}),
@@ -193,7 +192,7 @@ def test_buffers_equal_the_cpus(many: tuple[Path, dict[str, torch.Tensor]], cast
             w.materialize(wrong)
 
 
-def test_results_that_the_core_makes_alone_are_found_in_one_call(save: Callable[..., Path]) -> None:
+def test_results_that_the_core_makes_alone_are_found_in_one_call(save):
     state = {
         "plain": torch.ones(4, 6),
         "turned": torch.ones(4, 6).T,
@@ -219,7 +218,7 @@ def test_results_that_the_core_makes_alone_are_found_in_one_call(save: Callable[
     assert found(Request(dtype="float32"), 1 << 62) == {"plain": 96, "int": 12, "large": 4000}
 
 
-def test_parts_for_tensors_are_cut_one_behind_another(save: Callable[..., Path]) -> None:
+def test_parts_for_tensors_are_cut_one_behind_another(save):
     state = {f"{n}": torch.ones(n, 3, dtype=torch.float64) for n in range(1, 6)}
     cores = [lazy._core for lazy in rustload.open(save(state)).values()]
     upload = _rustload.upload(0, window=1 << 20, threads=1)
@@ -241,7 +240,7 @@ def test_parts_for_tensors_are_cut_one_behind_another(save: Callable[..., Path])
     del whole, parts
 
 
-def test_cuda_info_finds_the_fake_driver() -> None:
+def test_cuda_info_finds_the_fake_driver():
     found = rustload.cuda_info()
     assert found["available"]
     assert found["reason"] is None

@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,9 +42,7 @@ SMALL = {"RUSTLOAD_RING": "65536x5", "FAKECUDA_DELAY": 200}
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_every_dtype_in_every_layout_equals_the_cpus(
-    on_fake: Run, save: Callable[..., Path], threads: int
-) -> None:
+def test_every_dtype_in_every_layout_equals_the_cpus(on_fake, save, threads):
     tensors = {}
     for name in DTYPES:
         base = patterns(name, (40, 30, 60))
@@ -78,7 +75,7 @@ def test_every_dtype_in_every_layout_equals_the_cpus(
     )
 
 
-def test_every_cast_equals_the_cpus(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_every_cast_equals_the_cpus(on_fake, save):
     path = save({name: patterns(name, (90, 130)) for name in DTYPES}, "casts.pt")
     on_fake(
         COMPARE
@@ -100,9 +97,7 @@ def test_every_cast_equals_the_cpus(on_fake: Run, save: Callable[..., Path]) -> 
     )
 
 
-def test_large_tensors_are_split_and_permuted_ones_uploaded_in_bands(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_large_tensors_are_split_and_permuted_ones_uploaded_in_bands(on_fake, save):
     path = save(
         {
             "long": patterns("float32", (5_000_001,)),
@@ -130,7 +125,7 @@ def test_large_tensors_are_split_and_permuted_ones_uploaded_in_bands(
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning", "ignore:.*quantized:UserWarning")
-def test_every_storage_form_is_uploaded(on_fake: Run, save: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_storage_form_is_uploaded(on_fake, save, tmp_path):
     """Big-endian and compressed members, legacy files, lazy conjugates and negatives, ties, views of one storage, NumPy
     arrays, and quantized tensors that are dequantized first."""
     z = patterns("complex64", (70, 90))
@@ -188,7 +183,7 @@ def test_every_storage_form_is_uploaded(on_fake: Run, save: Callable[..., Path],
     )
 
 
-def test_bands_of_inflated_storages_do_not_deadlock(on_fake: Run, tmp_path: Path) -> None:
+def test_bands_of_inflated_storages_do_not_deadlock(on_fake, tmp_path):
     """An inflated storage occupies the window until all of its bands are uploaded."""
     parts = {"a": patterns("uint8", (900, 5000)), "b": patterns("uint8", (900, 5000), seed=1)}
     path = tmp_path / "packed.pt"
@@ -208,7 +203,7 @@ def test_bands_of_inflated_storages_do_not_deadlock(on_fake: Run, tmp_path: Path
     )
 
 
-def test_thousands_of_small_tensors_take_few_copies(on_fake: Run, tmp_path: Path) -> None:
+def test_thousands_of_small_tensors_take_few_copies(on_fake, tmp_path):
     header, end = {}, 0
     for number in range(20_000):
         size = 900 + number % 200
@@ -248,9 +243,7 @@ def test_thousands_of_small_tensors_take_few_copies(on_fake: Run, tmp_path: Path
     )
 
 
-def test_alignment_gaps_are_zeroed_and_wider_gaps_are_not_written(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_alignment_gaps_are_zeroed_and_wider_gaps_are_not_written(on_fake, save):
     """Stale bytes of a slot never reach the device; only gaps that alignment to 256 bytes explains are written."""
     dirt = torch.full((1 << 20,), 255, dtype=torch.uint8)
     path = save({"a": patterns("uint8", (100,)), "b": patterns("uint8", (100,), seed=1), "dirt": dirt})
@@ -282,7 +275,7 @@ def test_alignment_gaps_are_zeroed_and_wider_gaps_are_not_written(
     )
 
 
-def test_concurrent_uploads_share_the_ring(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_concurrent_uploads_share_the_ring(on_fake, save):
     path = save({f"w{number}": patterns("float32", (300 + number, 501), seed=number) for number in range(30)})
     on_fake(
         COMPARE
@@ -309,9 +302,7 @@ def test_concurrent_uploads_share_the_ring(on_fake: Run, save: Callable[..., Pat
     )
 
 
-def test_the_fake_driver_detects_a_slot_that_is_reused_too_early(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_the_fake_driver_detects_a_slot_that_is_reused_too_early(on_fake, save):
     """The control: if waiting for events is ignored, the same upload arrives damaged."""
     path = save({"w": patterns("uint8", (4 << 20,))})
     on_fake(
@@ -336,7 +327,7 @@ def test_the_fake_driver_detects_a_slot_that_is_reused_too_early(
     )
 
 
-def test_transfer_and_cast_rates_are_measured_once(on_fake: Run) -> None:
+def test_transfer_and_cast_rates_are_measured_once(on_fake):
     on_fake(
         COMPARE
         + """
@@ -351,7 +342,7 @@ def test_transfer_and_cast_rates_are_measured_once(on_fake: Run) -> None:
     )
 
 
-def test_tensors_in_chunks_equal_the_cpus(on_fake: Run, tmp_path: Path) -> None:
+def test_tensors_in_chunks_equal_the_cpus(on_fake, tmp_path):
     cells = [(row, column) for row in (0, 150) for column in (0, 100, 200)]
     items = [("w", cell, archive(150, 100, value=15_000.0 * at)) for at, cell in enumerate(cells)]
     chunks = [chunk(cell, (150, 100)) for cell in cells]

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 from support import child
 
@@ -22,7 +21,7 @@ REFUSED = """
 """
 
 
-def test_import_does_not_load_the_driver(tmp_path: Path) -> None:
+def test_import_does_not_load_the_driver(tmp_path):
     """A library whose constructor ends the process is loaded by `cuda_info` and not by the import."""
     child("import rustload", env={"RUSTLOAD_LIBCUDA": "/nonexistent"})
     source = tmp_path / "bomb.c"
@@ -34,7 +33,7 @@ def test_import_does_not_load_the_driver(tmp_path: Path) -> None:
     assert child("import rustload\nrustload._rustload.cuda_info()", env=env, check=False).returncode == 3
 
 
-def test_a_missing_driver_library_is_reported() -> None:
+def test_a_missing_driver_library_is_reported():
     out = child(
         REFUSED
         + """
@@ -49,7 +48,7 @@ def test_a_missing_driver_library_is_reported() -> None:
     assert out.startswith("there is no CUDA driver: /nonexistent/libcuda.so.1")
 
 
-def test_a_library_without_the_driver_functions_is_refused(tmp_path: Path) -> None:
+def test_a_library_without_the_driver_functions_is_refused(tmp_path):
     source = tmp_path / "empty.c"
     source.write_text("int cuInit(unsigned flags) { return 0; }\n")
     library = tmp_path / "empty.so"
@@ -58,7 +57,7 @@ def test_a_library_without_the_driver_functions_is_refused(tmp_path: Path) -> No
     assert out == "the CUDA driver has no cuDriverGetVersion\n"
 
 
-def test_cuda_info_reports_library_version_and_devices(on_fake: Run, libcuda: Path) -> None:
+def test_cuda_info_reports_library_version_and_devices(on_fake, libcuda):
     code = """
         import fakecuda
         from rustload import _rustload
@@ -70,9 +69,7 @@ def test_cuda_info_reports_library_version_and_devices(on_fake: Run, libcuda: Pa
     assert found == str(expected)
 
 
-def test_the_library_of_hip_is_used_by_its_names(
-    on_fake: Run, libhip: Path, save: Callable[..., Path]
-) -> None:
+def test_the_library_of_hip_is_used_by_its_names(on_fake, libhip, save):
     import torch
 
     path = save({"w": torch.arange(60_000.0).reshape(300, 200), "b": torch.ones(7, dtype=torch.bfloat16)})
@@ -101,7 +98,7 @@ def test_the_library_of_hip_is_used_by_its_names(
     )
 
 
-def test_missing_devices_are_reported(on_fake: Run) -> None:
+def test_missing_devices_are_reported(on_fake):
     code = REFUSED + "\n    print(_rustload.cuda_info()['reason'])\n    print(refused())"
     for text, environment in {
         "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)": {"FAKECUDA_INIT": 100},
@@ -113,7 +110,7 @@ def test_missing_devices_are_reported(on_fake: Run) -> None:
     )
 
 
-def test_a_driver_that_initializes_at_the_second_try_is_used(on_fake: Run) -> None:
+def test_a_driver_that_initializes_at_the_second_try_is_used(on_fake):
     on_fake(
         REFUSED
         + """
@@ -126,12 +123,12 @@ def test_a_driver_that_initializes_at_the_second_try_is_used(on_fake: Run) -> No
     )
 
 
-def test_a_wrong_device_index_is_refused_with_the_device_count(on_fake: Run) -> None:
+def test_a_wrong_device_index_is_refused_with_the_device_count(on_fake):
     code = REFUSED + "\n    print(refused(2))\n    print(_rustload.upload(1, window=0, threads=1).device)"
     assert on_fake(code, FAKECUDA_DEVICES=2).stdout == "there is no CUDA device 2: there are 2\n1\n"
 
 
-def test_an_invalid_ring_setting_is_a_value_error(on_fake: Run) -> None:
+def test_an_invalid_ring_setting_is_a_value_error(on_fake):
     code = """
         import pytest
         from rustload import _rustload
@@ -143,7 +140,7 @@ def test_an_invalid_ring_setting_is_a_value_error(on_fake: Run) -> None:
     on_fake(code, RUSTLOAD_RING="seven")
 
 
-def test_a_forked_child_is_refused_and_calls_no_driver_function(on_fake: Run, simple: Path) -> None:
+def test_a_forked_child_is_refused_and_calls_no_driver_function(on_fake, simple):
     """The child drops the parent's upload and buffers without a driver call."""
     on_fake(
         REFUSED
@@ -185,12 +182,12 @@ def test_a_forked_child_is_refused_and_calls_no_driver_function(on_fake: Run, si
     )
 
 
-def test_a_child_of_a_process_whose_other_code_used_cuda_is_told_about_the_fork(on_fake: Run) -> None:
+def test_a_child_of_a_process_whose_other_code_used_cuda_is_told_about_the_fork(on_fake):
     """There cuInit returns CUDA_ERROR_NOT_INITIALIZED."""
     assert "forked" in on_fake(REFUSED + "\n    print(refused())", FAKECUDA_INIT=3).stdout
 
 
-def test_forked_children_do_not_inherit_the_ring(on_fake: Run) -> None:
+def test_forked_children_do_not_inherit_the_ring(on_fake):
     """MADV_DONTFORK: with copy-on-write, the parent could write to new pages while the device reads the pinned ones."""
     on_fake(
         """
@@ -215,7 +212,7 @@ def test_forked_children_do_not_inherit_the_ring(on_fake: Run) -> None:
     )
 
 
-def test_python_exits_cleanly_with_an_upload_in_flight(on_fake: Run, simple: Path) -> None:
+def test_python_exits_cleanly_with_an_upload_in_flight(on_fake, simple):
     """Neither an upload in flight nor unfreed memory disturbs the exit, through the interpreter or by `os._exit`."""
     for end in ("pass", "import os; os._exit(0)", "raise SystemExit(0)"):
         on_fake(

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 from support import patterns
 
@@ -43,9 +42,7 @@ ONCE = """
 """
 
 
-def test_the_first_call_of_each_function_fails_in_a_fresh_process(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_the_first_call_of_each_function_fails_in_a_fresh_process(on_fake, save):
     path = save({f"w{number}": patterns("float32", (60, 70 + number)) for number in range(6)})
     out = on_fake(
         ONCE
@@ -100,7 +97,7 @@ def test_the_first_call_of_each_function_fails_in_a_fresh_process(
     assert not reported & (quiet - {"cuStreamSynchronize"})
 
 
-def test_the_nth_call_of_each_function_fails(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_the_nth_call_of_each_function_fails(on_fake, save):
     path = save({f"w{number}": patterns("float32", (60, 170 + number)) for number in range(12)})
     out = on_fake(
         ONCE
@@ -142,7 +139,7 @@ def test_the_nth_call_of_each_function_fails(on_fake: Run, save: Callable[..., P
     } <= set(out.split())
 
 
-def test_a_failed_device_allocation_is_reported(on_fake: Run) -> None:
+def test_a_failed_device_allocation_is_reported(on_fake):
     on_fake(
         ONCE.split("    tensors =")[0]
         + """

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 from support import patterns
 
@@ -27,7 +26,7 @@ START = """
 """
 
 
-def test_copies_wait_for_earlier_work_of_the_callers_stream(on_fake: Run, simple: Path) -> None:
+def test_copies_wait_for_earlier_work_of_the_callers_stream(on_fake, simple):
     """Work that the caller enqueued may still use the memory, and work that it enqueues next must see the upload."""
     on_fake(
         START
@@ -56,7 +55,7 @@ def test_copies_wait_for_earlier_work_of_the_callers_stream(on_fake: Run, simple
     )
 
 
-def test_sync_waits_on_the_host(on_fake: Run, simple: Path) -> None:
+def test_sync_waits_on_the_host(on_fake, simple):
     on_fake(
         START
         + """
@@ -72,7 +71,7 @@ def test_sync_waits_on_the_host(on_fake: Run, simple: Path) -> None:
     )
 
 
-def test_a_stream_that_captures_a_graph_is_refused(on_fake: Run, simple: Path) -> None:
+def test_a_stream_that_captures_a_graph_is_refused(on_fake, simple):
     on_fake(
         START
         + """
@@ -90,7 +89,7 @@ def test_a_stream_that_captures_a_graph_is_refused(on_fake: Run, simple: Path) -
     )
 
 
-def test_a_graph_that_other_code_captures_is_not_disturbed(on_fake: Run, simple: Path) -> None:
+def test_a_graph_that_other_code_captures_is_not_disturbed(on_fake, simple):
     """The first upload registers the ring and creates events; workers query them: each would end a capture in global mode."""
     on_fake(
         START.replace("upload = ", "fakecuda.capture(captured := fakecuda.stream()); upload = ")
@@ -114,7 +113,7 @@ def test_a_graph_that_other_code_captures_is_not_disturbed(on_fake: Run, simple:
     )
 
 
-def test_the_callers_context_is_restored(on_fake: Run, simple: Path) -> None:
+def test_the_callers_context_is_restored(on_fake, simple):
     on_fake(
         START
         + """
@@ -145,7 +144,7 @@ def test_the_callers_context_is_restored(on_fake: Run, simple: Path) -> None:
     )
 
 
-def test_arguments_are_checked(on_fake: Run, simple: Path) -> None:
+def test_arguments_are_checked(on_fake, simple):
     on_fake(
         START
         + """
@@ -173,9 +172,7 @@ def test_arguments_are_checked(on_fake: Run, simple: Path) -> None:
     )
 
 
-def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(on_fake, save):
     tensors = {f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(40)}
     path = save(tensors)
     on_fake(
@@ -206,7 +203,7 @@ def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(
     )
 
 
-def test_a_file_that_changes_after_open_is_an_error(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_a_file_that_changes_after_open_is_an_error(on_fake, save):
     for change in ("os.truncate(sys.argv[1], 5_000_000)", "os.utime(sys.argv[1])"):
         path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(6)})
         on_fake(
@@ -228,7 +225,7 @@ def test_a_file_that_changes_after_open_is_an_error(on_fake: Run, save: Callable
         )
 
 
-def test_a_dropped_upload_stops_and_leaves_nothing_in_flight(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_a_dropped_upload_stops_and_leaves_nothing_in_flight(on_fake, save):
     path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(40)})
     on_fake(
         START
@@ -259,7 +256,7 @@ def test_a_dropped_upload_stops_and_leaves_nothing_in_flight(on_fake: Run, save:
     )
 
 
-def test_ctrl_c_interrupts_a_wait(on_fake: Run, simple: Path) -> None:
+def test_ctrl_c_interrupts_a_wait(on_fake, simple):
     """With and without `sync`, while the copies wait for a slow stream."""
     on_fake(
         START

@@ -3,7 +3,6 @@
 import random
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ def random_tensor(dice: random.Random) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_uploads_equal_the_cpus_results(on_fake: Run, save: Callable[..., Path], seed: int) -> None:
+def test_random_uploads_equal_the_cpus_results(on_fake, save, seed):
     dice = random.Random(seed)
     path = save({f"t{number}": random_tensor(dice) for number in range(250)})
     on_fake(

@@ -3,7 +3,6 @@
 import os
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 from support import patterns
 
@@ -58,7 +57,7 @@ START = """
 """
 
 
-def test_threads_are_kept_from_upload_to_upload(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_threads_are_kept_from_upload_to_upload(on_fake, save):
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     on_fake(
         START
@@ -82,7 +81,7 @@ def test_threads_are_kept_from_upload_to_upload(on_fake: Run, save: Callable[...
     )
 
 
-def test_casts_have_a_thread_per_core(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_casts_have_a_thread_per_core(on_fake, save):
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(30)})
     on_fake(
         START
@@ -97,7 +96,7 @@ def test_casts_have_a_thread_per_core(on_fake: Run, save: Callable[..., Path]) -
     )
 
 
-def test_threads_run_on_the_cpus_near_the_gpu(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_threads_run_on_the_cpus_near_the_gpu(on_fake, save):
     """The fake driver's GPUs are at no PCI address of this machine, so the environment names the CPUs."""
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     code = (
@@ -123,9 +122,7 @@ def test_threads_run_on_the_cpus_near_the_gpu(on_fake: Run, save: Callable[..., 
         assert f"ValueError: RUSTLOAD_UPLOAD_CPUS={wrong}: expected CPU numbers, or all" in refused.stderr
 
 
-def test_a_source_may_make_another_device_current_on_a_thread(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_a_source_may_make_another_device_current_on_a_thread(on_fake, save):
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     on_fake(
         START
@@ -155,7 +152,7 @@ def test_a_source_may_make_another_device_current_on_a_thread(
     )
 
 
-def test_threads_end_on_request_and_start_again(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_threads_end_on_request_and_start_again(on_fake, save):
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     on_fake(
         START
@@ -186,7 +183,7 @@ def test_threads_end_on_request_and_start_again(on_fake: Run, save: Callable[...
     )
 
 
-def test_a_process_ends_its_threads_before_it_ends(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_a_process_ends_its_threads_before_it_ends(on_fake, save):
     """By `atexit`, which is registered by the part of the package that uploads."""
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     out = on_fake(
@@ -204,9 +201,7 @@ def test_a_process_ends_its_threads_before_it_ends(on_fake: Run, save: Callable[
     assert out == "3 before\n0 at the end\n"
 
 
-def test_copies_do_not_wait_for_the_work_that_the_next_batch_waits_for(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_copies_do_not_wait_for_the_work_that_the_next_batch_waits_for(on_fake, save):
     """The GPU converts from one staging buffer while the other one is filled."""
     path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(3)})
     on_fake(
@@ -237,7 +232,7 @@ def test_copies_do_not_wait_for_the_work_that_the_next_batch_waits_for(
     )
 
 
-def test_the_host_waits_for_events_by_queries(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_the_host_waits_for_events_by_queries(on_fake, save):
     """So events need no blocking synchronization, which would make them slower for streams."""
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     on_fake(
@@ -279,7 +274,7 @@ SOURCE = (
 )
 
 
-def test_a_dropped_upload_lets_its_threads_call_python(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_a_dropped_upload_lets_its_threads_call_python(on_fake, save):
     """The drop waits for threads that are inside a source of Python's, and they need the interpreter to get on."""
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     on_fake(
@@ -312,9 +307,7 @@ def test_a_dropped_upload_lets_its_threads_call_python(on_fake: Run, save: Calla
     )
 
 
-def test_work_that_is_left_without_a_thread_is_done_by_the_thread_that_waits(
-    on_fake: Run, save: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_work_that_is_left_without_a_thread_is_done_by_the_thread_that_waits(on_fake, save, tmp_path):
     """If the threads were ended with work left, and the system refuses new ones."""
     source, library = tmp_path / "refuse.c", tmp_path / "refuse.so"
     source.write_text("""

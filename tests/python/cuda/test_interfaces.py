@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize("cases", sorted(path.name for path in HERE.glob("cases_*.py")))
-def test_cases_pass_on_the_fake_driver(libcuda: Path, cases: str) -> None:
+def test_cases_pass_on_the_fake_driver(libcuda, cases):
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "hostgpu"]
     command = [sys.executable, "-m", "pytest", *options, str(HERE / cases)]
     env = {**os.environ, "RUSTLOAD_LIBCUDA": str(libcuda), "RUSTLOAD_RING": "65536x6"}

@@ -14,9 +14,7 @@ from rustload._frameworks import torch as adapter
 from rustload._frameworks import torch_gpu
 
 
-def test_a_child_that_torch_cannot_use_cuda_in_is_refused_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_child_that_torch_cannot_use_cuda_in_is_refused_with_the_reason(monkeypatch):
     """torch alone used CUDA before the fork, so the driver was not started by rustload."""
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     # As there: the number of GPUs is cached from before the fork, or unknown.
@@ -32,9 +30,7 @@ def test_a_child_that_torch_cannot_use_cuda_in_is_refused_with_the_reason(
             assert "spawn" in caught.value.__notes__[0]
 
 
-def test_amd_gpus_are_torchs_alone_unless_the_library_of_hip_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_amd_gpus_are_torchs_alone_unless_the_library_of_hip_is_named(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.3")
     monkeypatch.delenv("RUSTLOAD_LIBCUDA", raising=False)
     assert adapter.gpu_for(torch.device("cuda:0")) is None
@@ -44,7 +40,7 @@ def test_amd_gpus_are_torchs_alone_unless_the_library_of_hip_is_named(
     assert found.index == 0
 
 
-def test_memory_of_a_gpu_that_is_not_current_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_gpu_that_is_not_current_is_exported(monkeypatch):
     """`Tensor.__dlpack__` raises if the tensor's GPU is not the thread's current one."""
 
     def not_current(*_: Any, **__: Any) -> Any:
@@ -66,9 +62,7 @@ class _Stream:
         return self._capturing
 
 
-def test_a_capture_is_noticed_on_the_stream_of_the_gpu_and_before_anything_is_allocated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_capture_is_noticed_on_the_stream_of_the_gpu_and_before_anything_is_allocated(monkeypatch):
     """The current device of the thread is another one, whose stream does not capture."""
     current = [0]
     capturing = {0: False, 1: True}
@@ -88,7 +82,7 @@ def test_a_capture_is_noticed_on_the_stream_of_the_gpu_and_before_anything_is_al
     assert current == [0]
 
 
-def test_cupy_does_not_allocate_while_its_stream_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cupy_does_not_allocate_while_its_stream_captures(monkeypatch):
     class Device:
         def __init__(self, index: int = 0) -> None:
             self.id = index
