@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,22 +46,24 @@ def _built(library: Path, *names: str) -> Path:
 
 
 @pytest.fixture
-def on_fake(libcuda: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def on_fake(libcuda: Path, request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`on_fake(code, *args, **environment)`: Python code in a process of its own, which loads the fake driver.
 
-    The code may import `fakecuda` and `support`. By default it must exit with 0 and write nothing to stderr.
+    Before it runs `start`, by default `START` of the test's module. The code may import `fakecuda` and `support`. By default it
+    must exit with 0 and write nothing to stderr.
     """
     from support import child
 
     def run(
-        code: str, *args: object, check: bool = True, **environment: Any
+        code: str, *args: object, start: str | None = None, check: bool = True, **environment: Any
     ) -> subprocess.CompletedProcess[str]:
+        start = getattr(request.module, "START", "") if start is None else start
         path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
         env = {"RUSTLOAD_LIBCUDA": str(libcuda), "PYTHONPATH": path}
         # CPython 3.12 and later warn of a fork with other threads.
         env["PYTHONWARNINGS"] = "ignore:This process:DeprecationWarning"
         env |= {key: str(value) for key, value in environment.items()}
-        done = child(code, *args, check=False, env=env)
+        done = child(textwrap.dedent(start) + textwrap.dedent(code), *args, check=False, env=env)
         if check:
             assert done.returncode == 0, f"{done.stderr}{done.stdout}"
             assert done.stderr == ""

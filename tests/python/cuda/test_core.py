@@ -2,9 +2,7 @@
 
 import json
 import pickle
-import subprocess
 import zipfile
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,11 +11,8 @@ from attacks.distributed import Folder, archive, chunk
 from attacks.distributed import tensor as described
 from support import DTYPES, deflated, patterns, safetensors_bytes, saved
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
 # Uploads all tensors of a file with several requests and compares them with the CPU's results.
-COMPARE = """
+START = """
     import sys
     import fakecuda, rustload
     from fakecuda import Request
@@ -57,8 +52,7 @@ def test_every_dtype_in_every_layout_equals_the_cpus(on_fake, save, threads):
         }
     path = save(tensors)
     on_fake(
-        COMPARE
-        + """
+        """
     tensors = list(rustload.open(sys.argv[1]).values())
     upload = _rustload.upload(0, window=1 << 28, threads=int(sys.argv[2]))
     wide = [tensor for tensor in tensors if tensor.ndim == 3]
@@ -78,8 +72,7 @@ def test_every_dtype_in_every_layout_equals_the_cpus(on_fake, save, threads):
 def test_every_cast_equals_the_cpus(on_fake, save):
     path = save({name: patterns(name, (90, 130)) for name in DTYPES}, "casts.pt")
     on_fake(
-        COMPARE
-        + """
+        """
     tensors = list(rustload.open(sys.argv[1]).values())
     upload = _rustload.upload(0, window=1 << 28, threads=3)
     for dtype in sys.argv[2].split():
@@ -107,8 +100,7 @@ def test_large_tensors_are_split_and_permuted_ones_uploaded_in_bands(on_fake, sa
         }
     )
     on_fake(
-        COMPARE
-        + """
+        """
     tensors = list(rustload.open(sys.argv[1]).values())
     # The least window makes bands no larger than a slot.
     for window in (0, 1 << 20, 1 << 28):
@@ -165,8 +157,7 @@ def test_every_storage_form_is_uploaded(on_fake, save, tmp_path):
         )
     )
     on_fake(
-        COMPARE
-        + """
+        """
     for path in sys.argv[1:]:
         tensors = list(rustload.open(path).values())
         for window in (0, 1 << 28):
@@ -189,8 +180,7 @@ def test_bands_of_inflated_storages_do_not_deadlock(on_fake, tmp_path):
     path = tmp_path / "packed.pt"
     path.write_bytes(deflated(saved(parts)))
     on_fake(
-        COMPARE
-        + """
+        """
     tensors = list(rustload.open(sys.argv[1]).values())
     for threads in (1, 3):
         for window in (0, 1 << 20, 5 << 20):
@@ -217,8 +207,7 @@ def test_thousands_of_small_tensors_take_few_copies(on_fake, tmp_path):
     path = tmp_path / "many.safetensors"
     path.write_bytes(safetensors_bytes(json.dumps(header).encode(), data))
     on_fake(
-        COMPARE
-        + """
+        """
     tensors = list(rustload.open(sys.argv[1]).values())
     upload = _rustload.upload(0, window=1 << 28, threads=4)
     into = fakecuda.destinations(upload, tensors, [Request()] * len(tensors))
@@ -248,8 +237,7 @@ def test_alignment_gaps_are_zeroed_and_wider_gaps_are_not_written(on_fake, save)
     dirt = torch.full((1 << 20,), 255, dtype=torch.uint8)
     path = save({"a": patterns("uint8", (100,)), "b": patterns("uint8", (100,), seed=1), "dirt": dirt})
     on_fake(
-        COMPARE
-        + """
+        """
     a, b, dirt = rustload.open(sys.argv[1]).values()
     upload = _rustload.upload(0, window=1 << 28, threads=1)
     same(upload, [dirt], Request())
@@ -278,8 +266,7 @@ def test_alignment_gaps_are_zeroed_and_wider_gaps_are_not_written(on_fake, save)
 def test_concurrent_uploads_share_the_ring(on_fake, save):
     path = save({f"w{number}": patterns("float32", (300 + number, 501), seed=number) for number in range(30)})
     on_fake(
-        COMPARE
-        + """
+        """
     import threading
     tensors = list(rustload.open(sys.argv[1]).values())
     uploads = [_rustload.upload(0, window=1 << 24, threads=3) for _ in range(3)]
@@ -306,8 +293,7 @@ def test_the_fake_driver_detects_a_slot_that_is_reused_too_early(on_fake, save):
     """The control: if waiting for events is ignored, the same upload arrives damaged."""
     path = save({"w": patterns("uint8", (4 << 20,))})
     on_fake(
-        COMPARE
-        + """
+        """
     fakecuda.enter()
     stream = fakecuda.stream()
     upload = _rustload.upload(0, window=1 << 28, threads=2)
@@ -329,8 +315,7 @@ def test_the_fake_driver_detects_a_slot_that_is_reused_too_early(on_fake, save):
 
 def test_transfer_and_cast_rates_are_measured_once(on_fake):
     on_fake(
-        COMPARE
-        + """
+        """
     upload = _rustload.upload(0, window=1 << 28, threads=1)
     rate = upload.rate()
     copies = fakecuda.count("copies")
@@ -353,8 +338,7 @@ def test_tensors_in_chunks_equal_the_cpus(on_fake, tmp_path):
     }
     folder = Folder(tensors, [*items, *rows], None).write(tmp_path)
     on_fake(
-        COMPARE
-        + """
+        """
     ckpt = rustload.open(sys.argv[1])
     upload = _rustload.upload(0, window=1 << 28, threads=2)
     grid = ckpt["w"]

@@ -1,12 +1,8 @@
 """The CUDA driver at run time: errors if it or a GPU is missing, and no driver call before a GPU is requested."""
 
 import subprocess
-from collections.abc import Callable
 
 from support import child
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 
 REFUSED = """
     from rustload import DeviceError, _rustload

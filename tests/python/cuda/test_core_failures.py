@@ -1,15 +1,9 @@
 """Every driver call fails once: the error names the call, nothing leaks or stays in flight, and the next upload works."""
 
-import subprocess
-from collections.abc import Callable
-
 from support import patterns
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
 # `once` uploads and returns whether it arrived; it may only fail with a DeviceError that names the call.
-ONCE = """
+START = """
     import gc, os, sys
     import fakecuda, rustload
     from fakecuda import Request
@@ -45,8 +39,7 @@ ONCE = """
 def test_the_first_call_of_each_function_fails_in_a_fresh_process(on_fake, save):
     path = save({f"w{number}": patterns("float32", (60, 70 + number)) for number in range(6)})
     out = on_fake(
-        ONCE
-        + """
+        """
     # A fork for each function, before the driver is started: only its first call fails.
     hit = []
     for name in fakecuda.functions():
@@ -100,8 +93,7 @@ def test_the_first_call_of_each_function_fails_in_a_fresh_process(on_fake, save)
 def test_the_nth_call_of_each_function_fails(on_fake, save):
     path = save({f"w{number}": patterns("float32", (60, 170 + number)) for number in range(12)})
     out = on_fake(
-        ONCE
-        + """
+        """
     assert once()
     most = fakecuda.alive()
     failed = set()
@@ -141,13 +133,16 @@ def test_the_nth_call_of_each_function_fails(on_fake, save):
 
 def test_a_failed_device_allocation_is_reported(on_fake):
     on_fake(
-        ONCE.split("    tensors =")[0]
-        + """
+        """
+    import fakecuda
+    from rustload import DeviceError, _rustload
+
     upload = _rustload.upload(0, window=1 << 20, threads=2)
     try:
         upload.allocate(1 << 60)
     except DeviceError as error:
         assert "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY" in str(error)
     assert upload.allocate(0).nbytes == 0 and fakecuda.count("memory") == 0
-    """
+    """,
+        start="",
     )

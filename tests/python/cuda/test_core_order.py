@@ -1,12 +1,6 @@
 """Ordering of uploads: the caller's streams, errors, closing, Ctrl-C."""
 
-import subprocess
-from collections.abc import Callable
-
 from support import patterns
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 
 START = """
     import sys, time
@@ -29,8 +23,7 @@ START = """
 def test_copies_wait_for_earlier_work_of_the_callers_stream(on_fake, simple):
     """Work that the caller enqueued may still use the memory, and work that it enqueues next must see the upload."""
     on_fake(
-        START
-        + """
+        """
     for stream in (fakecuda.stream(), 0):
         into = fakecuda.destinations(upload, tensors, [Request()] * len(tensors))
         for buffer in into:
@@ -57,8 +50,7 @@ def test_copies_wait_for_earlier_work_of_the_callers_stream(on_fake, simple):
 
 def test_sync_waits_on_the_host(on_fake, simple):
     on_fake(
-        START
-        + """
+        """
     stream = fakecuda.stream()
     into = fakecuda.destinations(upload, tensors, [Request()] * len(tensors))
     fakecuda.fill(stream, into[0], 0xAA, 100_000)
@@ -73,8 +65,7 @@ def test_sync_waits_on_the_host(on_fake, simple):
 
 def test_a_stream_that_captures_a_graph_is_refused(on_fake, simple):
     on_fake(
-        START
-        + """
+        """
     import os
     stream = fakecuda.stream()
     os.environ["FAKECUDA_CAPTURING"] = "1"
@@ -92,8 +83,7 @@ def test_a_stream_that_captures_a_graph_is_refused(on_fake, simple):
 def test_a_graph_that_other_code_captures_is_not_disturbed(on_fake, simple):
     """The first upload registers the ring and creates events; workers query them: each would end a capture in global mode."""
     on_fake(
-        START.replace("upload = ", "fakecuda.capture(captured := fakecuda.stream()); upload = ")
-        + """
+        """
     stream = fakecuda.stream()
     for _ in range(3):
         ticket, into = fakecuda.submit(upload, tensors, Request(), stream=stream)
@@ -109,14 +99,14 @@ def test_a_graph_that_other_code_captures_is_not_disturbed(on_fake, simple):
     assert fakecuda.library().cuMemFree_v2(0) == 900 and fakecuda.capture(None)
     """,
         simple,
+        start=START.replace("upload = ", "fakecuda.capture(captured := fakecuda.stream()); upload = "),
         FAKECUDA_DELAY=2000,
     )
 
 
 def test_the_callers_context_is_restored(on_fake, simple):
     on_fake(
-        START
-        + """
+        """
     import ctypes
     def current():
         found = ctypes.c_void_p()
@@ -146,8 +136,7 @@ def test_the_callers_context_is_restored(on_fake, simple):
 
 def test_arguments_are_checked(on_fake, simple):
     on_fake(
-        START
-        + """
+        """
     def refused(text, *args):
         with pytest.raises(ValueError, match=text):
             fakecuda.submit(upload, tensors, Request(), *args)
@@ -176,8 +165,7 @@ def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(on_fake, save):
     tensors = {f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(40)}
     path = save(tensors)
     on_fake(
-        START
-        + """
+        """
     good = fakecuda.submit(upload, tensors, Request())
     ways = [Request(dtype="int8") if tensor.name == "w30" else Request() for tensor in tensors]
     free = [upload.allocate(tensor.nbytes // (4 if tensor.name == "w30" else 1)) for tensor in tensors]
@@ -207,13 +195,12 @@ def test_a_file_that_changes_after_open_is_an_error(on_fake, save):
     for change in ("os.truncate(sys.argv[1], 5_000_000)", "os.utime(sys.argv[1])"):
         path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(6)})
         on_fake(
-            START
-            + f"""
+            f"""
     import os
     into = [upload.allocate(tensor.nbytes) for tensor in tensors]
     {change}
 """
-            + """
+            """
     cores = [tensor._core for tensor in tensors]
     ticket = upload.submit([(core, Request()) for core in cores], into, stream=None)
     with pytest.raises(FormatError, match="changed after it was opened") as error:
@@ -228,8 +215,7 @@ def test_a_file_that_changes_after_open_is_an_error(on_fake, save):
 def test_a_dropped_upload_stops_and_leaves_nothing_in_flight(on_fake, save):
     path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(40)})
     on_fake(
-        START
-        + """
+        """
     for end in (upload.close, lambda: None):
         for _ in range(3):
             ticket, into = fakecuda.submit(upload, tensors, Request(), slab=False)
@@ -259,8 +245,7 @@ def test_a_dropped_upload_stops_and_leaves_nothing_in_flight(on_fake, save):
 def test_ctrl_c_interrupts_a_wait(on_fake, simple):
     """With and without `sync`, while the copies wait for a slow stream."""
     on_fake(
-        START
-        + """
+        """
     import os, signal, threading
     # Where tests run in the background, the signal is ignored from the start.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,14 +1,10 @@
 """Random tensors, requests, rings, threads, windows and delays: the bytes on the device equal the CPU's in any order."""
 
 import random
-import subprocess
-from collections.abc import Callable
 
 import pytest
 import torch
 from support import DTYPES, patterns
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def random_tensor(dice: random.Random) -> torch.Tensor:

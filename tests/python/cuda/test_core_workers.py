@@ -3,11 +3,10 @@
 import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from support import patterns
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 
 START = """
     import os, sys, time
@@ -57,11 +56,15 @@ START = """
 """
 
 
-def test_threads_are_kept_from_upload_to_upload(on_fake, save):
-    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+@pytest.fixture
+def path(save: Callable[..., Path]) -> Path:
+    """A checkpoint of six tensors, each of which takes several slots of a ring of 64 KiB."""
+    return save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+
+
+def test_threads_are_kept_from_upload_to_upload(on_fake, path):
     on_fake(
-        START
-        + """
+        """
     grow(3)
     first = threads()
     for _ in range(20):
@@ -84,8 +87,7 @@ def test_threads_are_kept_from_upload_to_upload(on_fake, save):
 def test_casts_have_a_thread_per_core(on_fake, save):
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(30)})
     on_fake(
-        START
-        + """
+        """
     cores = len(os.sched_getaffinity(0))
     grow(max(1, min(12, cores * 3 // 4)), threads=None)
     grow(min(48, cores), Request(dtype="bfloat16"), threads=None)
@@ -96,12 +98,9 @@ def test_casts_have_a_thread_per_core(on_fake, save):
     )
 
 
-def test_threads_run_on_the_cpus_near_the_gpu(on_fake, save):
+def test_threads_run_on_the_cpus_near_the_gpu(on_fake, path):
     """The fake driver's GPUs are at no PCI address of this machine, so the environment names the CPUs."""
-    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
-    code = (
-        START
-        + """
+    code = """
     mine = os.sched_getaffinity(0)
     load(threads=None)
     assert threads()
@@ -109,7 +108,6 @@ def test_threads_run_on_the_cpus_near_the_gpu(on_fake, save):
         print(sorted(os.sched_getaffinity(int(task))))
     assert os.sched_getaffinity(0) == mine, "the caller stays where it is"
     """
-    )
     allowed = sorted(os.sched_getaffinity(0))
     one = [allowed[-1]]
     out = on_fake(code, path, RUSTLOAD_RING="65536x8", RUSTLOAD_UPLOAD_CPUS=f"{one[0]},70").stdout
@@ -118,15 +116,13 @@ def test_threads_run_on_the_cpus_near_the_gpu(on_fake, save):
         out = on_fake(code, path, RUSTLOAD_RING="65536x8", RUSTLOAD_UPLOAD_CPUS=anywhere).stdout
         assert set(out.splitlines()) == {str(allowed)}
     for wrong in ("some", "3-1", "0,"):
-        refused = on_fake(START + "\n    load()", path, RUSTLOAD_UPLOAD_CPUS=wrong, check=False)
+        refused = on_fake("load()", path, RUSTLOAD_UPLOAD_CPUS=wrong, check=False)
         assert f"ValueError: RUSTLOAD_UPLOAD_CPUS={wrong}: expected CPU numbers, or all" in refused.stderr
 
 
-def test_a_source_may_make_another_device_current_on_a_thread(on_fake, save):
-    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+def test_a_source_may_make_another_device_current_on_a_thread(on_fake, path):
     on_fake(
-        START
-        + """
+        """
     whole = Path(sys.argv[1]).read_bytes()
     entered = []
 
@@ -152,11 +148,9 @@ def test_a_source_may_make_another_device_current_on_a_thread(on_fake, save):
     )
 
 
-def test_threads_end_on_request_and_start_again(on_fake, save):
-    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
+def test_threads_end_on_request_and_start_again(on_fake, path):
     on_fake(
-        START
-        + """
+        """
     _rustload.end_upload_workers()
     load()
     for _ in range(3):
@@ -183,12 +177,10 @@ def test_threads_end_on_request_and_start_again(on_fake, save):
     )
 
 
-def test_a_process_ends_its_threads_before_it_ends(on_fake, save):
+def test_a_process_ends_its_threads_before_it_ends(on_fake, path):
     """By `atexit`, which is registered by the part of the package that uploads."""
-    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     out = on_fake(
-        START
-        + """
+        """
     import atexit
     atexit.register(lambda: print(len(threads()), "at the end"))
     import rustload._cuda.uploads
@@ -205,8 +197,7 @@ def test_copies_do_not_wait_for_the_work_that_the_next_batch_waits_for(on_fake, 
     """The GPU converts from one staging buffer while the other one is filled."""
     path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(3)})
     on_fake(
-        START
-        + """
+        """
     fakecuda.enter()
     stream = fakecuda.stream()
     upload = _rustload.upload(0, window=1 << 28, threads=2)
@@ -232,12 +223,10 @@ def test_copies_do_not_wait_for_the_work_that_the_next_batch_waits_for(on_fake, 
     )
 
 
-def test_the_host_waits_for_events_by_queries(on_fake, save):
+def test_the_host_waits_for_events_by_queries(on_fake, path):
     """So events need no blocking synchronization, which would make them slower for streams."""
-    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
     on_fake(
-        START
-        + """
+        """
     load()
     assert fakecuda.count("cuEventSynchronize") == 0 < fakecuda.count("cuEventQuery")
     assert fakecuda.library().fakecuda_event_flags() == 2  # CU_EVENT_DISABLE_TIMING
@@ -248,9 +237,10 @@ def test_the_host_waits_for_events_by_queries(on_fake, save):
     )
 
 
-SOURCE = (
-    START
-    + """
+def test_a_dropped_upload_lets_its_threads_call_python(on_fake, path):
+    """The drop waits for threads that are inside a source of Python's, and they need the interpreter to get on."""
+    on_fake(
+        """
     import faulthandler, gc
     faulthandler.dump_traceback_later(30, exit=True)
     whole = Path(sys.argv[1]).read_bytes()
@@ -270,16 +260,7 @@ SOURCE = (
         before = source.reading
         while source.reading == before:
             time.sleep(0.001)
-"""
-)
 
-
-def test_a_dropped_upload_lets_its_threads_call_python(on_fake, save):
-    """The drop waits for threads that are inside a source of Python's, and they need the interpreter to get on."""
-    path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(6)})
-    on_fake(
-        SOURCE
-        + """
     for collects in (False, True):
         source = Source()
         tensors = list(rustload.open(source).values())
@@ -325,8 +306,7 @@ def test_work_that_is_left_without_a_thread_is_done_by_the_thread_that_waits(on_
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     path = save({f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(30)})
     on_fake(
-        START
-        + """
+        """
     import ctypes, faulthandler
     faulthandler.dump_traceback_later(30, exit=True)
     upload = _rustload.upload(0, window=1 << 28, threads=2)
