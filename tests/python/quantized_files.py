@@ -11,6 +11,7 @@ from quantized_floats import FLOAT_CASES
 from quantized_ints import INT_CASES
 from quantized_rare import RARE_CASES
 from safetensors.torch import save_file
+from support import write_shards
 
 CASES: dict[str, Callable[[], Case]] = {**FLOAT_CASES, **INT_CASES, **CODE_CASES, **RARE_CASES}
 
@@ -31,11 +32,7 @@ def write(found: Case, folder: Path, kind: str = "safetensors") -> Path:
     elif kind == "safetensors":
         save_file(found.tensors, folder / "model.safetensors", found.metadata)
     else:
-        weight_map = {}
         # In no order, so that a reader meets companions before their codes and after them.
-        for number, name in enumerate(sorted(found.tensors, key=lambda one: one[::-1]), 1):
-            weight_map[name] = f"model-{number:05}-of-{len(found.tensors):05}.safetensors"
-            save_file({name: found.tensors[name]}, folder / weight_map[name], found.metadata)
-        index = {"metadata": {}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        in_no_order = sorted(found.tensors, key=lambda one: one[::-1])
+        write_shards(folder, [{name: found.tensors[name]} for name in in_no_order], metadata=found.metadata)
     return folder

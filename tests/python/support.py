@@ -19,11 +19,13 @@ import sys
 import tempfile
 import textwrap
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from process_memory import status
 
@@ -177,6 +179,51 @@ def sparse(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> Path:
         file.write(start)
         file.truncate(len(start) + offset)
     return path
+
+
+def write_shards(
+    folder: Path,
+    parts: list[dict[str, torch.Tensor]],
+    suffix: str = "safetensors",
+    *,
+    metadata: dict[str, str] | None = None,
+    **of_index: object,
+) -> Path:
+    """Writes a folder of shards with these tensors, and their index, as transformers does: version 4 for "bin".
+
+    `metadata` is that of each file of safetensors, `of_index` that of the index.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem, weight_map = "pytorch_model" if suffix == "bin" else "model", {}
+    for number, part in enumerate(parts, start=1):
+        file = f"{stem}-{number:05}-of-{len(parts):05}.{suffix}"
+        if suffix == "bin":
+            torch.save(part, folder / file)
+        else:
+            safetensors.torch.save_file(part, folder / file, metadata)
+        weight_map |= dict.fromkeys(part, file)
+    size = sum(tensor.nbytes for part in parts for tensor in part.values())
+    index = {"metadata": {"total_size": size, **of_index}, "weight_map": weight_map}
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def divided(tensors: dict[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]]:
+    """The tensors of so many shards, which take turns."""
+    return [dict(list(tensors.items())[number::count]) for number in range(count)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The content of each file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def in_threads(work: Callable[[Any], Any], given: Iterable[Any]) -> list[Any]:
+    """What `work` returns for each of these, all at once in threads; raises what one of them raises."""
+    given = list(given)
+    with ThreadPoolExecutor(len(given)) as pool:
+        return list(pool.map(work, given))
 
 
 def child(

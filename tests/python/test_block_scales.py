@@ -1,6 +1,5 @@
 """fp8 weights with one scale for each block of 128 x 128 elements: `weight` and `weight_scale_inv`."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import bits
+from support import bits, write_shards
 from test_dtensor import as_rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -92,15 +91,10 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         save_file(given, path)
     elif request.param == "sharded":
         # The scales are in another file than the weights.
-        files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-        path.mkdir()
         halves: list[dict[str, torch.Tensor]] = [{}, {}]
         for name, tensor in given.items():
             halves[name.endswith("_inv")][name] = tensor
-        for name, half in zip(files, halves, strict=True):
-            save_file(half, path / name)
-        index = {name: files[name.endswith("_inv")] for name in given}
-        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        write_shards(path, halves)
     else:
         torch.save(given, path, _use_new_zipfile_serialization=request.param == "pt")
     return path

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from schemas import errors
-from support import Reduced
+from support import Reduced, write_shards
 from torch.distributed import checkpoint as dcp
 
 import rustload
@@ -68,16 +68,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a folder of two shards, and single files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    shards = tmp_path / "llama"
-    shards.mkdir()
-    weight_map = {}
-    for number, name in enumerate(("a", "b"), start=1):
-        file = f"model-{number:05}-of-00002.safetensors"
-        weight = torch.ones(4, 8, dtype=torch.bfloat16)
-        safetensors.torch.save_file({name: weight}, shards / file, metadata={"format": "pt"})
-        weight_map[name] = file
-    index = {"metadata": {"total_size": 128}, "weight_map": weight_map}
-    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    parts = [{name: torch.ones(4, 8, dtype=torch.bfloat16)} for name in ("a", "b")]
+    write_shards(tmp_path / "llama", parts, metadata={"format": "pt"})
     shared = torch.ones(3)
     torch.save({"w": shared, "tied": shared, "i": torch.ones(2, dtype=torch.int64)}, tmp_path / "model.pt")
     return tmp_path

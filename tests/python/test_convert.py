@@ -22,7 +22,17 @@ import safetensors.torch
 import torch
 from attacks import CASES
 from quiet import within
-from support import assert_same_bits, child, module_of, names, sizes_of, sparse
+from support import (
+    assert_same_bits,
+    child,
+    contents,
+    divided,
+    module_of,
+    names,
+    sizes_of,
+    sparse,
+    write_shards,
+)
 
 import rustload
 
@@ -36,34 +46,12 @@ def below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in below(folder)}
-
-
 def model() -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     layers = {
         f"layers.{at}.{name}": torch.randn(6, 4) for at in range(4) for name in ("q.weight", "k.weight")
     }
     return {"embed.weight": torch.randn(10, 4), **layers, "norm.bias": torch.randn(4), "ids": torch.arange(3)}
-
-
-def write_shards(
-    folder: Path, tensors: dict[str, torch.Tensor], count: int, stem: str = "pytorch_model"
-) -> None:
-    """Shards and their index, as transformers wrote them before version 5."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names, weight_map = list(tensors), {}
-    for number in range(count):
-        file = f"{stem}-{number + 1:05}-of-{count:05}.bin"
-        part = names[number::count]
-        torch.save({name: tensors[name] for name in part}, folder / file)
-        weight_map |= dict.fromkeys(part, file)
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": weight_map,
-    }
-    (folder / f"{stem}.bin.index.json").write_text(json.dumps(index))
 
 
 def test_a_file_of_any_format_becomes_what_the_reference_writes(tmp_path):
@@ -142,7 +130,9 @@ def test_a_sharded_folder_of_transformers_keeps_its_shards(tmp_path):
     gpt = transformers.GPT2LMHeadModel(config)
     source = tmp_path / "gpt"
     state = gpt.state_dict()
-    write_shards(source, {name: value for name, value in state.items() if name != "lm_head.weight"}, 3)
+    write_shards(
+        source, divided({name: value for name, value in state.items() if name != "lm_head.weight"}, 3), "bin"
+    )
     config.save_pretrained(source)
     (source / "tokenizer.json").write_text('{"version": "1.0"}')
     (source / "training_args.bin").write_bytes(pickle.dumps({"lr": 1}))
@@ -183,7 +173,7 @@ def test_a_sharded_folder_of_transformers_keeps_its_shards(tmp_path):
 
 
 def test_the_files_of_a_folder_are_joined_by_those_made_of_them(tmp_path):
-    write_shards(tmp_path / "m", model(), 2)
+    write_shards(tmp_path / "m", divided(model(), 2), "bin")
     (tmp_path / "m" / "config.json").write_text("{}")
     before = contents(tmp_path / "m")
     report = rustload.convert(tmp_path / "m")
@@ -199,7 +189,7 @@ def test_the_files_of_a_folder_are_joined_by_those_made_of_them(tmp_path):
 
 
 def test_an_index_and_a_list_of_shards_are_taken_for_their_folder(tmp_path, monkeypatch):
-    write_shards(tmp_path / "m", model(), 2)
+    write_shards(tmp_path / "m", divided(model(), 2), "bin")
     (tmp_path / "m" / "config.json").write_text("{}")
     rustload.convert(tmp_path / "m", tmp_path / "out", copy_others=True)
     expected = contents(tmp_path / "out")
@@ -220,7 +210,7 @@ def test_shards_are_divided_anew_as_the_hub_does(tmp_path):
         tensors = {f"t{at}": torch.randn(source.randint(1, 60)) for at in range(source.randint(2, 14))}
         count = source.randint(1, 3)
         folder, out, limit = tmp_path / f"m{number}", tmp_path / f"out{number}", source.randint(40, 500)
-        write_shards(folder, tensors, count)
+        write_shards(folder, divided(tensors, count), "bin")
         in_order = {name: tensors[name] for name in rustload.open(folder)}
         split = huggingface_hub.split_torch_state_dict_into_shards(in_order, max_shard_size=limit)
         report = rustload.convert(folder, out, max_shard_size=limit, fsync=False)
@@ -237,7 +227,7 @@ def test_shards_are_divided_anew_as_the_hub_does(tmp_path):
 
 def test_shards_without_selected_tensors_are_not_written(tmp_path):
     tensors = {f"t{at}": torch.full((2,), float(at)) for at in range(3)}
-    write_shards(tmp_path / "m", tensors, 3)
+    write_shards(tmp_path / "m", divided(tensors, 3), "bin")
     two = rustload.convert(tmp_path / "m", tmp_path / "two", select=["t0", "t2"])
     assert sorted(two.files) == [
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
@@ -428,7 +418,7 @@ def test_snapshots_of_the_hub_are_read_and_its_blobs_are_kept(tmp_path):
 
 
 def test_a_second_run_writes_the_same_bytes(tmp_path):
-    write_shards(tmp_path / "m", model(), 3)
+    write_shards(tmp_path / "m", divided(model(), 3), "bin")
     (tmp_path / "m" / "config.json").write_text("{}")
     options: dict[str, Any] = {"dtype": "float16", "max_shard_size": 200, "copy_others": True}
     first = rustload.convert(tmp_path / "m", tmp_path / "out", **options)
@@ -478,7 +468,7 @@ def test_wrong_arguments_leave_the_target_as_it_is(tmp_path):
     source, target = tmp_path / "m.bin", tmp_path / "out.safetensors"
     torch.save(tensors, source)
     target.write_bytes(b"old")
-    write_shards(tmp_path / "m", tensors, 2)
+    write_shards(tmp_path / "m", divided(tensors, 2), "bin")
     error = rustload.RustloadError
     cases: list[tuple[dict[str, Any], type[BaseException], str]] = [
         ({}, FileExistsError, "out.safetensors"),
@@ -520,7 +510,7 @@ def test_missing_shards_are_named(tmp_path):
 
 
 def test_a_source_that_changes_leaves_nothing(tmp_path):
-    write_shards(tmp_path / "m", model(), 2)
+    write_shards(tmp_path / "m", divided(model(), 2), "bin")
     paths = sorted((tmp_path / "m").glob("*.bin"))
 
     def touch(tensor: Any) -> str:
@@ -557,7 +547,7 @@ def test_a_read_only_folder_is_an_error_with_advice(tmp_path):
 
 
 def test_ctrl_c_leaves_nothing_temporary(tmp_path):
-    write_shards(tmp_path / "m", {f"t{at}": torch.zeros(1_000_000) for at in range(8)}, 2)
+    write_shards(tmp_path / "m", divided({f"t{at}": torch.zeros(1_000_000) for at in range(8)}, 2), "bin")
     code = """
     import _thread, threading, rustload
     threading.Timer(0.2, _thread.interrupt_main).start()
@@ -574,7 +564,7 @@ def test_ctrl_c_leaves_nothing_temporary(tmp_path):
 
 
 def test_converting_needs_neither_torch_nor_numpy(tmp_path):
-    write_shards(tmp_path / "m", model(), 2)
+    write_shards(tmp_path / "m", divided(model(), 2), "bin")
     code = """
     import sys, rustload
     print(rustload.convert(sys.argv[1], sys.argv[2], dtype="bfloat16", objects=sys.argv[3]).tensors)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import child
+from support import child, contents
 from web_server import Hub, Server
 
 import rustload
@@ -18,13 +18,6 @@ fsspec = pytest.importorskip("fsspec")
 
 
 OTHERS = ("config.json", "empty.txt", "tokenizer.model")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The content of each file below a folder."""
-    return {
-        str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()
-    }
 
 
 @pytest.fixture

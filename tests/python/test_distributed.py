@@ -12,7 +12,7 @@ import torch
 from ranged import Ranges
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support import assert_same_bits, gloo_ranks, saved
+from support import assert_same_bits, contents, divided, gloo_ranks, saved, write_shards
 from test_dtensor import as_rank, module_of, select, tensor_parallel, values
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -260,19 +260,6 @@ def save_from_ranks(state, mesh_shape, placements, folder: Path) -> None:
     writer.finish(metadata, results)
 
 
-def shards(state, folder: Path, suffix: str) -> Path:
-    """A folder of two shards with their index."""
-    folder.mkdir()
-    names, stem = sorted(state), "pytorch_model" if suffix == "bin" else "model"
-    files = {f"{stem}-0000{number + 1}-of-00002.{suffix}": names[number::2] for number in range(2)}
-    for file, some in files.items():
-        part = {name: state[name] for name in some}
-        torch.save(part, folder / file) if suffix == "bin" else save_file(part, folder / file)
-    weight_map = {name: file for file, some in files.items() for name in some}
-    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, object]:
     """One state dict in every form; `dcp` is DCP's own, in one chunk per tensor."""
@@ -285,7 +272,8 @@ def sources(tmp_path_factory) -> dict[str, object]:
     save_from_ranks(state, (4,), [Shard(0)], folder / "dcp-rows")
     save_from_ranks(state, (2, 2), [Shard(1), Shard(2)], folder / "dcp-grid")
     paths = [folder / name for name in ("m.bin", "legacy.bin", "m.safetensors")]
-    paths += [shards(state, folder / suffix, suffix) for suffix in ("bin", "safetensors")]
+    parts = divided(dict(sorted(state.items())), 2)
+    paths += [write_shards(folder / suffix, parts, suffix) for suffix in ("bin", "safetensors")]
     paths += [folder / name for name in ("dcp", "dcp-rows", "dcp-grid")]
     return {"state": state, "paths": paths, "dcp": folder / "dcp"}
 
@@ -429,10 +417,6 @@ def test_targets_names_and_texts_that_cannot_be_are_refused_before_anything_is_w
     with pytest.raises(TypeError, match="metadata= is texts by texts"):
         Writer(tmp_path / "saved", metadata={"step": 1})  # type: ignore[dict-item]
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in sorted(folder.iterdir())}
 
 
 def test_an_existing_checkpoint_is_replaced_only_if_asked(tmp_path):

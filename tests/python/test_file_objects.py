@@ -14,6 +14,7 @@ import pytest
 import torch
 from ranged import Ranges
 from safetensors.torch import save_file
+from support import in_threads
 
 import rustload
 import rustload.torch
@@ -131,18 +132,11 @@ def test_ranges_are_read_by_several_threads_and_positions_by_one(data):
 
 def test_two_threads_that_read_one_file_object_wait_for_each_other(data, tensors):
     checkpoint = rustload.open(CountingFile(data, 0.001))
-    wrong: list[str] = []
 
-    def read(names: list[str]) -> None:
-        wrong.extend(name for name in names if not torch.equal(checkpoint[name].materialize(), tensors[name]))
+    def wrong(names: list[str]) -> list[str]:
+        return [name for name in names if not torch.equal(checkpoint[name].materialize(), tensors[name])]
 
-    names = list(tensors)
-    threads = [threading.Thread(target=read, args=(names[start::4],)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert in_threads(wrong, [list(tensors)[start::4] for start in range(4)]) == [[]] * 4
 
 
 def test_a_file_on_disk_is_opened_again_by_its_path(model):

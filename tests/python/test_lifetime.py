@@ -16,7 +16,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support import assert_same_bits, coded, deflated, dtype_of, held_anon, open_files, patterns
+from support import assert_same_bits, coded, deflated, dtype_of, held_anon, in_threads, open_files, patterns
 
 import rustload
 
@@ -265,7 +265,6 @@ def test_eight_threads_read_correct_values_of_one_file(many):
     """Of a checkpoint that they share, and of one that each opens on the same file."""
     expected = reference(many)
     shared = rustload.open(many, framework="torch")
-    failures: list[str] = []
     barrier = threading.Barrier(8)
 
     def work(seed: int) -> None:
@@ -281,31 +280,21 @@ def test_eight_threads_read_correct_values_of_one_file(many):
             found = ckpt[name].materialize(allow_lossy=True, **how)
             want = want.T if how.get("transpose") else want
             want = want.to(dtype_of(how["dtype"])) if "dtype" in how else want
-            if not torch.equal(comparable(found), comparable(want)):
-                failures.append(f"{name} {how}")
+            assert torch.equal(comparable(found), comparable(want)), (name, how)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, range(8))
 
 
 def test_concurrent_first_views_share_one_storage(many):
     for _ in range(20):
         ckpt = rustload.open(many, framework="torch")
-        barrier, found = threading.Barrier(4), []
+        barrier = threading.Barrier(4)
 
-        def work(ckpt=ckpt, barrier=barrier, found=found):
+        def work(_, ckpt=ckpt, barrier=barrier):
             barrier.wait()
-            found.append(ckpt["big"].materialize())
+            return ckpt["big"].materialize()
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        found = in_threads(work, range(4))
         assert len({tensor.data_ptr() for tensor in found}) == 1
         assert len({tensor.untyped_storage()._cdata for tensor in found}) == 1
 

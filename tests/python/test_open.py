@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from support import assert_same_bits, child, coded, safetensors_bytes, saved
+from support import assert_same_bits, child, coded, safetensors_bytes, saved, write_shards
 
 import rustload
 
@@ -18,16 +18,9 @@ FIRST_SHARD, SECOND_SHARD = {"a": torch.ones(2), "b": torch.zeros(3)}, {"c": tor
 @pytest.fixture(params=["bin", "safetensors"])
 def sharded(request, tmp_path):
     """A Hugging Face directory: two shards and an index."""
-    stem, suffix = {"bin": ("pytorch_model", "bin"), "safetensors": ("model", "safetensors")}[request.param]
-    write = torch.save if suffix == "bin" else safetensors.torch.save_file
-    weight_map = {}
-    for number, part in enumerate((FIRST_SHARD, SECOND_SHARD), start=1):
-        file = f"{stem}-{number:05}-of-00002.{suffix}"
-        write(part, tmp_path / file)
-        weight_map |= dict.fromkeys(part, file)
-    index = tmp_path / f"{stem}.{suffix}.index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 36, "by": "test"}, "weight_map": weight_map}))
-    return tmp_path, index, sorted(tmp_path.glob(f"*.{suffix}"))
+    write_shards(tmp_path, [FIRST_SHARD, SECOND_SHARD], request.param, by="test")
+    (index,) = tmp_path.glob("*.index.json")
+    return tmp_path, index, sorted(tmp_path.glob(f"*.{request.param}"))
 
 
 def assert_all_tensors(ckpt) -> None:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from support import DTYPES, FP8, assert_same_bits, assert_same_values, bits, dtype_of, patterns
+from support import DTYPES, FP8, assert_same_bits, assert_same_values, bits, dtype_of, in_threads, patterns
 
 import rustload
 
@@ -287,11 +287,7 @@ def test_concurrent_calls_with_one_out_are_refused(save):
             except ValueError as error:
                 refused.append(str(error))
 
-    threads = [threading.Thread(target=work, args=(out,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [out, out])
     assert done
     assert refused
     assert all("another call is writing to the same memory" in text for text in refused)
@@ -302,19 +298,10 @@ def test_concurrent_calls_with_parts_of_one_out_succeed(save):
     value = patterns("float32", (4_000_000,))
     lazy = rustload.open(save({"x": value}))["x"]
     out = torch.empty(16_000_000, dtype=torch.float64)
-    failures = []
 
     def work(part):
-        try:
-            for _ in range(5):
-                lazy.materialize(out=part)
-        except ValueError as error:
-            failures.append(error)
+        for _ in range(5):
+            lazy.materialize(out=part)
 
-    threads = [threading.Thread(target=work, args=(part,)) for part in out.split(4_000_000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, out.split(4_000_000))
     assert_same_values(out, value.double().repeat(4))

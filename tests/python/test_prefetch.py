@@ -1,11 +1,10 @@
 """`safe_open.prefetch`: names and error texts of the reference; each tensor is taken once, by name or as it is ready."""
 
 import pickle
-import threading
 
 import pytest
 import torch
-from support import assert_same_bits, torch_child
+from support import assert_same_bits, in_threads, torch_child
 
 import rustload
 from rustload._safe_open import prefetch
@@ -83,15 +82,7 @@ def test_a_closed_loader_refuses_to_take(path, state):
 
 def test_threads_share_a_loader(path, state):
     found, seen = loader(path), {}
-
-    def work():
-        seen.update(found)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(seen.update, [found] * 3)
     assert seen.keys() == state.keys()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import bits
+from support import bits, divided, write_shards
 from test_block_scales import same
 from test_dtensor import as_rank
 from torch.distributed.device_mesh import init_device_mesh
@@ -126,12 +126,7 @@ def opened(tensors: dict[str, torch.Tensor], folder: Path, kind: str = "safetens
     if kind == "safetensors":
         save_file(tensors, folder / "m.safetensors")
         return rustload.open(folder / "m.safetensors")
-    weight_map = {}
-    for number, (name, tensor) in enumerate(tensors.items(), 1):
-        weight_map[name] = f"model-{number:05}-of-{len(tensors):05}.safetensors"
-        save_file({name: tensor}, folder / weight_map[name])
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return rustload.open(folder)
+    return rustload.open(write_shards(folder, divided(tensors, len(tensors))))
 
 
 def refused(caught: pytest.ExceptionInfo[rustload.RustloadError], name: str) -> None:

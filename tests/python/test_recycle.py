@@ -1,12 +1,11 @@
 """The pool of memory of dropped results: reused, never exposed, bounded, freed, empty in a forked child; and slabs."""
 
 import multiprocessing
-import threading
 
 import numpy as np
 import pytest
 import torch
-from support import assert_same_bits, child, patterns, rss_anon
+from support import assert_same_bits, child, in_threads, patterns, rss_anon
 
 import rustload
 
@@ -143,23 +142,17 @@ def test_a_child_does_not_keep_the_memory_of_an_inherited_result(save):
 def test_concurrent_results_do_not_share_recycled_memory(save, collect):
     tensors = {f"t{number}": torch.full((MIB,), float(number)) for number in range(8)}
     ckpt = rustload.open(save(tensors), framework="numpy")
-    wrong = []
 
     def work(number):
         for _ in range(10):
             result = ckpt[f"t{number}"].materialize(copy=True)
             cast = ckpt[f"t{number}"].materialize(dtype="float64")
-            if not ((result == number).all() and (cast == number).all()):
-                wrong.append(number)
+            assert (result == number).all()
+            assert (cast == number).all()
 
     held = []
     for _ in range(3):  # the first round creates the arenas of threads
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        in_threads(work, range(8))
         found = rustload.memory()
         assert 0 < found.kept <= found.keeps
         collect()

@@ -1,6 +1,5 @@
 """What the system refuses, and work that goes on without it: threads, mappings of files, file descriptors."""
 
-import json
 import platform
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import child, torch_child
+from support import child, torch_child, write_shards
 
 import rustload
 
@@ -165,13 +164,8 @@ for call in (lambda: opened()["w0"].materialize(copy=False), lambda: opened().ma
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """A hundred shards."""
-    made = tmp_path / "shards"
-    made.mkdir()
-    files = {f"x{number}": f"model-{number + 1:05}-of-00100.safetensors" for number in range(100)}
-    for number, (name, file) in enumerate(files.items()):
-        save_file({name: torch.full((3000,), float(number))}, made / file)
-    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files, "metadata": {}}))
-    return made
+    parts = [{f"x{number}": torch.full((3000,), float(number))} for number in range(100)]
+    return write_shards(tmp_path / "shards", parts)
 
 
 @pytest.mark.parametrize("io", ["auto", "direct"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import coded, torch_child
+from support import coded, contents, divided, torch_child, write_shards
 from torch.distributed import checkpoint as dcp
 from web_server import Hub, Server
 
@@ -41,14 +41,9 @@ def tensors() -> dict[str, torch.Tensor]:
     return {f"layers.{number}.weight": torch.randn(16, 24, generator=generator) for number in range(8)}
 
 
-def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a folder of four shards and their index, as transformers does."""
-    folder.mkdir(parents=True)
-    weight_map = {name: SHARDS[number % len(SHARDS)] for number, name in enumerate(tensors)}
-    for shard in SHARDS:
-        save_file({name: tensors[name] for name in tensors if weight_map[name] == shard}, folder / shard)
-    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index))
+def write_sharded(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """A folder of four shards and a configuration."""
+    write_shards(folder, divided(tensors, len(SHARDS)))
     (folder / "config.json").write_text("{}")
 
 
@@ -70,10 +65,7 @@ def distributed(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, tor
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """The content of each file below a folder, by its path from the parent of the folder."""
-    root = folder.parent
-    return {
-        str(path.relative_to(root)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    return {f"{folder.name}/{name}": content for name, content in contents(folder).items()}
 
 
 @pytest.fixture

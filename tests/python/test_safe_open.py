@@ -16,7 +16,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import child, sparse
+from support import child, divided, sparse, write_shards
 
 import rustload
 
@@ -54,14 +54,8 @@ def pickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def any_format(request: pytest.FixtureRequest, model: Path, pickled: Path, tmp_path: Path) -> Path:
     if request.param != "shards":
         return {"model.safetensors": model, "model.bin": pickled}[request.param]
-    names = sorted(STATE)
-    parts = {f"model-0000{n}-of-00002.safetensors": names[n - 1 :: 2] for n in (1, 2)}
-    for file, part in parts.items():
-        safetensors.torch.save_file({name: STATE[name] for name in part}, tmp_path / file, {"format": "pt"})
-    weight_map = {name: file for file, part in parts.items() for name in part}
-    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    return tmp_path
+    parts = divided(dict(sorted(STATE.items())), 2)
+    return write_shards(tmp_path, parts, metadata={"format": "pt"})
 
 
 def comparable(value: Any) -> Any:

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import string
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from support import IN_SAFETENSORS, assert_same_bits, child, names, patterns, program
+from support import IN_SAFETENSORS, assert_same_bits, child, in_threads, names, patterns, program
 
 import rustload
 
@@ -440,14 +439,7 @@ def test_a_writer_takes_tensors_and_parts_in_any_order(tmp_path):
             writer.write("w", whole[first : first + 3, 4:], at=(first, 4, 0))
         writer.write("w", whole[6:], at=(6, 0, 0))
         parts = [("h", whole[at : at + 1], (at, 0, 0)) for at in range(7)]
-        threads = [
-            threading.Thread(target=lambda name, part, at: writer.write(name, part, at=at), args=part)
-            for part in parts
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(lambda given: writer.write(given[0], given[1], at=given[2]), parts)
         assert not path.exists()
     expected = {"w": whole, "h": whole.half(), "ids": ids, "e": torch.empty(0, 2, dtype=torch.bool)}
     assert path.read_bytes() == safetensors.torch.save(expected, metadata={"format": "pt"})

@@ -17,6 +17,7 @@ from support import (
     child,
     coded,
     deflated,
+    in_threads,
     patterns,
     torch_child,
 )
@@ -452,47 +453,18 @@ def test_a_size_of_another_type_is_a_type_error(simple, given):
         rustload.open(simple).stream(memory=given)
 
 
-def run_in_threads(count, work):
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_streams_run_in_any_thread(many):
-    ckpt, found, errors = rustload.open(many), [], []
-
-    def work(stream):
-        try:
-            found.extend(float(tensor[0, 0]) for _, tensor in stream)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=(ckpt.stream(dtype="bfloat16", memory="32MiB"),)) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert sorted(found) == sorted([float(n) for n in range(40)] * 3)
+    ckpt = rustload.open(many)
+    streams = [ckpt.stream(dtype="bfloat16", memory="32MiB") for _ in range(3)]
+    found = in_threads(lambda stream: sorted(float(tensor[0, 0]) for _, tensor in stream), streams)
+    assert found == [[float(n) for n in range(40)]] * 3
 
 
 def test_threads_share_one_stream(many):
     """Each pair is yielded to one of the threads."""
-    stream, found, errors = rustload.open(many).stream(dtype="float16", memory="32MiB"), [], []
-
-    def work():
-        try:
-            found.extend((name, float(tensor[0, 0])) for name, tensor in stream)
-        except BaseException as error:
-            errors.append(error)
-
-    run_in_threads(4, work)
-    assert not errors
-    assert sorted(found) == [(f"t{n:02}", float(n)) for n in range(40)]
+    stream = rustload.open(many).stream(dtype="float16", memory="32MiB")
+    found = in_threads(lambda _: [(name, float(tensor[0, 0])) for name, tensor in stream], range(4))
+    assert sorted(one for part in found for one in part) == [(f"t{n:02}", float(n)) for n in range(40)]
 
 
 def test_one_of_the_threads_that_share_a_stream_gets_the_error(save):
@@ -500,13 +472,13 @@ def test_one_of_the_threads_that_share_a_stream_gets_the_error(save):
     stream = rustload.open(path).stream(dtype={"t30": "int8"}, memory="4MiB", order="given", copy=True)
     found, errors = [], []
 
-    def work():
+    def work(_):
         try:
             found.extend(name for name, _ in stream)
         except BaseException as error:
             errors.append(error)
 
-    run_in_threads(4, work)
+    in_threads(work, range(4))
     assert [error.code for error in errors] == ["LossyCast"]
     assert sorted(found) == sorted(f"t{n}" for n in range(30))
     assert list(stream) == []

@@ -3,7 +3,6 @@
 import io
 import pickle
 import re
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support import child, saved
+from support import child, in_threads, saved
 from torch_graph import assert_same_graph
 from torch_kinds import KINDS, ZIP_ONLY
 
@@ -146,22 +145,13 @@ def test_many_threads_load_concurrently(save):
     expected = {f"t{n}": torch.randn(50, n + 1) for n in range(50)}
     path = save(expected)
     data = path.read_bytes()
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for f in (path, io.BytesIO(data)):
-                found = rustload.torch.load(f)
-                assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-        except BaseException as error:
-            failures.append(error)
+    def work(_: int) -> None:
+        for f in (path, io.BytesIO(data)):
+            found = rustload.torch.load(f)
+            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, range(8))
 
 
 LEAVES = st.one_of(

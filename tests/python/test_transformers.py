@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from support import assert_same_bits
+from support import assert_same_bits, write_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own warnings
 
@@ -52,13 +52,8 @@ def write_folders(folder, settings):
     torch.save(state, folder / "single" / "pytorch_model.bin")
     torch.save(state, folder / "legacy" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     names = list(state)
-    weight_map = {}
-    for number, part in enumerate((names[:9], names[9:]), start=1):
-        file = f"pytorch_model-{number:05}-of-00002.bin"
-        torch.save({name: state[name] for name in part}, folder / "sharded" / file)
-        weight_map |= dict.fromkeys(part, file)
-    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
-    (folder / "sharded" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    parts = [{name: state[name] for name in part} for part in (names[:9], names[9:])]
+    write_shards(folder / "sharded", parts, "bin")
     return folder
 
 
