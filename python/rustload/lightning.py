@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from rustload._frameworks.adapters import import_framework
-from rustload._remote.urls import check_environment, is_url, name_of
+from rustload._remote.urls import check_environment, shown_path
 from rustload.errors import _check_one_of, _error
 from rustload.torch._load import load
 from rustload.torch._native_values import find_inert, restore
@@ -127,7 +127,7 @@ class RustloadCheckpointIO(_Base, metaclass=abc.ABCMeta):  # type: ignore[misc] 
         is_local = "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))
         if not is_local:
             check_environment(str(path))
-        shown = name_of(str(path)) if is_url(str(path)) else str(path)
+        shown = shown_path(str(path))
         if not fs.exists(local):
             raise FileNotFoundError(f"Checkpoint file not found: {shown}")
         # As the program chose this class, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is not an argument against it.

@@ -22,7 +22,7 @@ from rustload._describe.describe import Described, describe
 from rustload._describe.needed import needed
 from rustload._describe.scanned import scanned
 from rustload._describe.text import View, show
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import shown_path
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def run(args: argparse.Namespace) -> int:
     page = Page(sys.stdout, args.color)
     view = View(args.tensors, args.pattern, args.depth, args.sort)
     for position, given in enumerate(args.paths):
-        # The URL as it was given may have secrets.
-        path = name_of(given) if is_url(given) else given
+        path = shown_path(given)
         try:
             with rustload.open(given, manifest=args.manifest) as checkpoint:
                 patterns = [] if view.pattern is None else [view.pattern]

@@ -15,7 +15,7 @@ from rustload._cli.report import Error, print_document, report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json, print_messages
 from rustload._remote.resolve import remote_source
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import shown_path
 from rustload._scan.gate import Gate
 from rustload._scan.policy import Policy
 from rustload._scan.report import FileReport
@@ -213,8 +213,7 @@ def run(args: argparse.Namespace) -> int:
         report_error(error)
         return USAGE
     for given in args.paths:
-        # The URL as it was given may have secrets.
-        path = name_of(given) if is_url(given) else given
+        path = shown_path(given)
         try:
             part = _report(given, gate)
         except (RustloadError, OSError, ValueError, MemoryError) as error:

@@ -14,7 +14,7 @@ from rustload._common.patterns import is_literal, matching, unknown_name
 from rustload._common.terminal import DEFAULT_COLUMNS, Page
 from rustload._describe.objects import find_object, object_names, show_object
 from rustload._describe.values import is_packed, numbers_of, parse_index, show_numbers, split_index
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import shown_path
 from rustload.errors import RustloadError, _error, _Note, _pass
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows the values and returns the exit code."""
-    path = name_of(args.path) if is_url(args.path) else args.path
+    path = shown_path(args.path)
     document = Document(path=path, tensors=[], objects=[], errors=[])
     page = Page(sys.stdout, args.color)
     shown = _Shown(page, document, dequantize=args.dequantize, as_json=args.json)

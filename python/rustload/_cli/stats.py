@@ -16,7 +16,7 @@ from rustload._common.columns import columns_of
 from rustload._common.statistics import Statistics
 from rustload._common.table import ROW_INDENT, TableRow, show_table
 from rustload._common.terminal import Page, count
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import shown_path
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ def run(args: argparse.Namespace) -> int:
     code = failed = 0
     page = Page(sys.stdout, args.color)
     for position, given in enumerate(args.paths):
-        # The URL as it was given may have secrets.
-        path = name_of(given) if is_url(given) else given
+        path = shown_path(given)
         document: dict[str, Any] = {"path": path}
         try:
             with rustload.open(given, dequantize=args.dequantize, manifest=args.manifest) as checkpoint:

@@ -313,6 +313,12 @@ def _is_json(value: Any) -> bool:
     return math.isfinite(value) if isinstance(value, float) else not isinstance(value, complex)
 
 
+def value_text(found: PlainValue) -> str:
+    """A plain value as short text; one that JSON cannot represent is a str already."""
+    value = found["value"]
+    return value if found["type"] != "str" and isinstance(value, str) else short_text(value)
+
+
 def short_text(value: Any) -> str:
     """A scalar as short text; only the type of other values, whose contents may be large."""
     if isinstance(value, int) and value.bit_length() > 64:

@@ -11,7 +11,7 @@ from rustload._common.memory import usable_text
 from rustload._common.sizes import format_bytes
 from rustload._common.table import TableRow, show_table
 from rustload._common.terminal import BAR_COLUMNS, Page, count
-from rustload._describe.describe import TEXT_SHOWN_MAX_CHARS, short_text
+from rustload._describe.describe import TEXT_SHOWN_MAX_CHARS, value_text
 from rustload._scan.text import VERDICT_COLORS
 
 if TYPE_CHECKING:
@@ -311,9 +311,7 @@ def _plain_values(page: Page, values: Sequence[PlainValue | ContainerValue]) -> 
         if "value" not in found:
             what = f"{found['type']} of {found['length']:,}"
         else:
-            # A value that JSON cannot represent is a str already.
-            value = found["value"]
-            what = value if found["type"] != "str" and isinstance(value, str) else short_text(value)
+            what = value_text(found)
         lines.append(f"{pad(name, width)}  {page.safe(what)}")
     _first_lines(page, lines, most=VALUES_SHOWN_MAX)
 

@@ -160,7 +160,7 @@ class DiffReport(NamedTuple):
         texts = [*_prefixes(self), *([hint] if hint else []), " ".join(text for _, text in _verdict(self))]
         summary = f"{self.a}  {self.b}: {'; '.join(texts)}"
         counts = {title: len(getattr(self, title) or ()) for title in lists}
-        return report_html("DiffReport", summary, summary, lists, counts=counts)
+        return report_html("DiffReport", summary, lists, counts=counts)
 
 
 def _or_none(value: str | None) -> str:

@@ -21,7 +21,6 @@ _CLASSES = {"inert": "good", "unknown": "warn", "would execute": "bad"}
 def report_html(
     title: str,
     summary: str,
-    fallback: str,
     lists: Mapping[str, Sequence[Sequence[str]]],
     *,
     counts: Mapping[str, int] | None = None,
@@ -30,8 +29,7 @@ def report_html(
 
     Args:
         title: The name of its class.
-        summary: The report in a line.
-        fallback: The text where styles are removed.
+        summary: The report in a line, which is also the text where styles are removed.
         lists: The rows of each list, by the report's field that has all of it; empty lists are left out.
         counts: The number of things in each list; None if it is that of its rows.
     """
@@ -48,7 +46,7 @@ def report_html(
             number = len(items) if counts is None else counts[name]
             is_short = len(items) <= OPEN_MAX
             body.append(details(f"<b>{text(name)}</b> ({number:,})", inside, is_open=is_short))
-    return frame(title, summary, fallback, body)
+    return frame(title, summary, summary, body)
 
 
 def scan_html(report: Mapping[str, Any], fallback: str) -> str:

@@ -103,6 +103,11 @@ def name_of(url: str) -> str:
     return _printable(f"{scheme}://{host}{slash}{path}")
 
 
+def shown_path(path: str) -> str:
+    """A path as it is; a URL without its secrets."""
+    return name_of(path) if is_url(path) else path
+
+
 def unavailable(scheme: str) -> BaseException:
     """The error for a scheme whose package is not installed."""
     package = PACKAGES.get(scheme)

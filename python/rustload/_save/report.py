@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from rustload._common.sizes import format_bytes
+from rustload._common.terminal import count
 from rustload.errors import _printable
 
 if TYPE_CHECKING:
@@ -57,17 +58,17 @@ class SaveReport(NamedTuple):
         where = f" to {_printable(self.path)}" if self.path else ""
         left_out = ""
         if self.dropped:
-            left_out += f", {_count(len(self.dropped), 'tied name')} left out{_first(self.dropped)}"
+            left_out += f", {count(len(self.dropped), 'tied name')} left out{_first(self.dropped)}"
         if self.skipped_objects:
-            left_out += f", {_count(self.skipped_objects, 'other value')} left out{_first(self.skipped_at)}"
+            left_out += f", {count(self.skipped_objects, 'other value')} left out{_first(self.skipped_at)}"
         if self.kept:
-            left_out += f", {_count(len(self.kept), 'tensor')} of quantized weights kept as stored"
+            left_out += f", {count(len(self.kept), 'tensor')} of quantized weights kept as stored"
         if self.changed:
             left_out += f", {', '.join(map(_printable, self.changed))}"
         if self.not_copied:
-            left_out += f", {_count(len(self.not_copied), 'other file')} not copied{_first(self.not_copied)}"
+            left_out += f", {count(len(self.not_copied), 'other file')} not copied{_first(self.not_copied)}"
         reused = f", {format_bytes(self.reused)} of it by an earlier call" if self.reused else ""
-        files, tensors = _count(len(self.files), "file"), _count(self.tensors, "tensor")
+        files, tensors = count(len(self.files), "file"), count(self.tensors, "tensor")
         return f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}{reused}, in {self.seconds:.1f} s"
 
     def _repr_html_(self) -> str:
@@ -81,14 +82,10 @@ class SaveReport(NamedTuple):
             "skipped_at": [(name,) for name in self.skipped_at],
             "not_copied": [(name,) for name in self.not_copied],
         }
-        return report_html("SaveReport", str(self), str(self), lists)
+        return report_html("SaveReport", str(self), lists)
 
 
 def _first(names: Iterable[str]) -> str:
     """The first name in parentheses; nothing without names."""
     first, *others = [*names] or [""]
     return f" ({_printable(first)}{', ...' * bool(others)})" if first else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -29,6 +29,12 @@ class Container:
         """Puts the copies of what it holds into `made`."""
         raise NotImplementedError
 
+    def __copy__(self) -> Self:
+        """A shallow copy."""
+        made = self._empty()
+        self._fill(made, lambda value: value)
+        return made
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A deep copy, however deeply values are nested in each other."""
         made: Self = deep_copy(self, memo)

@@ -171,13 +171,6 @@ class Opaque(Container):
         held += [f".{name}" for name in ("items", "appended", "args", "kwargs") if getattr(self, name)]
         return f"see {' and '.join(held)}" if held else "the file has nothing of it"
 
-    def __copy__(self) -> Opaque:
-        """A shallow copy."""
-        made = Opaque(self.class_name)
-        for name in Opaque.__slots__:
-            setattr(made, name, getattr(self, name))
-        return made
-
     def _empty(self) -> Opaque:
         return Opaque(self.class_name)
 
@@ -220,14 +213,7 @@ class DefaultDict(Container, collections.defaultdict[Any, Any]):
         super().__init__(None)
         self.factory = None
 
-    def __copy__(self) -> DefaultDict:
-        """A shallow copy."""
-        made = DefaultDict()
-        made.update(self)
-        made.factory = self.factory
-        return made
-
-    copy = __copy__
+    copy = Container.__copy__
 
     def _empty(self) -> DefaultDict:
         made = DefaultDict()

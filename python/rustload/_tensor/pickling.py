@@ -94,16 +94,7 @@ def open_again(
 ) -> HandleContext:
     """The context of the checkpoint that was pickled, which this process opens once while it is in use.
 
-    Args:
-        paths: The paths by which it was opened.
-        unknown: As for `rustload.open`, like the next ones.
-        trailing: As above.
-        compat: As above.
-        dequantize: As above.
-        io: As above.
-        limits: The limits that are not the defaults.
-        stamps: The state of each file when it was opened.
-        framework: The framework of results.
+    It is opened as it was, by the same paths and with the same limits; `stamps` is the state of each file at that time.
 
     Raises:
         FormatError: A file is another one, or was changed (code `FileChanged`).

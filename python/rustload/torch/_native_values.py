@@ -77,8 +77,8 @@ def restore(root: Any, mappings: Mapping[str, type[dict[Any, Any]]]) -> Any:
                 if todo:
                     stack += [value, *todo]
                     continue
-                keep = _hashable if type(value) is frozenset else _made
-                items = [keep(replaced(item), item) for item in value]
+                is_set = type(value) is frozenset
+                items = [_hashable(replaced(item), item) if is_set else replaced(item) for item in value]
                 same = all(one is other for one, other in zip(items, value, strict=True))
                 memo[id(value)] = value if same else type(value)(items)
             else:
@@ -148,10 +148,6 @@ def _fill(value: Any, made: Any, replaced: Any) -> None:
         items = [replaced(one) for one in value]
         value.clear()
         value.extend(items)
-
-
-def _made(made: Any, value: Any) -> Any:  # noqa: ARG001 - as `_hashable`
-    return made
 
 
 def _hashable(made: Any, value: Any) -> Any:

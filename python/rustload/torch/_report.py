@@ -132,7 +132,7 @@ class LoadReport:
             name: [tuple(map(str, one)) for one in getattr(self, name)]
             for name in ("mismatched", "converted", "tied")
         }
-        return report_html("LoadReport", str(self), str(self), lists)
+        return report_html("LoadReport", str(self), lists)
 
 
 def mismatch_error(
