@@ -58,16 +58,10 @@ def select_tensors(
 def select_names(
     checkpoint: Mapping[str, LazyTensor], key: Key = None, strip: Strip = None, rename: Rename = None
 ) -> dict[str, str]:
-    """Selects the tensors under `key` and renames them.
+    """Selects the tensors under `key` and renames them, as `NamesOptions` says.
 
     Returns:
         The name in the checkpoint of each new name, in the checkpoint's order.
-
-    Args:
-        checkpoint: The checkpoint.
-        key: As in `NamesOptions`, like the next ones.
-        strip: A prefix, or several.
-        rename: New names.
 
     Raises:
         ValueError: No tensor is under `key`, or two tensors would get the same name.

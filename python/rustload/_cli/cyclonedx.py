@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 def run(paths: Sequence[str], *, hashes: bool) -> int:
-    """Prints the document and returns the exit code.
-
-    Args:
-        paths: Checkpoints; each path is opened separately.
-        hashes: Whether to read all files and give their hashes.
-    """
+    """Prints the document of the checkpoints, with hashes of their files if asked for, and returns the exit code."""
     models: list[Model] = []
     code = 0
     for given in paths:

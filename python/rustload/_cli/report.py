@@ -75,12 +75,7 @@ def print_document(document: Mapping[str, object]) -> None:
 
 
 def report_error(error: Exception, options: Mapping[str, str] = _NO_OPTIONS) -> Error:
-    """Prints an error with its notes to stderr and returns it as a dict for the JSON document.
-
-    Args:
-        error: The error.
-        options: The command's options by the names of arguments.
-    """
+    """Prints an error with its notes, in the words of the command's options, to stderr; returns it for the JSON document."""
     message = _message(error, options)
     notes = [_note(one, options) for one in getattr(error, "__notes__", [])]
     if isinstance(error, OSError) and error.strerror:

@@ -36,11 +36,9 @@ class Listed(NamedTuple):
 
 
 def files_of(given: Any, *, is_bundle_allowed: bool) -> dict[str, Listed]:
-    """The files that a manifest lists, by name.
+    """The files that a manifest lists, by name, from its content or its parsed JSON.
 
-    Args:
-        given: Its content, or its parsed JSON.
-        is_bundle_allowed: Whether what a Sigstore bundle lists is taken without verifying the signature.
+    What a Sigstore bundle lists is taken, if that is allowed, without verifying the signature.
 
     Raises:
         FormatError: It is not a manifest.

@@ -56,10 +56,7 @@ def hub_files(paths: Iterable[str]) -> dict[str, Listed]:
 
 
 def folder_files(folder: Any) -> dict[str, Listed]:
-    """The files of a folder of the Hub and below, with the digests that its API states. Small files are read, as for `hub_files`.
-
-    Args:
-        folder: An `ObjectFolder` with `hub_etags`.
+    """The files of an `ObjectFolder` of the Hub and below, with the digests of its API; small ones are read (`hub_files`).
 
     Raises:
         OSError: The Hub cannot be read.

@@ -228,14 +228,7 @@ def refuse_rules_without_effect(names: Collection[str], **rules: Any) -> None:
 
 
 def unknown_name(argument: str | None, name: str, names: Iterable[str], of: str = "tensor") -> BaseException:
-    """The error for a name that does not exist, with similar names in its note.
-
-    Args:
-        argument: The argument that has it; None where the name alone was given.
-        name: The name.
-        names: Those that exist.
-        of: What they are the names of.
-    """
+    """The error for a name that does not exist, with similar ones in its note; `argument` is the one that has it, if any."""
     text = f"names {name!r}, and no {of} has that name" if argument else f"no {of} is named {name!r}"
     return _error("NotFound", text, did_you_mean(similar(name, names)), argument=argument)
 
@@ -243,14 +236,7 @@ def unknown_name(argument: str | None, name: str, names: Iterable[str], of: str 
 def warn_user(
     message: str, pattern: str | None = None, names: Iterable[str] = (), *, argument: str | None = None
 ) -> None:
-    """Emits a `RustloadWarning` at the user's call; for a pattern, adds similar parts of names.
-
-    Args:
-        message: What has no effect.
-        pattern: The pattern that matches nothing.
-        names: The names that exist.
-        argument: The argument, whose name begins the message.
-    """
+    """Emits a `RustloadWarning` at the user's call; for a pattern without a match, adds similar parts of existing names."""
     near = similar_parts(pattern, names) if pattern else ""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rustload":

@@ -54,12 +54,7 @@ def checked_progress(progress: Any) -> Any:
 
 @contextlib.contextmanager
 def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator[Report]:
-    """Opens a progress display for one operation, and closes it also if the operation fails.
-
-    Args:
-        progress: As the user gave it.
-        total: Total bytes of the operation.
-        what: The label of the bar.
+    """Opens a progress display for one operation of `total` bytes, and closes it also if the operation fails.
 
     Yields:
         A function `(bytes finished since the last call, tensor name)`, which is almost free without a display. It propagates

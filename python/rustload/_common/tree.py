@@ -100,12 +100,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def walk(root: Node, depth: int | None = None) -> Iterator[tuple[Node, tuple[bool, ...]]]:
-    """The nodes below the root, in order, with whether each of their ancestors and themselves is the last of its siblings.
-
-    Args:
-        root: The root.
-        depth: The most levels; None for all.
-    """
+    """The nodes below the root, `depth` levels or all, with whether each ancestor and they are the last of their siblings."""
     stack: list[tuple[Node, tuple[bool, ...]]] = [
         (child, (position == 0,)) for position, child in enumerate(reversed(root.children))
     ]

@@ -152,13 +152,9 @@ class Tile(NamedTuple):
 def tiles(
     decoding: Decoding, core: _rustload.Tensor, target: Any, max_bytes: int
 ) -> list[tuple[Tile, Any]] | None:
-    """Cuts a quantized weight, or a part of one, into tiles; each with its part of `target`.
+    """Cuts a quantized weight, or a part of one, into tiles of at most `max_bytes`; each with its part of `target`.
 
-    Args:
-        decoding: What the weight is decoded from.
-        core: What is decoded, with dimensions by decreasing stride.
-        target: The destination.
-        max_bytes: The most bytes of a tile.
+    The dimensions of `core` are by decreasing stride.
 
     Returns:
         None for what only the CPU decodes: elements in another order, rows that are longer than a tile.

@@ -63,9 +63,7 @@ class SlabAllocator:
     def cut(self, tasks: Sequence[UploadTask], *, more: bool) -> Iterator[tuple[int, Any, list[Buffer]]]:
         """Memory for the results of tasks of which the core makes each straight in its place.
 
-        Args:
-            tasks: The tasks.
-            more: Whether other results will follow, which will use the last slab too.
+        If more results will follow, they will use the last slab too.
 
         Yields:
             The index of a task, the tensor that owns a slab, and memory in it for the tasks from this index on.

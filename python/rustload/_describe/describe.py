@@ -187,11 +187,7 @@ def describe(
 ) -> Described:
     """The entry of a checkpoint in the JSON document of `rustload info`; reads no tensor data.
 
-    Args:
-        checkpoint: The checkpoint.
-        path: Its path, without secrets.
-        chosen: The tensors to count and list; None for all.
-        pattern: The pattern that chose them; None for all.
+    Its path is without secrets. With a pattern, only the tensors that it chose are counted and listed.
     """
     chosen = checkpoint if chosen is None else chosen
     described: list[DescribedTensor] = []

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def decode(tile: Tile, stored: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The wanted elements of a tile, as a view of its decoded rows.
-
-    Args:
-        tile: The tile.
-        stored: The bytes of each of its parts, 1-D, on one device.
-    """
+    """The wanted elements of a tile, as a view of its decoded rows; `stored` is the bytes of each part, 1-D, on one device."""
     decoding, parts = tile.decoding, iter(stored)
     device = stored[0].device
     (start, stop), width = tile.scale_rows, decoding.width

@@ -50,11 +50,9 @@ def report_html(
 
 
 def scan_html(report: Mapping[str, Any], fallback: str) -> str:
-    """The HTML of a scan report: the verdict of each file, with its findings.
+    """The HTML of a scan report in JSON: the verdict of each file, in their order, with its findings.
 
-    Args:
-        report: The JSON report; for the report on one file, `{"verdict": ..., "files": [the file]}`. It is shown in its order.
-        fallback: The text where styles are removed.
+    For the report on one file, it is `{"verdict": ..., "files": [the file]}`. `fallback` is shown where styles are removed.
     """
     budget = Budget()
     body = []

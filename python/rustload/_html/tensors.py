@@ -229,14 +229,7 @@ def _row(node: tree.Node, *, is_group: bool, is_open: bool) -> str:
 def tensor_html(
     title: str, fallback: str, rows: Sequence[tuple[str, str]], parts: Sequence[tuple[str, str, str]] = ()
 ) -> str:
-    """The HTML of one tensor.
-
-    Args:
-        title: What it is.
-        fallback: The text where styles are removed.
-        rows: Names and values of its properties.
-        parts: Name, shape and size of each tensor that it joins.
-    """
+    """The HTML of one tensor: names and values of its properties, and name, shape and size of each part that it joins."""
     budget = Budget()
     cells = [(f'<span class="m">{text(name)}</span>', text(value, 400)) for name, value in rows]
     body = [table(cells, budget)[0]]

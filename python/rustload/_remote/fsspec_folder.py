@@ -18,13 +18,7 @@ Commits = dict[tuple[str, ...], str]
 
 
 def from_url(url: str, scheme: str, options: dict[str, Any], commits: Commits) -> Any:
-    """The file or the folder at a URL.
-
-    Args:
-        url: Its URL.
-        scheme: The scheme of it.
-        options: What the file system is made with.
-        commits: As for `from_path`.
+    """The file or the folder at a URL; `options` are those of its file system, `commits` is as for `from_path`.
 
     Raises:
         OSError: It does not exist, or has no known size.

@@ -58,10 +58,7 @@ def hub_url(url: str) -> str:
 def pinned(fs: Any, path: str, commits: dict[tuple[str, ...], str]) -> str:
     """The path at the commit that its revision is at; paths of buckets, which have no revisions, unchanged.
 
-    Args:
-        fs: The file system of huggingface_hub.
-        path: The path in it.
-        commits: The commits of the revisions that the call has resolved, so that all its files are of one.
+    `commits` are those of revisions that the call has resolved, so that all its files are of one.
     """
     found = fs.resolve_path(path)
     if not hasattr(found, "repo_id"):

@@ -27,12 +27,7 @@ _PLAIN = {"Accept-Encoding": "identity"}
 
 
 def open_web(web: Web, url: str, name: str) -> HttpRanges:
-    """A file of a web server.
-
-    Args:
-        web: Sends the requests.
-        url: Its URL.
-        name: A name for messages.
+    """A file of a web server, which has `name` in messages.
 
     Raises:
         OSError: It does not exist, or has no known size.

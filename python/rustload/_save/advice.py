@@ -29,11 +29,7 @@ def leave_out(name: str) -> _Remedy:
 
 @contextlib.contextmanager
 def advising(*, writing: bool) -> Iterator[None]:
-    """Replaces the advice on errors that have a remedy in an argument of `convert`.
-
-    Args:
-        writing: Whether the target is being written; else only the source is read.
-    """
+    """Replaces the advice on errors, of reading or of writing, that have a remedy in an argument of `convert`."""
     try:
         yield
     except UnsupportedError as error:

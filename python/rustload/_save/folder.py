@@ -25,16 +25,9 @@ def write_folder(
     edits: Sequence[Edit] = (),
     joins: bool = False,
 ) -> dict[str, int]:
-    """Writes a folder, and returns the sizes of its files. Warns where files were replaced one by one, and of an old folder.
+    """Writes a folder as the extension's function does, and returns the sizes of its files.
 
-    Args:
-        path: As for the extension's function, with the other arguments.
-        files: The safetensors files.
-        texts: Other files.
-        options: How they are written.
-        copies: Copies of files.
-        edits: Files that are rewritten.
-        joins: Whether the files may join others.
+    Warns where files were replaced one by one, and of an old folder.
     """
     where, before = _working_folder()
     listed, note = _rustload.write_folder(

@@ -99,13 +99,7 @@ class Job:
         self._requests: dict[Any, Request] = {}
 
     def add(self, name: str, value: Any, core: Values) -> tuple[str, Values, Request]:
-        """The tensor with its conversion.
-
-        Args:
-            name: Its name in the file.
-            value: As the user gave it.
-            core: As the extension writes it.
-        """
+        """The tensor with its conversion; `value` is as the user gave it, `core` as the extension writes it."""
         info: Any = value
         dequantizes = False
         if isinstance(value, LazyTensor):

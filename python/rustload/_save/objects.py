@@ -44,12 +44,7 @@ class Objects:
     """
 
     def __init__(self, root: Any, *, keep: bool) -> None:
-        """Walks a tree.
-
-        Args:
-            root: The tree; its tensors are lazy or only named.
-            keep: Whether the tree is kept for `json`.
-        """
+        """Walks a tree, whose tensors are lazy or only named, and keeps it for `json` if asked for."""
         self.count = 0
         self.at: list[str] = []
         self.sparse: set[str] = set()
@@ -59,12 +54,7 @@ class Objects:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, *, keep: bool) -> Objects:
-        """The tree of a checkpoint. Reads no tensors.
-
-        Args:
-            checkpoint: The checkpoint.
-            keep: As above.
-        """
+        """The tree of a checkpoint, kept for `json` if asked for. Reads no tensors."""
         root: Any = {}
         error = None
         try:

@@ -25,14 +25,7 @@ class ObjectsFile:
     """
 
     def __init__(self, path: Any, text: str, target: Target, *, overwrite: bool, sync: bool) -> None:
-        """Writes the text, without its name, unless it is a file of the target's folder.
-
-        Args:
-            path: The argument `objects=`.
-            text: The JSON.
-            target: The target of the tensors.
-            overwrite: Whether an existing file is replaced.
-            sync: Whether to wait until the text is on the disk.
+        """Writes the JSON, without its name, unless it is a file of the folder that is the tensors' target.
 
         Raises:
             OSError: The file cannot be written.

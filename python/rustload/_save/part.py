@@ -133,13 +133,7 @@ class Part:
         self.label = f"{source.folder}{self._stem}"
 
     def files(self, job: Job, name: str | None, max_shard_size: int | None) -> list[File]:
-        """The files that are written.
-
-        Args:
-            job: The conversions.
-            name: The name of the files without number and extension; None for that of the source's.
-            max_shard_size: The most bytes of tensors in a file; None to divide them as the source does.
-        """
+        """The files that are written: with the source's names if none is given, and divided as the source is without a size."""
         stem = self._stem if name is None else name.removesuffix(".safetensors")
         index = self._prefix + index_name(stem)
         header, whole = sorted(self.texts.items()), sorted(self.whole.items())

@@ -23,12 +23,7 @@ class Watch:
     """
 
     def __init__(self, report: Report, *, is_needed: bool) -> None:
-        """Starts at zero.
-
-        Args:
-            report: The progress display's function.
-            is_needed: Whether the extension is to report at all.
-        """
+        """Starts at zero; the extension reports to the progress display only if that is needed."""
         self.reused = 0
         self._report = report
         self.report: Callable[[str, int, bool], None] | None = self._told if is_needed else None

@@ -44,11 +44,8 @@ class Container:
 def deep_copy(root: Any, memo: dict[int, Any]) -> Any:
     """As `copy.deepcopy`; the containers that object trees consist of are copied without recursion.
 
-    Mutable containers are made empty and filled at the end. `copy.deepcopy` copies objects of other classes.
-
-    Args:
-        root: The value.
-        memo: The copies so far, by the id of the original, as `__deepcopy__` gets it.
+    Mutable containers are made empty and filled at the end. `copy.deepcopy` copies objects of other classes. `memo` is what
+    `__deepcopy__` gets: the copies so far, by the id of the original.
     """
 
     def copied(value: Any) -> Any:

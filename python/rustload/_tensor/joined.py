@@ -142,12 +142,7 @@ class JoinedTensor(LazyTensor):
 
 
 def restored_join(parts: list[LazyTensor], offsets: list[list[int]], shape: tuple[int, ...]) -> JoinedTensor:
-    """The joined tensor that was pickled; called by unpickling.
-
-    Args:
-        parts: The parts.
-        offsets: For each, the index of its first element along each dimension.
-        shape: The joined shape.
+    """The joined tensor that was pickled, of parts at these offsets along each dimension; called by unpickling.
 
     Raises:
         ValueError: The parts are not a tensor of that shape.

@@ -41,11 +41,7 @@ COLUMN_WIDTH = 6.9
 
 
 def svg_image(described: Described) -> str:
-    """The image.
-
-    Args:
-        described: What `describe` returned.
-    """
+    """The image of what `describe` returned."""
     title = os.path.basename(described["path"].rstrip("/"))
     root = tree_of(described)
     dtypes = [
@@ -91,15 +87,7 @@ class _Image:
         self._modules = modules
 
     def children(self, nodes: list[Node], inside: Rect, times: int, level: int, colour: int = 0) -> None:
-        """Divides a rectangle among nodes.
-
-        Args:
-            nodes: The nodes.
-            inside: The rectangle.
-            times: How many equal subtrees they stand for.
-            level: The number of groups around them.
-            colour: The colour of the module that they are in.
-        """
+        """Divides a rectangle among nodes, which stand for so many equal subtrees and have so many groups around them."""
         found = sorted((node for node in nodes if node.nbytes > 0), key=lambda node: -node.nbytes)
         for node, rect in zip(found, squarify([node.nbytes for node in found], inside), strict=True):
             if self._boxes < BOXES_MAX and min(rect.width, rect.height) >= 1:

@@ -28,12 +28,7 @@ class Rect(NamedTuple):
 
 
 def squarify(sizes: Sequence[float], inside: Rect) -> list[Rect]:
-    """A rectangle for each size, which fill the given one.
-
-    Args:
-        sizes: The sizes, the largest first; all above zero.
-        inside: The rectangle to divide.
-    """
+    """A rectangle for each size, the largest first and all above zero; together they fill the given one."""
     out: list[Rect] = []
     left = float(sum(sizes))
     x, y, width, height = inside

@@ -154,13 +154,7 @@ class Builder:
         return made.as_subclass(torch.nn.Parameter)
 
     def storage(self, number: int, dtype: str, part: tuple[int, int] | None) -> torch.storage.TypedStorage:
-        """A storage that is a value of the tree; the same object for each occurrence.
-
-        Args:
-            number: Its number.
-            dtype: The dtype of its elements.
-            part: The first byte and the size of a part; None for the whole storage.
-        """
+        """A storage of the tree, or its part by first byte and size; the same object for each occurrence."""
         key = (number, dtype, part)
         if key not in self._storage_objects:
             made = self._storages.by_number[number]

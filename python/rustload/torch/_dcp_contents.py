@@ -29,11 +29,7 @@ class Contents(NamedTuple):
 
 
 def contents_of(checkpoint: Checkpoint, visits_max: int) -> Contents:
-    """The contents of a checkpoint.
-
-    Args:
-        checkpoint: The checkpoint.
-        visits_max: The most steps of the walk over its object tree.
+    """The contents of a checkpoint, found in at most `visits_max` steps over its object tree.
 
     Raises:
         ValueError: Two values have one name.

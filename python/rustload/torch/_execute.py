@@ -39,12 +39,7 @@ _REMEDIES = (
 def execute_steps(
     steps: Sequence[Step], options: LoadOptions, sample_memory: Callable[[], None]
 ) -> Iterator[Step]:
-    """Executes every step and yields it when it is done.
-
-    Args:
-        steps: The steps.
-        options: The arguments of `load_into`.
-        sample_memory: Called at each local maximum of host memory.
+    """Executes every step and yields it when it is done; `sample_memory` is called at each local maximum of host memory.
 
     Raises:
         FormatError: The file was truncated or changed; tensors loaded before stay loaded. The same holds for other errors of

@@ -44,11 +44,7 @@ _NEEDS_IMPORT = {name: text for text, names in _AFTER_IMPORT.items() for name in
 
 
 def refuse_global(found: str, *, keep: bool = True) -> NoReturn:
-    """Raises for a global that is not on torch's allowlist.
-
-    Args:
-        found: Its name.
-        keep: Whether the file opens with `unknown="keep"`.
+    """Raises for a global that is not on torch's allowlist; `keep` is whether the file opens with `unknown="keep"`.
 
     Raises:
         DisallowedError: Always.

@@ -63,14 +63,7 @@ class Storages:
 
 
 def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, *, mmap: bool) -> Storages:
-    """Creates the storages of a file.
-
-    Args:
-        core: The opened checkpoint.
-        shard: The index of the file.
-        map_location: As for `torch.load`.
-        mmap: Whether storages are views of the file (private copy-on-write mapping), where no conversion is needed.
-    """
+    """Creates the storages of a file, as views of it (private copy-on-write mapping) with `mmap` where nothing is converted."""
     fake = _is_faking()
     if fake or _is_meta(map_location):
         return _on_meta(core, shard, fake=fake)

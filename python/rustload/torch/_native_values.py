@@ -162,9 +162,7 @@ def _hashable(made: Any, value: Any) -> Any:
 def find_inert(root: Any, where: str) -> Iterator[tuple[str, str]]:
     """The places and class names of inert values in a value, one of each object; without what is inside of them.
 
-    Args:
-        root: The value.
-        where: What the value is called in the places, such as `'callbacks'`.
+    The places begin with what the value is called, such as `'callbacks'`.
     """
     seen: set[int] = set()
     # A place is a pair of the outer place and a step, as a text for each place would need memory in the square of the depth.

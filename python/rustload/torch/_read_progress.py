@@ -46,11 +46,8 @@ def _handle(like: TorchHandle, lazy: LazyTensor, report_read: Callable[[LazyTens
 def with_read_progress(state: StateDict, report: Report) -> StateDict:
     """Wraps the handles of a state dict so that they report reads; a tensor that is read again, or by a tied name, counts once.
 
-    No thread waits for another one's report: the callback of the user may read tensors of the same state dict, or fork.
-
-    Args:
-        state: A result of `state_dict`.
-        report: The function from `reporting`; it is called by one thread at a time.
+    No thread waits for another one's report: the callback of the user may read tensors of the same state dict, or fork. One
+    thread at a time calls `report`.
     """
     tensor_of = {handle.lazy.name: same_tensor(handle.lazy._core) for handle in state.values()}
     left = {tensor_of[handle.lazy.name]: handle.lazy.nbytes for handle in state.values()}

@@ -46,11 +46,7 @@ class WeightOptions(NamedTuple):
 
     @classmethod
     def checked(cls, given: Mapping[str, Any], where: str) -> WeightOptions:
-        """The options in a mapping that a user wrote, probably as JSON.
-
-        Args:
-            given: The mapping.
-            where: What the user calls it.
+        """The options in a mapping that a user wrote, probably as JSON, at the place that messages name.
 
         Raises:
             ValueError: A key is unknown, or a value is not one that it can have.
