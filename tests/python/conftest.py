@@ -66,3 +66,27 @@ def collect() -> Callable[[], None]:
             pass
 
     return run
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`command("info", path)`: runs the command line in this process; gives its exit code, what it printed, and its messages."""
+    from rustload._cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([*map(str, arguments)])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def no_torch_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever calls `torch.load` fails."""
+    import torch
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", refuse)

@@ -221,24 +221,9 @@ def test_colour_is_off_in_a_pipe_and_on_by_request(folder):
     ("env", "wanted"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_a_terminal_gets_colours_unless_the_environment_disables_them(folder, env, wanted):
-    import pty
+    from test_info_width import on_terminal
 
-    ours, theirs = pty.openpty()
-    clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    command = [sys.executable, "-m", "rustload", "info", "small.pt"]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=theirs, env={**clean, "TERM": "xterm", **env}
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while part := os.read(ours, 4096):
-                shown += part
-        except OSError:  # Linux reports the closed other side as an error
-            pass
-    os.close(ours)
-    assert process.returncode == 0
-    assert (b"\x1b[" in shown) == wanted
+    assert ("\x1b[" in on_terminal(80, folder, "info", "small.pt", **env)) == wanted
 
 
 def test_control_characters_in_names_are_escaped(folder):

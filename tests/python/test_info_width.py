@@ -58,8 +58,8 @@ def sample(folder: Path) -> Path:
     return path
 
 
-def on_terminal(width: int, folder: Path, *args: str, code: int = 0) -> str:
-    """What the command prints on a terminal of so many columns; checks its exit code."""
+def on_terminal(width: int, folder: Path, *args: str, code: int = 0, **more: str) -> str:
+    """What the command prints on a terminal of so many columns; checks its exit code. `more` adds to the environment."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
@@ -67,7 +67,7 @@ def on_terminal(width: int, folder: Path, *args: str, code: int = 0) -> str:
         [sys.executable, "-m", "rustload", *args],
         cwd=folder,
         stdout=theirs,
-        env={**env, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
+        env={**env, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **more},
     ) as process:
         os.close(theirs)
         shown = b""

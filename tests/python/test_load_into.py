@@ -14,15 +14,9 @@ import rustload
 from rustload.torch import load_into
 from rustload.torch._slots import device_rule, slots_of
 
+pytestmark = pytest.mark.usefixtures("no_torch_load")
+
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _torch_load_is_never_called(monkeypatch):
-    def refuse(*_args, **_kwargs):
-        raise AssertionError("torch.load was called")
-
-    monkeypatch.setattr(torch, "load", refuse)
 
 
 class Model(torch.nn.Module):

@@ -179,31 +179,35 @@ def test_allocation_gadgets_allocate_nothing(pickled):
 INTERRUPT = """
 import os, signal, sys, threading, time
 import rustload
-path, how = sys.argv[1:]
-lazy = rustload.open(path, framework="dlpack")["x"]
+ckpt = rustload.open(sys.argv[1], framework="dlpack")
+(lazy,) = ckpt.values()
 sent = None
 def send():
     global sent
     sent = time.perf_counter()
     os.kill(os.getpid(), signal.SIGINT)
-threading.Timer(0.25, send).start()
-options = {"cast": {"dtype": "float8_e5m2"}, "copy": {"copy": True}, "one": {"dtype": "float8_e5m2", "threads": 1}}[how]
+threading.Timer({delay}, send).start()
 try:
-    lazy.materialize(**options)
+    {work}
     print("finished")
 except KeyboardInterrupt:
     print(time.perf_counter() - sent)
-part = lazy[:1000].materialize(copy=True)
-assert part.shape == (1000,)
+{after}
 """
 
 
-@pytest.mark.parametrize("how", ["cast", "copy", "one"])
-def test_ctrl_c_stops_a_long_materialize_within_250_ms(tmp_path, how):
-    path = sparse(tmp_path / "x.safetensors", {"x": ("F32", [3 << 30])})
-    out = child(INTERRUPT, path, how).stdout.strip()
+def assert_ctrl_c_stops(work: str, path: Path, delay: float, after: str = "") -> None:
+    """Within 250 ms."""
+    out = child(INTERRUPT.format(work=work, delay=delay, after=after), path).stdout.strip()
     assert out != "finished"
     assert float(out) < 0.25
+
+
+@pytest.mark.parametrize("how", ["dtype='float8_e5m2'", "copy=True", "dtype='float8_e5m2', threads=1"])
+def test_ctrl_c_stops_a_long_materialize_within_250_ms(tmp_path, how):
+    path = sparse(tmp_path / "x.safetensors", {"x": ("F32", [3 << 30])})
+    after = "assert lazy[:1000].materialize(copy=True).shape == (1000,)"
+    assert_ctrl_c_stops(f"lazy.materialize({how})", path, 0.25, after)
 
 
 def bools(path: Path) -> None:
@@ -228,39 +232,16 @@ def deflated(path: Path) -> None:
                 member.write(bytes(nbytes // 64))
 
 
-INTERRUPT_VIEW = """
-import os, signal, sys, threading, time
-import rustload
-path, how = sys.argv[1:]
-ckpt = rustload.open(path, framework="dlpack")
-(lazy,) = ckpt.values()
-sent = None
-def send():
-    global sent
-    sent = time.perf_counter()
-    os.kill(os.getpid(), signal.SIGINT)
-threading.Timer(0.1, send).start()
-try:
-    if how == "stream":
-        list(ckpt.stream())
-    else:
-        (lazy[:: 4 << 30] if how == "few" else lazy).materialize()
-    print("finished")
-except KeyboardInterrupt:
-    print(time.perf_counter() - sent)
-"""
+WHOLE, FEW, STREAM = "lazy.materialize()", "lazy[:: 4 << 30].materialize()", "list(ckpt.stream())"
 
 
 @pytest.mark.parametrize(
-    ("make", "how"),
-    [(bools, "whole"), (bools, "few"), (bools, "stream"), (deflated, "whole"), (deflated, "stream")],
+    ("make", "work"),
+    [(bools, WHOLE), (bools, FEW), (bools, STREAM), (deflated, WHOLE), (deflated, STREAM)],
 )
-def test_ctrl_c_stops_checking_bools_and_inflating_within_250_ms(tmp_path, make, how):
-    path = tmp_path / "x"
-    make(path)
-    out = child(INTERRUPT_VIEW, path, how).stdout.strip()
-    assert out != "finished"
-    assert float(out) < 0.25
+def test_ctrl_c_stops_checking_bools_and_inflating_within_250_ms(tmp_path, make, work):
+    make(tmp_path / "x")
+    assert_ctrl_c_stops(work, tmp_path / "x", 0.1)
 
 
 def test_one_thread_does_all_the_work_if_no_other_can_start(tmp_path):

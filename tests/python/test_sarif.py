@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from schemas import ROOT, check_sarif, texts
+from support import cli
 
 import rustload
 from rustload import _rustload
@@ -52,14 +53,8 @@ def log_of(*sources: Any, **options: Any) -> dict[str, Any]:
     return run
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main(["scan", *map(str, arguments)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def test_a_result_says_what_would_happen_and_where(capsys):
-    code, out, err = run(capsys, "models", "--sarif")
+def test_a_result_says_what_would_happen_and_where(command):
+    code, out, err = command("scan", "models", "--sarif")
     log = json.loads(out)
     check_sarif(log)
     assert (code, err) == (1, "")
@@ -150,13 +145,12 @@ def test_a_code_with_an_unexpected_verdict_has_the_rule_of_the_code():
 def test_two_runs_at_two_places_are_byte_equal(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("elsewhere") / "deep"
     shutil.copytree(folder, other)
-    command = [sys.executable, "-m", "rustload", "scan", "models", "--sarif"]
     first, second, third = (
-        subprocess.run(command, cwd=place, capture_output=True, check=False).stdout
-        for place in (folder, folder, other)
+        cli("scan", "models", "--sarif", cwd=place).stdout for place in (folder, folder, other)
     )
     assert first == second == third
-    assert str(folder).encode() not in first
+    assert first
+    assert str(folder) not in first
 
 
 def test_a_fingerprint_survives_writing_the_file_again():
@@ -246,9 +240,9 @@ def test_names_from_a_file_can_write_neither_links_nor_control_characters():
         ["--baseline", "known.json"],
     ],
 )
-def test_what_the_policy_accepts_is_no_result(capsys, options):
-    Path("known.json").write_text(run(capsys, "models/odd.pkl", "--json")[1])
-    code, out, _ = run(capsys, "models/odd.pkl", "--sarif", *options)
+def test_what_the_policy_accepts_is_no_result(command, options):
+    Path("known.json").write_text(command("scan", "models/odd.pkl", "--json")[1])
+    code, out, _ = command("scan", "models/odd.pkl", "--sarif", *options)
     log = json.loads(out)
     check_sarif(log)
     found = log["runs"][0]
@@ -257,37 +251,37 @@ def test_what_the_policy_accepts_is_no_result(capsys, options):
     assert (notice["descriptor"]["id"], notice["level"]) == ("Accepted", "note")
     # Something new in the same file is a result, and fails.
     Path("models/odd.pkl").write_bytes(ODD[:-1] + b"0" + EVIL)
-    code, out, _ = run(capsys, "models/odd.pkl", "--sarif", *options)
+    code, out, _ = command("scan", "models/odd.pkl", "--sarif", *options)
     assert code == 1
     assert {one["level"] for one in json.loads(out)["runs"][0]["results"]} == {"error"}
 
 
-def test_a_baseline_accepts_parts_that_were_not_scanned(capsys):
+def test_a_baseline_accepts_parts_that_were_not_scanned(command):
     Path("x.bz2").write_bytes(b"BZh91AY&SY" + bytes(40))
-    code, out, _ = run(capsys, "x.bz2", "--sarif")
+    code, out, _ = command("scan", "x.bz2", "--sarif")
     rules = [one["ruleId"] for one in json.loads(out)["runs"][0]["results"]]
     assert (code, sorted(rules)) == (
         1,
         ["NotScanned", "OpaqueContainer", "UnsupportedContainer"],
     )
-    Path("known.json").write_text(run(capsys, "x.bz2", "--json")[1])
-    code, out, _ = run(capsys, "x.bz2", "--sarif", "--baseline", "known.json")
+    Path("known.json").write_text(command("scan", "x.bz2", "--json")[1])
+    code, out, _ = command("scan", "x.bz2", "--sarif", "--baseline", "known.json")
     assert (code, json.loads(out)["runs"][0]["results"]) == (0, [])
 
 
-def test_fail_on_changes_the_exit_code_and_not_the_results(capsys):
+def test_fail_on_changes_the_exit_code_and_not_the_results(command):
     strict, lax = (
-        json.loads(run(capsys, "models/odd.pkl", "--sarif", "--fail-on", limit)[1])["runs"][0]
+        json.loads(command("scan", "models/odd.pkl", "--sarif", "--fail-on", limit)[1])["runs"][0]
         for limit in ("unknown", "would-execute")
     )
     assert [one["invocations"][0].pop("exitCode") for one in (strict, lax)] == [1, 0]
     assert strict == lax
     assert [one["level"] for one in lax["results"]] == ["warning"]
-    assert run(capsys, "models", "--sarif", "--fail-on", "would-execute")[0] == 1
+    assert command("scan", "models", "--sarif", "--fail-on", "would-execute")[0] == 1
 
 
-def test_a_file_that_cannot_be_read_is_a_notification(capsys):
-    code, out, err = run(capsys, "absent.pt", "models/good.pt", "--sarif")
+def test_a_file_that_cannot_be_read_is_a_notification(command):
+    code, out, err = command("scan", "absent.pt", "models/good.pt", "--sarif")
     log = json.loads(out)
     check_sarif(log)
     (invocation,) = log["runs"][0]["invocations"]
@@ -299,7 +293,7 @@ def test_a_file_that_cannot_be_read_is_a_notification(capsys):
     assert "absent.pt" in err
 
 
-def test_secrets_of_urls_are_not_in_the_log(capsys):
+def test_secrets_of_urls_are_not_in_the_log(command):
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
     store.pipe("/sarif/model.pkl", EVIL)
@@ -307,7 +301,7 @@ def test_secrets_of_urls_are_not_in_the_log(capsys):
     (result,) = log_of("memory://sarif/model.pkl")["results"]
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "memory://sarif/model.pkl"
     for form in ("--sarif", "--json"):
-        code, out, err = run(capsys, url, "ftp://user:hunter2@127.0.0.1/m.pt?hunter2", form)
+        code, out, err = command("scan", url, "ftp://user:hunter2@127.0.0.1/m.pt?hunter2", form)
         assert code != 0
         assert "hunter2" not in out + err
         if form == "--sarif":
@@ -363,20 +357,20 @@ def test_a_report_that_reached_a_limit_has_a_notification():
     assert ids == ["Cut"]
 
 
-def test_the_log_can_be_a_file_beside_the_text(capsys):
-    code, out, _ = run(capsys, "models", "--sarif-file", "out.sarif")
+def test_the_log_can_be_a_file_beside_the_text(command):
+    code, out, _ = command("scan", "models", "--sarif-file", "out.sarif")
     assert code == 1
     assert "models/evil.bin: would execute" in out
     text = Path("out.sarif").read_text(encoding="utf-8")
-    assert text == run(capsys, "models", "--sarif")[1]
+    assert text == command("scan", "models", "--sarif")[1]
     # An older one is replaced; --json goes with it, too.
-    code, out, _ = run(capsys, "models/good.pt", "--sarif-file", "out.sarif", "--json")
+    code, out, _ = command("scan", "models/good.pt", "--sarif-file", "out.sarif", "--json")
     assert (code, json.loads(out)["verdict"]) == (0, "inert")
     assert json.loads(Path("out.sarif").read_text())["runs"][0]["results"] == []
 
 
-def test_a_log_that_cannot_be_written_is_an_error(capsys):
-    code, out, err = run(capsys, "models", "--sarif-file", "absent/out.sarif")
+def test_a_log_that_cannot_be_written_is_an_error(command):
+    code, out, err = command("scan", "models", "--sarif-file", "absent/out.sarif")
     assert code == 3
     assert "would execute" in out
     assert err.startswith("rustload: ")

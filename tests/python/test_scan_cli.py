@@ -22,12 +22,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main(["scan", *map(str, arguments)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 @pytest.mark.parametrize(
     ("names", "code"),
     [
@@ -41,8 +35,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
         (["evil.bin", "absent.pt"], 1),
     ],
 )
-def test_exit_codes(folder, capsys, names, code):
-    assert run(capsys, *(folder / name for name in names))[0] == code
+def test_exit_codes(folder, command, names, code):
+    assert command("scan", *(folder / name for name in names))[0] == code
 
 
 def test_no_path_is_wrong_usage(capsys):
@@ -52,24 +46,24 @@ def test_no_path_is_wrong_usage(capsys):
     assert "rustload scan --help" in capsys.readouterr().err
 
 
-def test_an_empty_directory_has_nothing_to_scan(tmp_path, capsys):
+def test_an_empty_directory_has_nothing_to_scan(tmp_path, command):
     wanted = f"rustload: nothing to scan: {tmp_path}: it has no files\n"
-    assert run(capsys, tmp_path) == (3, "", wanted)
+    assert command("scan", tmp_path) == (3, "", wanted)
     (tmp_path / "some").mkdir()
     (tmp_path / "none").mkdir()
     torch.save({"w": torch.ones(2)}, tmp_path / "some" / "ok.pt")
-    code, out, err = run(capsys, tmp_path / "none", tmp_path / "some")
+    code, out, err = command("scan", tmp_path / "none", tmp_path / "some")
     assert (code, out) == (0, f"{tmp_path}/some/ok.pt: inert\n")
     assert err == f"rustload: nothing to scan: {tmp_path}/none: it has no files\n"
 
 
-def test_a_scan_of_a_file_without_a_pickle_is_reported(folder, capsys):
-    code, _, err = run(capsys, folder / "README.md")
+def test_a_scan_of_a_file_without_a_pickle_is_reported(folder, command):
+    code, _, err = command("scan", folder / "README.md")
     assert (code, err) == (3, "rustload: nothing was scanned: no file holds a pickle, as far as is known\n")
 
 
-def test_json_has_files_that_could_not_be_opened(folder, capsys):
-    code, out, err = run(capsys, "--json", folder / "absent.pt", folder / "good.pt")
+def test_json_has_files_that_could_not_be_opened(folder, command):
+    code, out, err = command("scan", "--json", folder / "absent.pt", folder / "good.pt")
     document = json.loads(out)
     assert (code, document["complete"], document["verdict"]) == (3, False, "unknown")
     assert list(document) == [
@@ -81,7 +75,7 @@ def test_json_has_files_that_could_not_be_opened(folder, capsys):
     assert absent.keys() == {*good, "error"}
     assert absent["coverage"].keys() == good["coverage"].keys()
     # A single path has the same keys.
-    assert list(json.loads(run(capsys, "--json", folder / "absent.pt")[1])) == list(document)
+    assert list(json.loads(command("scan", "--json", folder / "absent.pt")[1])) == list(document)
     assert out.startswith('{\n "schema": 1,\n "rustload": ')
 
 
@@ -104,17 +98,17 @@ def test_a_pipe_is_read_up_to_64_mib():
 
 
 @pytest.mark.parametrize("width", [30, 44])
-def test_findings_fit_narrow_terminals(folder, capsys, monkeypatch, width):
+def test_findings_fit_narrow_terminals(folder, command, monkeypatch, width):
     from rustload._common import terminal
 
     monkeypatch.setattr(terminal.Page, "width", width)
-    _, out, _ = run(capsys, folder / "evil.bin")
+    _, out, _ = command("scan", folder / "evil.bin")
     assert max(map(len, out.splitlines()[1:])) <= width
     assert "runs programs" in " ".join(out.split())
 
 
-def test_output_is_one_line_per_file_followed_by_its_findings(folder, capsys):
-    code, out, err = run(capsys, folder)
+def test_output_is_one_line_per_file_followed_by_its_findings(folder, command):
+    code, out, err = command("scan", folder)
     lines = out.splitlines()
     assert code == 1
     assert lines[0] == f"{folder}/evil.bin: would execute"
@@ -127,29 +121,29 @@ def test_output_is_one_line_per_file_followed_by_its_findings(folder, capsys):
     assert "\x1b" not in out
 
 
-def test_quiet_omits_inert_and_skipped_files(folder, capsys):
-    _, out, _ = run(capsys, "-q", folder)
+def test_quiet_omits_inert_and_skipped_files(folder, command):
+    _, out, _ = command("scan", "-q", folder)
     assert "good.pt" not in out
     assert "README" not in out
     assert "evil.bin" in out
 
 
-def test_json_has_verdict_and_trace(folder, capsys):
-    code, out, err = run(capsys, "--json", folder / "evil.bin", folder / "absent.pt")
+def test_json_has_verdict_and_trace(folder, command):
+    code, out, err = command("scan", "--json", folder / "evil.bin", folder / "absent.pt")
     document = json.loads(out)
     assert (code, document["schema"], document["verdict"]) == (1, 1, "would execute")
     assert document["files"][0]["trace"][1]["arguments"] == "('x')"
     assert "absent.pt" in err
 
 
-def test_control_characters_in_names_are_escaped(tmp_path, capsys):
+def test_control_characters_in_names_are_escaped(tmp_path, command):
     path = tmp_path / "x.pkl"
     path.write_bytes(b"\x80\x04\x8c\x08\x1b[31mlib\x8c\x03\x07Ne\x93)R.")
-    _, out, _ = run(capsys, path)
+    _, out, _ = command("scan", path)
     assert "\x1b" not in out
     assert "\\x1b[31mlib.\\x07Ne()" in out
 
 
-def test_colour_is_on_by_request(folder, capsys):
-    _, out, _ = run(capsys, "--color", "always", folder / "evil.bin")
+def test_colour_is_on_by_request(folder, command):
+    _, out, _ = command("scan", "--color", "always", folder / "evil.bin")
     assert "\x1b[1;31mwould execute\x1b[0m" in out

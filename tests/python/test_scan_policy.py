@@ -28,12 +28,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main(["scan", *map(str, arguments)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 class TestAllowances:
     @pytest.mark.parametrize(
         "pattern", ["mylib.config.Config", "mylib.*", "mylib.config.Conf*", "my*.Config"]
@@ -121,8 +115,8 @@ class TestAllowances:
             rustload.scan(file, policy="p.toml")  # type: ignore[arg-type]
         assert "Policy.from_file" in caught.value.__notes__[0]
 
-    def test_unused_allowances_are_named(self, file, capsys):
-        code, _, err = run(capsys, "--allow", "mylib.*", "--allow", "gone.Class", file)
+    def test_unused_allowances_are_named(self, file, command):
+        code, _, err = command("scan", "--allow", "mylib.*", "--allow", "gone.Class", file)
         assert (code, err) == (0, "rustload: allowed, and not in any file: gone.Class\n")
 
     def test_the_text_says_how_to_allow(self, file):
@@ -165,15 +159,15 @@ class TestAllowances:
 
 
 class TestPolicyFiles:
-    def test_a_file_states_allowances_and_what_fails(self, file, tmp_path, capsys):
+    def test_a_file_states_allowances_and_what_fails(self, file, tmp_path, command):
         policy = tmp_path / "policy.toml"
         policy.write_text('allow = ["mylib.config.*"]\nfail_on = "would-execute"\n')
         read = rustload.Policy.from_file(policy)
         assert read == rustload.Policy(allow=("mylib.config.*",), fail_on="would-execute")
         (tmp_path / "other.pkl").write_bytes(OTHER)
-        assert run(capsys, "--policy", policy, file, tmp_path / "other.pkl")[0] == 0
-        assert run(capsys, "--policy", policy, "--fail-on", "unknown", tmp_path / "other.pkl")[0] == 1
-        assert run(capsys, "--policy", policy, "--fail-on", "unknown", "--allow", "elsewhere.Net", file,
+        assert command("scan", "--policy", policy, file, tmp_path / "other.pkl")[0] == 0
+        assert command("scan", "--policy", policy, "--fail-on", "unknown", tmp_path / "other.pkl")[0] == 1
+        assert command("scan", "--policy", policy, "--fail-on", "unknown", "--allow", "elsewhere.Net", file,
                    tmp_path / "other.pkl")[0] == 0  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -200,75 +194,75 @@ class TestPolicyFiles:
 
 
 class TestGate:
-    def test_what_would_execute_always_fails(self, tmp_path, capsys):
+    def test_what_would_execute_always_fails(self, tmp_path, command):
         (tmp_path / "evil.pkl").write_bytes(EVIL)
-        assert run(capsys, "--fail-on", "would-execute", tmp_path / "evil.pkl")[0] == 1
+        assert command("scan", "--fail-on", "would-execute", tmp_path / "evil.pkl")[0] == 1
 
-    def test_a_skipped_file_is_not_said_to_pass(self, tmp_path, capsys):
+    def test_a_skipped_file_is_not_said_to_pass(self, tmp_path, command):
         (tmp_path / "empty.bin").touch()
-        code, out, _ = run(capsys, tmp_path / "empty.bin")
+        code, out, _ = command("scan", tmp_path / "empty.bin")
         assert code == 3
         assert out.startswith(f"{tmp_path / 'empty.bin'}: skipped\n")
 
-    def test_unknown_files_pass_where_only_execution_fails(self, file, capsys):
-        code, out, _ = run(capsys, "--fail-on", "would-execute", file)
+    def test_unknown_files_pass_where_only_execution_fails(self, file, command):
+        code, out, _ = command("scan", "--fail-on", "would-execute", file)
         assert code == 0
         assert out.startswith(f"{file}: unknown, passes the policy\n")
         report = rustload.scan(file, policy=rustload.Policy(fail_on="would-execute"))
         assert (report.verdict, report.passes) == ("unknown", True)
 
-    def test_a_file_that_cannot_be_read_does_not_pass(self, tmp_path, capsys):
-        assert run(capsys, "--fail-on", "would-execute", tmp_path / "absent.pkl")[0] == 3
+    def test_a_file_that_cannot_be_read_does_not_pass(self, tmp_path, command):
+        assert command("scan", "--fail-on", "would-execute", tmp_path / "absent.pkl")[0] == 3
 
-    def test_what_a_baseline_has_does_not_fail(self, file, tmp_path, capsys):
+    def test_what_a_baseline_has_does_not_fail(self, file, tmp_path, command):
         baseline = tmp_path / "baseline.json"
-        baseline.write_text(run(capsys, "--json", file)[1])
-        code, out, _ = run(capsys, "--baseline", baseline, file)
+        baseline.write_text(command("scan", "--json", file)[1])
+        code, out, _ = command("scan", "--baseline", baseline, file)
         assert (code, out.splitlines()[1].split()[0]) == (0, "known")
         # Positions and arguments may change.
         file.write_bytes(b"\x80\x02K\x000" + UNKNOWN[2:])
-        assert run(capsys, "--baseline", baseline, file)[0] == 0
+        assert command("scan", "--baseline", baseline, file)[0] == 0
         report = rustload.scan(file, policy=rustload.Policy(baseline=baseline))
         assert (report.verdict, report.passes, report.findings[0].known) == ("unknown", True, True)
 
     @pytest.mark.parametrize("data", [OTHER, EVIL, UNKNOWN[:-1], UNKNOWN + UNKNOWN])
-    def test_what_is_new_fails(self, data, file, tmp_path, capsys):
+    def test_what_is_new_fails(self, data, file, tmp_path, command):
         baseline = tmp_path / "baseline.json"
-        baseline.write_text(run(capsys, "--json", file)[1])
+        baseline.write_text(command("scan", "--json", file)[1])
         file.write_bytes(data)
-        assert run(capsys, "--baseline", baseline, file)[0] == 1
+        assert command("scan", "--baseline", baseline, file)[0] == 1
         file.write_bytes(UNKNOWN)
         (tmp_path / "second.pkl").write_bytes(UNKNOWN)
-        assert run(capsys, "--baseline", baseline, file, tmp_path / "second.pkl")[0] == 1
+        assert command("scan", "--baseline", baseline, file, tmp_path / "second.pkl")[0] == 1
 
-    def test_a_worse_verdict_is_new(self, file, tmp_path, capsys):
+    def test_a_worse_verdict_is_new(self, file, tmp_path, command):
         file.write_bytes(b"\x80\x02cposix\nsystem\n.")
         baseline = tmp_path / "baseline.json"
-        baseline.write_text(run(capsys, "--json", file)[1])
-        assert run(capsys, "--baseline", baseline, file)[0] == 0
+        baseline.write_text(command("scan", "--json", file)[1])
+        assert command("scan", "--baseline", baseline, file)[0] == 0
         file.write_bytes(b"\x80\x02cmylib\nrun\ncposix\nsystem\n\x85R.")
-        code, out, _ = run(capsys, "--baseline", baseline, "--allow", "mylib.run", "--json", file)
+        code, out, _ = command("scan", "--baseline", baseline, "--allow", "mylib.run", "--json", file)
         assert code == 1
         (found,) = [one for one in json.loads(out)["files"][0]["findings"] if one["code"] == "Import"]
         assert (found["verdict"], found["known"]) == ("would execute", False)
 
-    def test_parts_that_were_not_scanned_are_compared(self, file, tmp_path, capsys):
+    def test_parts_that_were_not_scanned_are_compared(self, file, tmp_path, command):
         file.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(40))
         baseline = tmp_path / "baseline.json"
-        baseline.write_text(run(capsys, "--json", file)[1])
-        assert run(capsys, file)[0] == 1
-        assert run(capsys, "--baseline", baseline, file)[0] == 0
+        baseline.write_text(command("scan", "--json", file)[1])
+        assert command("scan", file)[0] == 1
+        assert command("scan", "--baseline", baseline, file)[0] == 0
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": [{}]}', "[" * 100_000, '{"files": 1}'])
-    def test_a_baseline_that_is_no_report_is_wrong_usage(self, text, file, tmp_path, capsys):
+    def test_a_baseline_that_is_no_report_is_wrong_usage(self, text, file, tmp_path, command):
         (tmp_path / "baseline.json").write_text(text)
-        code, out, err = run(capsys, "--baseline", tmp_path / "baseline.json", file)
+        code, out, err = command("scan", "--baseline", tmp_path / "baseline.json", file)
         assert (code, out) == (2, "")
         assert "not a report of rustload scan --json" in err
         assert "KeyError" not in err
 
-    def test_json_has_the_policy_and_what_passes(self, file, capsys):
-        document = json.loads(run(capsys, "--allow", "mylib.*", "--json", file)[1])
+    def test_json_has_the_policy_and_what_passes(self, file, command):
+        document = json.loads(command("scan", "--allow", "mylib.*", "--json", file)[1])
         assert document["policy"] == {
             "allow": ["mylib.*"],
             "fail_on": "unknown",
@@ -352,7 +346,7 @@ def test_paths_and_patterns_are_left_out(given, left, tmp_path, capsys):
     assert "not found" not in capsys.readouterr().err
 
 
-def test_what_is_excluded_and_not_found_is_named(file, tmp_path, capsys):
+def test_what_is_excluded_and_not_found_is_named(file, tmp_path, command):
     options = [
         "--exclude",
         "art/sub",
@@ -364,30 +358,30 @@ def test_what_is_excluded_and_not_found_is_named(file, tmp_path, capsys):
         "would-execute",
     ]
     (tmp_path / "other.pkl").write_bytes(UNKNOWN)
-    code, _, err = run(capsys, *options, tmp_path)
+    code, _, err = command("scan", *options, tmp_path)
     assert (code, err) == (0, "rustload: excluded, and not found: art/sub, art\n")
 
 
-def test_a_baseline_without_these_files_is_named_and_what_fails_comes_first(tmp_path, capsys, monkeypatch):
+def test_a_baseline_without_these_files_is_named_and_what_fails_comes_first(tmp_path, command, monkeypatch):
     folder = tmp_path / "art"
     folder.mkdir()
     for name in ("a.pkl", "c.pkl", "d.pkl"):
         (folder / name).write_bytes(UNKNOWN)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "known.json").write_text(run(capsys, "--json", "art")[1])
+    (tmp_path / "known.json").write_text(command("scan", "--json", "art")[1])
     (folder / "c.pkl").write_bytes(EVIL)
-    code, out, err = run(capsys, "--baseline", "known.json", "art")
+    code, out, err = command("scan", "--baseline", "known.json", "art")
     assert (code, out.index("c.pkl"), "the baseline" in err) == (1, out.index("art") + 4, False)
     (_, found) = (
         rustload.scan("art", policy=rustload.Policy(baseline="known.json"))._repr_html_().split("c.pkl")
     )
     assert "a.pkl" in found
     assert "passes the policy" in found or "known" in found or "unknown" in found
-    out = run(capsys, "--baseline", "known.json", "-q", "art")[1]
+    out = command("scan", "--baseline", "known.json", "-q", "art")[1]
     assert out.startswith("art/c.pkl: would execute\n")
     assert ".pkl" not in out[10:]
     monkeypatch.chdir(folder)
-    code, _, err = run(capsys, "--baseline", "../known.json", ".")
+    code, _, err = command("scan", "--baseline", "../known.json", ".")
     assert code == 1
     assert "the baseline has 3 findings, none in these files: scan the same paths from the same folder" in err
 

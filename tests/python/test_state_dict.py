@@ -15,15 +15,9 @@ from rustload._common.progress import reporting
 from rustload.torch import StateDict, TorchHandle, state_dict
 from rustload.torch._read_progress import with_read_progress
 
+pytestmark = pytest.mark.usefixtures("no_torch_load")
+
 W = torch.arange(24, dtype=torch.float32).reshape(4, 6)
-
-
-@pytest.fixture(autouse=True)
-def _torch_load_is_never_called(monkeypatch):
-    def refuse(*_args, **_kwargs):
-        raise AssertionError("torch.load was called")
-
-    monkeypatch.setattr(torch, "load", refuse)
 
 
 @pytest.fixture

@@ -13,13 +13,25 @@ import tarfile
 import tempfile
 import zipfile
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from support import bits, coded, deflated, patterns, pickled, rss_anon, saved, torch_child, torch_zip
+from support import (
+    bits,
+    coded,
+    deflated,
+    patterns,
+    pickled,
+    repacked,
+    rss_anon,
+    saved,
+    torch_child,
+    torch_zip,
+)
 from torch_graph import assert_same_graph
 
 import rustload.torch
@@ -206,10 +218,9 @@ def test_a_safetensors_file_under_another_name_is_loaded_by_its_content(tmp_path
 
 def test_a_torchscript_archive_is_refused(tmp_path):
     path = tmp_path / "script.pt"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in zipfile.ZipFile(io.BytesIO(saved(STATE))).NameToInfo.items():
-            archive.writestr(name, zipfile.ZipFile(io.BytesIO(saved(STATE))).read(data))
-        archive.writestr("archive/constants.pkl", pickled(()))
+    torch.save(STATE, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("script/constants.pkl", pickled(()))
     with (
         pytest.warns(UserWarning, match="TorchScript"),
         pytest.raises(RuntimeError, match="TorchScript") as theirs,
@@ -350,18 +361,15 @@ def in_memory(path: Path) -> Any:
     return io.BytesIO(path.read_bytes())
 
 
-def unlinked(path: Path) -> Any:
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    file.write(path.read_bytes())
+def unlinked(path: Path, make: Callable[[], Any] = tempfile.TemporaryFile) -> Any:
+    file = make()
+    file.write(path.read_bytes())  # and does not flush it
     file.seek(0)
     return file
 
 
 def named(path: Path) -> Any:
-    file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - the caller closes it
-    file.write(path.read_bytes())  # and does not flush it
-    file.seek(0)
-    return file
+    return unlinked(path, tempfile.NamedTemporaryFile)
 
 
 def compressed(path: Path) -> Any:
@@ -634,12 +642,11 @@ def test_a_callable_that_returns_no_storage_is_a_type_error():
 def on_cuda(new: bool) -> bytes:
     """A file whose storages have the location `cuda:0`."""
     data = saved({"a": torch.ones(2), "n": 1}, _use_new_zipfile_serialization=new)
-    if not new:
-        return data.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    pickle_bytes = members["data.pkl"].replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
-    return torch_zip(pickle_bytes, {"0": members["data/0"]})
+
+    def moved(_: str, part: bytes) -> bytes:
+        return part.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
+
+    return repacked(data, moved) if new else moved("", data)
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -920,12 +927,12 @@ def test_dtypes_that_legacy_files_cannot_hold_are_loaded_with_mmap(dtype, save):
 
 def edited(obj: Any, member: str, old: bytes, new: bytes) -> bytes:
     """A file of torch with bytes of one member replaced."""
-    with zipfile.ZipFile(io.BytesIO(saved(obj))) as archive:
-        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    assert members[member].count(old) == 1
-    members[member] = members[member].replace(old, new)
-    storages = {name[5:]: data for name, data in members.items() if name.startswith("data/")}
-    return torch_zip(members["data.pkl"], storages)
+
+    def change(name: str, data: bytes) -> bytes:
+        assert data.count(old) == 1 or not name.endswith(f"/{member}")
+        return data.replace(old, new) if name.endswith(f"/{member}") else data
+
+    return repacked(saved(obj), change)
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)

@@ -10,8 +10,6 @@ import random
 import re
 import runpy
 import string
-import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -407,35 +405,32 @@ def test_the_default_name_is_that_of_the_checkpoint(save, tmp_path, monkeypatch)
     assert str(rustload.view(rustload.open(path))) == "some.model.rustload.html"
 
 
-def run(folder, *args):
-    command = [sys.executable, "-m", "rustload", "view", *args]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 def test_the_command(save, tmp_path):
     save({"a": torch.zeros(2)}, "m.pt")
-    done = run(tmp_path, "m.pt")
+    done = cli("view", "m.pt", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "m.rustload.html\n", "")
-    done = run(tmp_path, "m.pt", "--svg", "map.svg")
+    done = cli("view", "m.pt", "--svg", "map.svg", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "map.svg\n", "")
-    done = run(tmp_path, "m.pt", "--svg", "map.svg", "-o", "p.html", "--stats", "sample", "--no-scan")
+    done = cli(
+        "view", "m.pt", "--svg", "map.svg", "-o", "p.html", "--stats", "sample", "--no-scan", cwd=tmp_path
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "map.svg\np.html\n", "")
     assert Page((tmp_path / "p.html").read_text()).data["scan"] is None
     (tmp_path / "taken").write_text("x")
-    done = run(tmp_path, "m.pt", "-o", "taken")
+    done = cli("view", "m.pt", "-o", "taken", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
     assert "--force" in done.stderr
-    assert run(tmp_path, "m.pt", "-o", "taken", "--force").returncode == 0
-    assert run(tmp_path, "missing.pt").returncode == 3
-    assert run(tmp_path, "m.pt", "-o", "no/folder.html").returncode == 3
-    assert run(tmp_path).returncode == 2
-    assert run(tmp_path, "m.pt", "--stats", "some").returncode == 2
+    assert cli("view", "m.pt", "-o", "taken", "--force", cwd=tmp_path).returncode == 0
+    assert cli("view", "missing.pt", cwd=tmp_path).returncode == 3
+    assert cli("view", "m.pt", "-o", "no/folder.html", cwd=tmp_path).returncode == 3
+    assert cli("view", cwd=tmp_path).returncode == 2
+    assert cli("view", "m.pt", "--stats", "some", cwd=tmp_path).returncode == 2
 
 
 def test_the_command_shows_the_weights_that_quantized_tensors_stand_for(save, tmp_path):
     codes = torch.zeros(128, 128).to(torch.float8_e4m3fn)
     save({"a.weight": codes, "a.weight_scale_inv": torch.ones(1, 1)}, "m.safetensors")
-    assert run(tmp_path, "m.safetensors", "--dequantize").returncode == 0
+    assert cli("view", "m.safetensors", "--dequantize", cwd=tmp_path).returncode == 0
     data = Page((tmp_path / "m.rustload.html").read_text()).data
     names, _ = names_and_folds(data)
     assert (names, [data["dtype_names"][kind[0]] for kind in data["kinds"]]) == (["a.weight"], ["float32"])

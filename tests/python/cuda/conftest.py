@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import child, patterns
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -52,7 +53,6 @@ def on_fake(libcuda: Path, request: pytest.FixtureRequest) -> Callable[..., subp
     Before it runs `start`, by default `START` of the test's module. The code may import `fakecuda` and `support`. By default it
     must exit with 0 and write nothing to stderr.
     """
-    from support import child
 
     def run(
         code: str, *args: object, start: str | None = None, check: bool = True, **environment: Any
@@ -75,9 +75,6 @@ def on_fake(libcuda: Path, request: pytest.FixtureRequest) -> Callable[..., subp
 @pytest.fixture
 def many(save: Callable[..., Path]) -> tuple[Path, dict[str, torch.Tensor]]:
     """300 tensors, small and large, of several dtypes, some tied."""
-    import torch
-    from support import patterns
-
     generator = torch.Generator().manual_seed(3)
     state = {f"layer.{n:03}.weight": torch.randn(40 + n, 50, generator=generator) for n in range(150)}
     state |= {f"layer.{n:03}.bias": torch.randn(n % 7, generator=generator) for n in range(150)}
