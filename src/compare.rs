@@ -11,7 +11,7 @@ use once_cell::race::OnceBox;
 
 use crate::builder::setters;
 use crate::dtype::{DType, Kind};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail};
 use crate::kernel::statistics::Products;
 use crate::kernel::{Cast, Overflow, convert};
 use crate::num::{to_u64, to_usize};
@@ -134,7 +134,7 @@ fn compare_group(pairs: &[(Values, Values)], options: &CompareOptions) -> Result
     for (one, two) in pairs {
         let (dtype, shape) = one.result().map_err(|error| one.add_context(error))?;
         if two.result().map_err(|error| two.add_context(error))? != (dtype, shape.clone()) {
-            return Err(Error::new(Code::Value, "tensors of different dtypes or shapes cannot be compared"));
+            bail!(Code::Value, "tensors of different dtypes or shapes cannot be compared");
         }
         let total = shape.iter().fold(1, |total: u64, &size| total.saturating_mul(size));
         let nbytes = total.saturating_mul(dtype.itemsize());

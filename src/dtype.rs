@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, error};
 
 /// The kind of number of an element. The kinds are ordered; a cast to a lower kind is lossy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -150,8 +150,7 @@ impl DType {
     pub fn parse(name: &str) -> Result<DType> {
         DType::from_name(name).ok_or_else(|| {
             let known: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-            Error::new(Code::Value, format!("{name:?} is not a dtype"))
-                .note(format!("known: {}", known.join(", ")))
+            error!(Code::Value, "{name:?} is not a dtype").note(format!("known: {}", known.join(", ")))
         })
     }
 

@@ -7,7 +7,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
 
 use smallvec::SmallVec;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 
 /// One number per dimension; up to four are stored inline, without an allocation.
 pub type Dims = SmallVec<[u64; 4]>;
@@ -105,9 +105,9 @@ pub fn contiguous_strides(shape: &[u64]) -> Option<Dims> {
 impl Layout {
     /// A C-contiguous layout at offset 0; fails with `TensorShape` where its size does not fit 64 bits.
     pub fn contiguous(shape: &[u64]) -> Result<Layout> {
-        let strides = contiguous_strides(shape).filter(|_| numel(shape).is_some()).ok_or_else(|| {
-            Error::new(Code::TensorShape, format!("the size of shape {shape:?} does not fit 64 bits"))
-        })?;
+        let strides = contiguous_strides(shape)
+            .filter(|_| numel(shape).is_some())
+            .ok_or_else(|| error!(Code::TensorShape, "the size of shape {shape:?} does not fit 64 bits"))?;
         Ok(Layout { shape: shape.into(), strides, offset: 0 })
     }
 
@@ -183,11 +183,10 @@ impl Layout {
             .filter(|item| matches!(item, TensorIndex::At(_) | TensorIndex::Range { .. }))
             .count();
         if used > self.ndim() {
-            let text = format!("too many indices: {used} for a tensor of {} dimension(s)", self.ndim());
-            return Err(Error::new(Code::Index, text));
+            bail!(Code::Index, "too many indices: {used} for a tensor of {} dimension(s)", self.ndim());
         }
         if items.iter().filter(|item| matches!(item, TensorIndex::Ellipsis)).count() > 1 {
-            return Err(Error::new(Code::Value, "an index may contain at most one ellipsis"));
+            bail!(Code::Value, "an index may contain at most one ellipsis");
         }
         let mut out = Layout { shape: Dims::new(), strides: Dims::new(), offset: self.offset };
         let mut dim = 0;
@@ -251,10 +250,7 @@ impl Layout {
     pub fn transpose(&self) -> Result<Layout> {
         let n = self.ndim();
         if n < 2 {
-            return Err(Error::new(
-                Code::Value,
-                format!("transpose needs 2 dimensions or more, the tensor has {n}"),
-            ));
+            bail!(Code::Value, "transpose needs 2 dimensions or more, the tensor has {n}");
         }
         let mut out = self.clone();
         out.shape.swap(n - 2, n - 1);
@@ -273,7 +269,7 @@ impl Layout {
 
 /// `dims` as a permutation of `0..ndim`.
 fn normalize_dims(dims: &[i64], ndim: usize) -> Result<SmallVec<[usize; 4]>> {
-    let invalid = || Error::new(Code::Value, format!("{dims:?} is not a permutation of {ndim} dimension(s)"));
+    let invalid = || error!(Code::Value, "{dims:?} is not a permutation of {ndim} dimension(s)");
     let mut seen: SmallVec<[bool; 8]> = SmallVec::from_elem(false, ndim);
     let mut order = SmallVec::new();
     for &dim in dims {
@@ -306,7 +302,7 @@ fn range_index(
     let step = u64::try_from(step)
         .ok()
         .filter(|&step| step > 0)
-        .ok_or_else(|| Error::new(Code::Value, format!("slice steps must be positive, got {step}")))?;
+        .ok_or_else(|| error!(Code::Value, "slice steps must be positive, got {step}"))?;
     let clip = |bound: Option<i64>, default: u64| -> u64 {
         let Some(bound) = bound else { return default };
         let bound = if bound < 0 { i128::from(bound) + i128::from(size) } else { i128::from(bound) };

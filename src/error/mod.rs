@@ -24,6 +24,16 @@ const IF_TRUSTED: &str = "if you trust the file";
 /// A result with rustload's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// An [`Error`] with a code and a message that is formatted as by `format!`.
+macro_rules! error {
+    ($code:expr, $($message:tt)+) => { $crate::error::Error::new($code, format!($($message)+)) };
+}
+/// Returns such an error.
+macro_rules! bail {
+    ($code:expr, $($message:tt)+) => { return Err($crate::error::error!($code, $($message)+)) };
+}
+pub(crate) use {bail, error};
+
 /// The subject of an error as data, besides its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

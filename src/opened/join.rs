@@ -145,8 +145,8 @@ fn whole_shape<'a>(shards: &'a [Shard], ids: &[Id], parts: &mut Vec<TensorPart<'
         let Some(part) = index.part(number) else { continue };
         let tensor = &index.tensors[number as usize];
         let unplaced = || {
-            let text = "a file does not say which part of the tensor it has";
-            let error = Error::new(Code::DTensorPlacement, text);
+            let error =
+                Error::new(Code::DTensorPlacement, "a file does not say which part of the tensor it has");
             error.note("Open that file alone: the part is then the tensor.")
         };
         let offsets = part.offsets.as_ref().ok_or_else(unplaced)?;

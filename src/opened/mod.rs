@@ -24,7 +24,7 @@ use self::schemes::Roles;
 pub(crate) use self::schemes::{Role, Scheme, is_narrow};
 use crate::bytes::{self, FileStamp, Folder, ReadFolder, Source};
 use crate::container::shards;
-use crate::error::{Code, Error, Kind, Result, ResultExt};
+use crate::error::{Code, Error, Kind, Result, ResultExt, bail, error};
 use crate::index::{self, Contents, Index, Objects, Options, Path, Storage, Tree};
 use crate::limits::Limits;
 use crate::parallel;
@@ -285,8 +285,7 @@ impl Opened {
                 let position = self.entries.len() as u32;
                 if self.by_name.insert(name.clone(), position).is_some() {
                     let places = if shard.is_inner { "checkpoints of the file" } else { "shards" };
-                    let text = format!("the name {name:?} is in two {places}");
-                    let error = Error::new(Code::ShardDuplicate, text);
+                    let error = error!(Code::ShardDuplicate, "the name {name:?} is in two {places}");
                     return Err(error.in_known_file(shard.path.as_deref()));
                 }
                 let (shard, tensor) = whole.unwrap_or(own);
@@ -302,8 +301,7 @@ impl Opened {
                     1 => String::new(),
                     count => format!(", and {} more", count - 1),
                 };
-                let text = format!("the index names {first:?}{others}, which the shards do not hold");
-                return Err(Error::new(Code::IndexKey, text));
+                bail!(Code::IndexKey, "the index names {first:?}{others}, which the shards do not hold");
             }
         }
         if self.options.dequantize { self.dequantize() } else { Ok(()) }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Opened;
 use crate::bytes::Source;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::index::{Chunks, Deflated, Location, StorageBytes};
 use crate::parallel::{Cancel, lock_unless_stuck};
 use crate::stream::Payload;
@@ -17,8 +17,7 @@ impl Opened {
     /// possible.
     pub(crate) fn viewable_source(&self, id: (u32, u32)) -> Result<Source> {
         if self.storage(id).big_endian {
-            let text = "the elements are big-endian, which needs a copy";
-            return Err(Error::new(Code::Buffer, text));
+            bail!(Code::Buffer, "the elements are big-endian, which needs a copy");
         }
         match self.index(id.0).bytes(id.1)? {
             StorageBytes::Stored(source) => Ok(source),
@@ -40,8 +39,7 @@ impl Opened {
             StorageBytes::Stored(source) | StorageBytes::InPickle(source) => source,
             StorageBytes::Deflated(deflated) => self.inflate(id, &deflated, cancel)?,
             StorageBytes::Chunks(_) => {
-                let text = "a tensor in chunks has no storage: read the tensor";
-                return Err(Error::new(Code::DtypeUnsupported, text));
+                bail!(Code::DtypeUnsupported, "a tensor in chunks has no storage: read the tensor");
             }
             StorageBytes::Empty => empty(),
             StorageBytes::Meta => return Err(meta_error()),
@@ -111,6 +109,5 @@ fn empty() -> Source {
 }
 
 fn meta_error() -> Error {
-    let text = "the tensor is on the meta device: it has a shape and no elements";
-    Error::new(Code::MetaTensor, text)
+    Error::new(Code::MetaTensor, "the tensor is on the meta device: it has a shape and no elements")
 }

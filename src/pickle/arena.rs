@@ -11,7 +11,7 @@ use super::globals::NameId;
 use super::history::{Build, Container, History};
 use super::nodes::Nodes;
 use super::value::{CallId, CallKind, GlobalId, Handle, Snapshot};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64, u32_to_usize};
 use std::num::NonZeroU32;
@@ -247,10 +247,7 @@ impl Arena {
     pub(super) fn set_items(&mut self, target: Handle, flat: &[Handle], offset: usize) -> Result<()> {
         let (chunks, odd) = flat.as_chunks::<2>();
         if !odd.is_empty() {
-            return Err(Error::new(
-                Code::PickleType,
-                format!("an odd number of keys and values: {}", flat.len()),
-            ));
+            bail!(Code::PickleType, "an odd number of keys and values: {}", flat.len());
         }
         let add = chunks.iter().map(|&[key, value]| (key, value));
         let none = (Handle::NONE, Handle::NONE);
@@ -396,7 +393,7 @@ impl Span {
 
 #[cold]
 fn wrong_target(what: &str) -> Error {
-    Error::new(Code::PickleType, format!("an opcode cannot {what} a value of this type"))
+    error!(Code::PickleType, "an opcode cannot {what} a value of this type")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Small vectors double; from 1 MiB on they grow by an eighth, so that unused capacity stays small in proportion to the pickle.
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::num::{to_u64, to_usize};
 
 /// A vector of at most `limit` items; the error at the limit contains `name`.
@@ -81,7 +81,7 @@ impl<T: Copy> BoundedVec<T> {
         let step = if bytes < DOUBLING_MAX_BYTES { len.max(64) } else { len >> 3 };
         let capacity = need.max(len.saturating_add(step)).min(self.limit);
         let reserved = self.items.try_reserve_exact(capacity.saturating_sub(len));
-        reserved.map_err(|_| Error::new(Code::Memory, format!("no memory for {capacity} {}", self.name)))?;
+        reserved.map_err(|_| error!(Code::Memory, "no memory for {capacity} {}", self.name))?;
         self.capacity = capacity;
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! truncated argument ends it. Lengths are checked against the data; nothing is allocated.
 
 use super::opcode::{ArgKind, Opcode};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::limits::Limits;
 use crate::num::{to_u64, to_usize};
 
@@ -140,7 +140,7 @@ impl<'a> Disasm<'a> {
     fn truncated(&mut self, len: u64) -> Error {
         self.is_truncated = true;
         let left = self.data.len().saturating_sub(self.position);
-        Error::new(Code::Truncated, format!("the argument has {len} byte(s), the data has {left} left"))
+        error!(Code::Truncated, "the argument has {len} byte(s), the data has {left} left")
     }
 
     #[inline]
@@ -238,7 +238,7 @@ impl<'a> Disasm<'a> {
             ArgKind::Counted4Signed => {
                 let len = i32::from_le_bytes(self.array()?);
                 let Ok(len) = u64::try_from(len) else {
-                    return Err(Error::new(Code::Truncated, format!("a length is negative: {len}")));
+                    bail!(Code::Truncated, "a length is negative: {len}");
                 };
                 self.counted(len)?
             }
@@ -304,10 +304,10 @@ impl<'a> Disasm<'a> {
 
     fn protocol(&self, offset: usize, version: u64) -> Result<()> {
         if offset != self.start {
-            return Err(Error::new(Code::PickleProto, "PROTO is not at the pickle's start"));
+            bail!(Code::PickleProto, "PROTO is not at the pickle's start");
         }
         if version > 5 {
-            return Err(Error::new(Code::PickleProto, format!("the pickle states protocol {version}")));
+            bail!(Code::PickleProto, "the pickle states protocol {version}");
         }
         Ok(())
     }
@@ -348,7 +348,7 @@ fn no_stop() -> Error {
 
 #[cold]
 fn no_opcode(byte: u8) -> Error {
-    Error::new(Code::PickleOpcode, format!("0x{byte:02x} is not an opcode"))
+    error!(Code::PickleOpcode, "0x{byte:02x} is not an opcode")
 }
 
 #[cold]

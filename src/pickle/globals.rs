@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use super::arena::{Arena, ByteRange, GlobalRecord, NameRecord, Node};
 use super::compat;
 use super::value::{GlobalId, Handle};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64, u32_to_usize};
 
@@ -61,7 +61,7 @@ impl Globals {
     /// Interns the name that a string on the stack contains.
     pub(super) fn name_of(&mut self, arena: &mut Arena, data: &[u8], handle: Handle) -> Result<NameId> {
         let Node::Str(range) = arena.node(handle) else {
-            return Err(Error::new(Code::PickleType, "STACK_GLOBAL needs two strings"));
+            bail!(Code::PickleType, "STACK_GLOBAL needs two strings");
         };
         if let Some(&id) = self.by_handle.get(&handle) {
             return Ok(id);
@@ -80,7 +80,7 @@ impl Globals {
             Ok(id) => Ok(id),
             Err(probe) => {
                 if std::str::from_utf8(bytes).is_err() {
-                    return Err(Error::new(Code::PickleText, "a global's name is not UTF-8"));
+                    bail!(Code::PickleText, "a global's name is not UTF-8");
                 }
                 let parts = bytes.iter().filter(|&&byte| byte == b'.').count().saturating_add(1);
                 self.add(arena, probe, NameRecord { range, parts: to_u32(parts) })

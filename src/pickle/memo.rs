@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::buffer_cache::{self, RecycledBuffers};
 use super::value::Handle;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::num::{to_u32, to_u64, to_usize, u32_to_usize};
 
 pub(super) struct Memo {
@@ -107,7 +107,7 @@ impl Drop for Memo {
 
 #[cold]
 fn unset(number: u32) -> Error {
-    Error::new(Code::PickleMemo, format!("memo entry {number} is not set"))
+    error!(Code::PickleMemo, "memo entry {number} is not set")
 }
 
 #[cold]

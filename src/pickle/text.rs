@@ -4,7 +4,7 @@
 //! refused). Strings follow `pickletools`: STRING has Python's byte escapes, UNICODE is raw-unicode-escape, the binary forms are
 //! UTF-8 with `surrogatepass`.
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::num::to_u64;
 
 /// An integer parsed from text: of 64 bits, or larger as little-endian two's complement bytes.
@@ -67,7 +67,7 @@ pub(super) fn float(line: &[u8]) -> Result<f64> {
 /// The argument of PUT and GET: canonical decimal that fits 32 bits.
 pub(super) fn memo_index(line: &[u8]) -> Result<u32> {
     let number = canonical(line).filter(|_| !line.starts_with(b"-")).and_then(|text| text.parse().ok());
-    number.ok_or_else(|| Error::new(Code::PickleMemo, format!("{} is not a memo index", preview(line))))
+    number.ok_or_else(|| error!(Code::PickleMemo, "{} is not a memo index", preview(line)))
 }
 
 /// The line as text if it is canonical decimal: `0|-?[1-9][0-9]*`.
@@ -147,7 +147,7 @@ pub(super) fn i64_from_twos_complement(bytes: &[u8]) -> Option<i64> {
 
 /// Decodes the bytes between the quotes of a STRING line into `out`, with Python's byte escapes.
 pub(super) fn string(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
-    let bad = |what: &str| Error::new(Code::PickleText, format!("{what} in {}", preview(line)));
+    let bad = |what: &str| error!(Code::PickleText, "{what} in {}", preview(line));
     let body = match line {
         [open @ (b'\'' | b'"'), body @ .., close] if open == close => body,
         _ => return Err(bad("no matching quotes")),
@@ -193,7 +193,7 @@ pub(super) fn string(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
 
 /// Decodes `raw-unicode-escape` (Latin-1 with `\uXXXX` and `\UXXXXXXXX`) into `out`, as UTF-8 with surrogates.
 pub(super) fn raw_unicode(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
-    let bad = || Error::new(Code::PickleText, format!("an invalid \\u escape in {}", preview(line)));
+    let bad = || error!(Code::PickleText, "an invalid \\u escape in {}", preview(line));
     let mut rest = line;
     while let Some((&byte, tail)) = rest.split_first() {
         rest = tail;
@@ -250,7 +250,7 @@ fn hex(bytes: &[u8], len: usize) -> Option<(u32, &[u8])> {
 
 #[cold]
 fn ambiguous(what: &str, line: &[u8]) -> Error {
-    Error::new(Code::AmbiguousNumber, format!("{what}: {}", preview(line)))
+    error!(Code::AmbiguousNumber, "{what}: {}", preview(line))
 }
 
 /// At most 40 bytes of a line, quoted.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::claims::Claim;
 use super::{Array, GpuMemory};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::layout::contiguous_strides;
 
 /// `kDLCPU`.
@@ -251,8 +251,7 @@ impl Foreign {
     /// The caller that passed the tensor ensures that nothing, in this process or on a device, writes to the bytes while the result
     /// lives.
     pub fn into_bytes(self) -> Result<ForeignBytes> {
-        let unfit =
-            |what: &str| Error::new(Code::Value, format!("no contiguous uint8 array in host memory: {what}"));
+        let unfit = |what: &str| error!(Code::Value, "no contiguous uint8 array in host memory: {what}");
         let ByteArray { device, start, len, .. } = self.byte_array().map_err(|what| unfit(&what))?;
         if device.kind != CPU {
             return Err(unfit("it is on a device"));
@@ -263,8 +262,7 @@ impl Foreign {
     /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in the memory of a GPU of this `device_type`. Fails if it is
     /// something else.
     pub fn into_gpu(self, device_type: i32) -> Result<Array> {
-        let unfit =
-            |what: &str| Error::new(Code::Buffer, format!("no contiguous uint8 array in GPU memory: {what}"));
+        let unfit = |what: &str| error!(Code::Buffer, "no contiguous uint8 array in GPU memory: {what}");
         let bytes = self.writable_byte_array().map_err(|what| unfit(&what))?;
         let device = u32::try_from(bytes.device.id).ok().filter(|_| bytes.device.kind == device_type);
         let device = device.ok_or_else(|| unfit("it is not in the memory of a GPU"))?;
@@ -356,7 +354,7 @@ impl AsRef<[u8]> for ForeignBytes {
 }
 
 fn unwritable(what: &str) -> Error {
-    Error::new(Code::Value, format!("cannot be written to: {what}")).on_argument("out")
+    error!(Code::Value, "cannot be written to: {what}").on_argument("out")
 }
 
 /// GPU memory that another library allocated; its deleter is called when this is dropped.

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use super::{Array, Owner};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail, error};
 use crate::num::to_usize;
 
 /// A Rust type of the elements of one [`DType`]. Rust's numbers and those of the crate `half` are elements, and pairs of floats are
@@ -75,8 +75,7 @@ impl Array {
     /// A copy of the elements, in C order. Fails where their dtype is not `T`'s, and where [`Array::to_bytes`] does.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if !self.has_elements_of::<T>() {
-            let text = format!("the array has elements of {}, not of {}", self.dtype, T::DTYPE);
-            return Err(Error::new(Code::Type, text));
+            bail!(Code::Type, "the array has elements of {}, not of {}", self.dtype, T::DTYPE);
         }
         self.copy_as()
     }
@@ -87,7 +86,7 @@ impl Array {
 
     fn copy_as<T: bytemuck::Pod>(&self) -> Result<Vec<T>> {
         let nbytes = self.nbytes();
-        let out_of_memory = || Error::new(Code::Memory, format!("{nbytes} byte(s) could not be allocated"));
+        let out_of_memory = || error!(Code::Memory, "{nbytes} byte(s) could not be allocated");
         let count = usize::try_from(nbytes).map_err(|_| out_of_memory())? / size_of::<T>();
         let mut out: Vec<T> = bytemuck::try_zeroed_vec(count).map_err(|()| out_of_memory())?;
         self.copy_elements(bytemuck::cast_slice_mut(&mut out))?;
@@ -111,10 +110,10 @@ impl Array {
     /// Copies the elements to `out`, in C order. Fails for an array in GPU memory, and where `out` does not have exactly its bytes.
     fn copy_elements(&self, out: &mut [u8]) -> Result<()> {
         if self.is_on_gpu() {
-            return Err(Error::new(Code::Buffer, "the array is in GPU memory, which the host cannot read"));
+            bail!(Code::Buffer, "the array is in GPU memory, which the host cannot read");
         }
         if out.len() as u64 != self.nbytes() {
-            return Err(Error::new(Code::InternalError, "a copy of an array has another size"));
+            bail!(Code::InternalError, "a copy of an array has another size");
         }
         let (outer, run) = self.contiguous_runs();
         let itemsize = self.dtype.itemsize();

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::pages::HUGE_PAGE_BYTES;
 use super::pool::{self, Pooled};
 use super::slab;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::memory;
 
 /// The alignment of every buffer, in bytes.
@@ -208,7 +208,7 @@ pub fn pool_usage() -> (u64, u64) {
 }
 
 fn out_of_memory(len: u64) -> Error {
-    Error::new(Code::Memory, format!("{len} byte(s) could not be allocated"))
+    error!(Code::Memory, "{len} byte(s) could not be allocated")
 }
 
 impl std::fmt::Debug for Memory {

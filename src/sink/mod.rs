@@ -26,7 +26,7 @@ pub use pool::{CarriedOver, enforce_limits, footprint, limit_while_alive};
 
 use crate::bytes::{Mapping, Region};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::layout::{Dims, Layout, contiguous_strides, numel};
 
 /// What keeps an array's bytes alive.
@@ -57,8 +57,7 @@ impl Array {
         let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
         let strides = contiguous_strides(&shape).filter(|_| nbytes == Some(memory.len() as u64));
         let strides = strides.ok_or_else(|| {
-            let text = format!("{dtype} of shape {shape:?} is not what {} bytes hold", memory.len());
-            Error::new(Code::InternalError, text)
+            error!(Code::InternalError, "{dtype} of shape {shape:?} is not what {} bytes hold", memory.len())
         })?;
         Ok(Array { owner: Owner::Memory(Arc::new(memory)), start: 0, dtype, shape, strides })
     }
@@ -90,7 +89,7 @@ impl Array {
     pub fn part(&self, start: u64, dtype: DType, shape: Dims) -> Result<Array> {
         let wrong = |text: String| Error::new(Code::Value, text);
         if !self.is_contiguous() {
-            return Err(Error::new(Code::Buffer, "the buffer is strided: its bytes are not contiguous"));
+            bail!(Code::Buffer, "the buffer is strided: its bytes are not contiguous");
         }
         let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
         let end = nbytes.and_then(|nbytes| nbytes.checked_add(start));

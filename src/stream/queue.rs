@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail};
 
 /// The queue, which both sides share.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl<T> Queue<T> {
         }
         state.requested = None;
         if state.closed {
-            return Err(Error::new(Code::Cancelled, "stopped on request"));
+            bail!(Code::Cancelled, "stopped on request");
         }
         let in_flight = state.in_flight.saturating_add(bytes);
         self.set_in_flight(&mut state, in_flight);

@@ -5,7 +5,7 @@ use super::batch::{Task, fill_all};
 use super::plan::{Block, BlockGrid, Piece};
 use crate::bytes::{AlignedMemory, DIRECT_ALIGNMENT, ReadMode, Reader, Scratch, Source};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::kernel::{self, Cast};
 use crate::layout::{self, Layout};
 use crate::num::to_usize;
@@ -156,12 +156,12 @@ pub fn destination_offset(payload: &Payload, layout: &Layout, how: &Fill) -> u64
 pub(super) fn check_bounds(payload: &Payload, layout: &Layout, cast: Cast, nbytes: usize) -> Result<()> {
     let size = layout::numel(&layout.shape).and_then(|numel| numel.checked_mul(cast.to().itemsize()));
     if size != Some(nbytes as u64) {
-        return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
+        bail!(Code::InternalError, "the destination's size is not the result's");
     }
     let end = layout.end().and_then(|end| end.checked_mul(cast.from().itemsize()));
     let inside = layout.shape.len() == layout.strides.len() && end <= Some(payload.source.len());
     if nbytes > 0 && (end.is_none() || !inside) {
-        return Err(Error::new(Code::InternalError, "an element lies outside the bytes of its storage"));
+        bail!(Code::InternalError, "an element lies outside the bytes of its storage");
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use super::cut::{ResultCutter, ResultSlice};
 use super::read::check_bounds;
 use super::result::{Elements, ResultData};
 use crate::bytes::Source;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::num::to_usize;
 use crate::parallel::{self, Cancel};
 use crate::sink::{HostBuffer, Unfilled};
@@ -148,7 +148,7 @@ impl<I> Jobs<I> {
         let data = describe()?;
         let (shape, itemsize) = data.shape();
         if crate::layout::numel(shape).and_then(|numel| numel.checked_mul(itemsize)) != Some(nbytes) {
-            return Err(Error::new(Code::InternalError, "a result does not have the size that was declared"));
+            bail!(Code::InternalError, "a result does not have the size that was declared");
         }
         let mut is_strided = true;
         if let ResultData::Elements(elements) = &data {

@@ -11,7 +11,7 @@ use super::driver::{
     Allocation, CallerStream, CaptureMode, Context, Driver, EventHandle, Pinned, StreamHandle,
 };
 use super::ring::Ring;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::num::to_u64;
 use crate::parallel::Cancel;
 use crate::sink::HostBuffer;
@@ -59,7 +59,7 @@ fn fill_info(info: &mut Info) -> Result<()> {
     info.version = Some(driver.version()?);
     info.devices = driver.device_count()?;
     match info.devices {
-        0 => Err(Error::new(Code::Device, format!("the {} driver finds no GPU", driver.api.name()))),
+        0 => Err(error!(Code::Device, "the {} driver finds no GPU", driver.api.name())),
         _ => Ok(()),
     }
 }
@@ -89,10 +89,7 @@ impl Device {
         }
         let count = driver.device_count()?;
         let Some(number) = i32::try_from(ordinal).ok().filter(|&number| number < count) else {
-            return Err(Error::new(
-                Code::Device,
-                format!("there is no CUDA device {ordinal}: there are {count}"),
-            ));
+            bail!(Code::Device, "there is no CUDA device {ordinal}: there are {count}");
         };
         let context = driver.retain_primary_context(number)?;
         let (ring, h2d_rate) = (Mutex::new(None), Mutex::new(None));

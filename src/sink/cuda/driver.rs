@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libloading::Library;
 use once_cell::race::OnceBox;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::sink::HostBuffer;
 use crate::sink::dlpack;
 use crate::sink::os::CUDA_LIBRARY;
@@ -398,7 +398,7 @@ impl Driver {
         stream: &StreamHandle,
     ) -> Result<()> {
         if len > from.len {
-            return Err(Error::new(Code::InternalError, "a copy is longer than its slot"));
+            bail!(Code::InternalError, "a copy is longer than its slot");
         }
         // SAFETY: `len` bytes that live as long as the process; the driver checks the device address.
         let code = unsafe { (self.table.memcpy_h2d_async)(to, from.start.as_ptr(), len, stream.0) };

@@ -5,7 +5,7 @@
 
 use super::device::Device;
 use super::driver::Allocation;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail, error};
 use crate::sink::GpuMemory;
 
 /// Device memory, freed when it is dropped. The driver waits for work in flight before it frees.
@@ -22,8 +22,7 @@ impl DeviceMemory {
     pub fn new(device: &'static Device, nbytes: u64) -> Result<DeviceMemory> {
         device.check_process()?;
         let size = usize::try_from(nbytes);
-        let size =
-            size.map_err(|_| Error::new(Code::Memory, format!("{nbytes} byte(s) do not fit a GPU")))?;
+        let size = size.map_err(|_| error!(Code::Memory, "{nbytes} byte(s) do not fit a GPU"))?;
         let memory = if size == 0 { None } else { Some(device.allocate(size)?) };
         Ok(DeviceMemory { device, nbytes, memory })
     }
@@ -31,7 +30,7 @@ impl DeviceMemory {
     /// Copies all bytes to the host. The caller has waited for the work that writes them. Fails if `to` has another size.
     pub fn memcpy_d2h(&self, to: &mut [u8]) -> Result<()> {
         if to.len() as u64 != self.nbytes {
-            return Err(Error::new(Code::Value, "the sizes differ"));
+            bail!(Code::Value, "the sizes differ");
         }
         match &self.memory {
             Some(memory) => self.device.memcpy_d2h(to, memory.address()),

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::sink::os::{self, SYSFS};
 
 /// Where uploads to a GPU run.
@@ -29,7 +29,7 @@ impl Cpus {
             "all" => return Ok(Cpus::Any),
             "" => pci_address.and_then(|address| of_node(Path::new(SYSFS), address)).unwrap_or_default(),
             list => parse_list(list).ok_or_else(|| {
-                Error::new(Code::Value, format!("RUSTLOAD_UPLOAD_CPUS={text}: expected CPU numbers, or all"))
+                error!(Code::Value, "RUSTLOAD_UPLOAD_CPUS={text}: expected CPU numbers, or all")
                     .note("for example RUSTLOAD_UPLOAD_CPUS=0-15,32-47")
             })?,
         };

@@ -14,7 +14,7 @@ use super::driver::Pinned;
 use super::memory::DeviceMemory;
 use super::numa::Cpus;
 use super::workers::Workers;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer, os};
 
@@ -194,10 +194,7 @@ impl Ring {
                 break slot_memory;
             }
             if state.count == 0 {
-                return Err(Error::new(
-                    Code::Device,
-                    "no pinned slot is left: earlier errors of the GPU took them",
-                ));
+                bail!(Code::Device, "no pinned slot is left: earlier errors of the GPU took them");
             }
             state = self
                 .slot_returned
@@ -295,7 +292,7 @@ impl Slot<'_> {
         stream: &Stream,
     ) -> Result<()> {
         if !destination.gpu_memory_contains(self.ring.device.ordinal(), address, len as u64) {
-            return Err(Error::new(Code::InternalError, "a copy would go past its destination"));
+            bail!(Code::InternalError, "a copy would go past its destination");
         }
         let slot_memory = self.slot_memory.as_mut().ok_or_else(slot_lost)?;
         stream.memcpy_h2d_async(address, &slot_memory.memory, len)?;

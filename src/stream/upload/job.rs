@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bytes::{Reader, Scratch};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::parallel::{self, Cancel};
 use crate::sink::cuda::{Ring, Stream};
 use crate::sink::{Array, HostBuffer};
@@ -216,7 +216,7 @@ impl<'w> Worker<'w> {
                 out = rest;
             }
             if !out.is_empty() {
-                return Err(Error::new(Code::InternalError, "a slot would not be filled"));
+                bail!(Code::InternalError, "a slot would not be filled");
             }
             slot.copy_to_device(&result.destination, result.address_of(&slice), len, stream)?;
         }

@@ -25,7 +25,7 @@ use plan::{Planner, Sizes};
 use shared::{LANES, Shared, Ticket};
 
 use super::ResultData;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device};
@@ -120,7 +120,7 @@ impl Session {
         let missing = {
             let mut state = shared.lock();
             if state.closing {
-                return Err(Error::new(Code::Closed, "the upload is closed"));
+                bail!(Code::Closed, "the upload is closed");
             }
             state.tickets.insert(number, Ticket::new(destinations, cancel.clone()));
             state.planners.push_back(Planner::new(number, items, cancel));

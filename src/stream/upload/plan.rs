@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::UploadItem;
 use super::job::{CutResult, HostBudget, Job, PackedResult};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::layout::{Dims, numel};
 use crate::num::to_usize;
 use crate::parallel::Cancel;
@@ -142,7 +142,7 @@ impl Planner {
         let shape: Dims = shape.into();
         let numel = numel(&shape).unwrap_or(u64::MAX);
         if numel.checked_mul(itemsize) != Some(nbytes) {
-            return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
+            bail!(Code::InternalError, "the destination's size is not the result's");
         }
         if numel == 0 {
             return Ok(());
