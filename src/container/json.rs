@@ -27,6 +27,20 @@ impl Refusal {
     }
 }
 
+/// Lets a visitor read its value by this method of a deserializer.
+macro_rules! seed {
+    ($visitor:ty, $method:ident) => {
+        impl<'de> serde::de::DeserializeSeed<'de> for $visitor {
+            type Value = <Self as serde::de::Visitor<'de>>::Value;
+
+            fn deserialize<D: serde::Deserializer<'de>>(self, value: D) -> Result<Self::Value, D::Error> {
+                value.$method(self)
+            }
+        }
+    };
+}
+pub(super) use seed;
+
 /// Parses all of `text`, which starts at byte `base` of the file. A syntax error gets `code`; an error of a visitor is the one stored
 /// in `refusal`.
 pub(super) fn parse<'de, S: DeserializeSeed<'de>>(
@@ -68,13 +82,7 @@ impl Skip {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Skip {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
+seed!(Skip, deserialize_any);
 
 impl<'de> Visitor<'de> for Skip {
     type Value = ();

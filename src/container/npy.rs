@@ -8,7 +8,7 @@ mod literal;
 
 use crate::bytes::Cursor;
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::layout::{Dims, numel};
 use crate::num::to_u64;
 
@@ -102,8 +102,7 @@ impl Header {
     pub fn nbytes(&self, dtype: DType) -> Result<u64> {
         let nbytes = numel(&self.shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
         nbytes.ok_or_else(|| {
-            let text = format!("the size of shape {:?} does not fit 64 bits", self.shape);
-            Error::new(Code::TensorShape, text)
+            error!(Code::TensorShape, "the size of shape {:?} does not fit 64 bits", self.shape)
         })
     }
 }

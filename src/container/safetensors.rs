@@ -13,7 +13,7 @@ use std::collections::hash_map::Entry;
 
 use crate::bytes::{Region, Source};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::layout::{Dims, numel};
 use crate::limits::Limits;
 use crate::num::to_u64;
@@ -110,11 +110,10 @@ fn check_text(bytes: &[u8]) -> Result<&str> {
     })?;
     if !text.starts_with('{') {
         let first = text.chars().next().map_or_else(|| "nothing".to_owned(), |first| format!("{first:?}"));
-        let text = format!("the header starts with {first}, not with '{{'");
-        return Err(Error::new(Code::StHeader, text).at(LENGTH_LEN));
+        return Err(error!(Code::StHeader, "the header starts with {first}, not with '{{'").at(LENGTH_LEN));
     }
     if text.trim_end_matches(' ').ends_with(['\n', '\r', '\t', '\0']) {
-        return Err(Error::new(Code::StHeader, "the header is padded with other bytes than spaces"));
+        bail!(Code::StHeader, "the header is padded with other bytes than spaces");
     }
     Ok(text)
 }
@@ -130,8 +129,7 @@ fn deduplicate(infos: &mut Vec<RawInfo>, compat: bool) -> Result<()> {
             }
             Entry::Occupied(mut slot) if compat => dropped.push(slot.insert(index)),
             Entry::Occupied(_) => {
-                let text = format!("duplicate key in the header: tensor {:?}", info.name);
-                return Err(Error::new(Code::StDuplicateKey, text));
+                bail!(Code::StDuplicateKey, "duplicate key in the header: tensor {:?}", info.name);
             }
         }
     }
@@ -162,9 +160,9 @@ fn check_cover(infos: &[RawInfo], data: Region) -> Result<()> {
     }
     let (have, expected) = (data.end(), data.start().saturating_add(next));
     if have < expected {
-        let error = Error::new(
+        let error = error!(
             Code::StOffsets,
-            format!("the file is truncated: it has {have} byte(s), by its header it should have {expected}"),
+            "the file is truncated: it has {have} byte(s), by its header it should have {expected}"
         );
         return Err(error
             .note("The download or copy is probably incomplete: fetch the file again.")
@@ -185,22 +183,20 @@ fn tensor(info: RawInfo, data: Region) -> Result<TensorInfo> {
         Element::Whole(dtype) => dtype,
         Element::PackedF4 => {
             halve_last_dim(&mut shape).ok_or_else(|| {
-                let text = format!("tensor {name:?} of shape {shape:?} splits a byte between F4 elements");
-                Error::new(Code::StDtype, text)
+                error!(Code::StDtype, "tensor {name:?} of shape {shape:?} splits a byte between F4 elements")
             })?;
             DType::F4E2M1FnX2
         }
     };
     let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize())).ok_or_else(|| {
-        let text = format!("the size of tensor {name:?} of shape {shape:?} does not fit 64 bits");
-        Error::new(Code::TensorShape, text)
+        error!(Code::TensorShape, "the size of tensor {name:?} of shape {shape:?} does not fit 64 bits")
     })?;
     let len = end.saturating_sub(begin);
     if nbytes != len {
-        let text = format!(
+        bail!(
+            Code::StOffsets,
             "tensor {name:?} of shape {shape:?} and dtype {dtype} takes {nbytes} byte(s), its offsets span {len}"
         );
-        return Err(Error::new(Code::StOffsets, text));
     }
     let region = data.subregion(begin, len).ok_or_else(|| Error::new(Code::StOffsets, "outside the data"))?;
     Ok(TensorInfo { name, dtype, shape, region })

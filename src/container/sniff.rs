@@ -9,7 +9,7 @@ use std::path::Path;
 use super::compressed::compressed_format;
 use super::{npy, zip};
 use crate::bytes::Source;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::num::to_u64;
 
 /// The outer byte format of a checkpoint.
@@ -196,14 +196,14 @@ fn explain_unknown(source: &Source, head: &[u8]) -> Result<Error> {
         return Ok(error.note("The download or copy did not start or was interrupted: fetch the file again."));
     }
     let unknown = |what: &str, advice: &str| {
-        Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(advice))
+        Ok(error!(Code::UnknownFormat, "this is {what}, not a checkpoint").note(advice))
     };
     // The magic number of MXNet could also begin an lzma stream of no bytes.
     if let Some((_, what, advice)) = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic)) {
         return unknown(what, advice);
     }
     if let Some(name) = compressed_format(head) {
-        let error = Error::new(Code::UnsupportedContainer, format!("this is a {name} archive"));
+        let error = error!(Code::UnsupportedContainer, "this is a {name} archive");
         return Ok(error.note("Unpack it, then open what it holds."));
     }
     if let Some((what, advice)) = other_formats::identify(head) {
@@ -237,7 +237,7 @@ fn explain_unknown(source: &Source, head: &[u8]) -> Result<Error> {
         return unknown(&what, "The download or copy was probably interrupted: fetch the file again.");
     }
     let first: Vec<String> = head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Ok(Error::new(Code::UnknownFormat, format!("no format starts with the bytes {}", first.join(" "))).at(0))
+    Ok(error!(Code::UnknownFormat, "no format starts with the bytes {}", first.join(" ")).at(0))
 }
 
 fn is_json(text: &[u8]) -> bool {

@@ -1,7 +1,7 @@
 //! The Python literal in a `.npy` header: a dict of three keys.
 
 use super::malformed;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::layout::Dims;
 use crate::num::to_u64;
 
@@ -200,9 +200,9 @@ impl<'a> Parser<'a> {
         let size = digits.iter().try_fold(0_u64, |size, &digit| {
             size.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')))
         });
-        let size = size.filter(|&size| i64::try_from(size).is_ok()).ok_or_else(|| {
-            Error::new(Code::TensorShape, format!("a size of {len} digits does not fit 63 bits")).at(at)
-        })?;
+        let size = size
+            .filter(|&size| i64::try_from(size).is_ok())
+            .ok_or_else(|| error!(Code::TensorShape, "a size of {len} digits does not fit 63 bits").at(at))?;
         if self.python2 && self.rest().starts_with(b"L") {
             self.advance(1);
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 
 use crate::container::json::{self, MAX_DEPTH, Refusal, Skip};
 use crate::dtype::DType;
@@ -62,13 +62,7 @@ impl Context<'_> {
 /// `{"name": info, ..., "__metadata__": {...}}`
 struct Top<'c>(Context<'c>);
 
-impl<'de> DeserializeSeed<'de> for Top<'_> {
-    type Value = Parsed;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
+json::seed!(Top<'_>, deserialize_map);
 
 impl<'de> Visitor<'de> for Top<'_> {
     type Value = Parsed;
@@ -124,13 +118,7 @@ impl UnknownFields {
 
 struct Metadata<'c>(Context<'c>);
 
-impl<'de> DeserializeSeed<'de> for Metadata<'_> {
-    type Value = Option<Vec<(String, String)>>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
+json::seed!(Metadata<'_>, deserialize_any);
 
 impl<'de> Visitor<'de> for Metadata<'_> {
     type Value = Option<Vec<(String, String)>>;
@@ -172,13 +160,7 @@ struct TensorSeed<'c, 'o> {
     unknown: &'o mut UnknownFields,
 }
 
-impl<'de> DeserializeSeed<'de> for TensorSeed<'_, '_> {
-    type Value = RawInfo;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawInfo, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
+json::seed!(TensorSeed<'_, '_>, deserialize_map);
 
 impl<'de> Visitor<'de> for TensorSeed<'_, '_> {
     type Value = RawInfo;
@@ -190,11 +172,16 @@ impl<'de> Visitor<'de> for TensorSeed<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawInfo, A::Error> {
         let TensorSeed { context, name, hint, unknown } = self;
         let (mut element, mut shape, mut offsets) = (None, None, None);
+        let numbers = |code, what| NumbersSeed { context, code, what };
         while let Some(field) = map.next_key_seed(FieldSeed)? {
             let is_duplicate = match field {
                 Field::Dtype => element.replace(map.next_value_seed(DtypeSeed { context, hint })?).is_some(),
-                Field::Shape => shape.replace(map.next_value_seed(SHAPE.seed(context))?).is_some(),
-                Field::Offsets => offsets.replace(map.next_value_seed(OFFSETS.seed(context))?).is_some(),
+                Field::Shape => {
+                    shape.replace(map.next_value_seed(numbers(Code::TensorShape, "shape"))?).is_some()
+                }
+                Field::Offsets => {
+                    offsets.replace(map.next_value_seed(numbers(Code::StOffsets, "data_offsets"))?).is_some()
+                }
                 Field::Other(field) => {
                     unknown.first.get_or_insert_with(|| format!("{field:?} of tensor {name:?}"));
                     unknown.count = unknown.count.saturating_add(1);
@@ -231,13 +218,7 @@ enum Field {
 
 struct FieldSeed;
 
-impl<'de> DeserializeSeed<'de> for FieldSeed {
-    type Value = Field;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Field, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
+json::seed!(FieldSeed, deserialize_str);
 
 impl Visitor<'_> for FieldSeed {
     type Value = Field;
@@ -261,13 +242,7 @@ struct DtypeSeed<'c> {
     hint: Option<Element>,
 }
 
-impl<'de> DeserializeSeed<'de> for DtypeSeed<'_> {
-    type Value = Element;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Element, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
+json::seed!(DtypeSeed<'_>, deserialize_str);
 
 impl Visitor<'_> for DtypeSeed<'_> {
     type Value = Element;
@@ -294,49 +269,30 @@ impl Visitor<'_> for DtypeSeed<'_> {
     }
 }
 
-/// A kind of list of unsigned numbers, with the error code for an invalid one.
+/// A list of unsigned numbers.
 #[derive(Clone, Copy)]
-struct Numbers {
+struct NumbersSeed<'c> {
+    context: Context<'c>,
+    /// The code of the error for an invalid one.
     code: Code,
     what: &'static str,
 }
 
-const SHAPE: Numbers = Numbers { code: Code::TensorShape, what: "shape" };
-const OFFSETS: Numbers = Numbers { code: Code::StOffsets, what: "data_offsets" };
-
-impl Numbers {
-    fn seed(self, context: Context<'_>) -> NumbersSeed<'_> {
-        NumbersSeed { context, numbers: self }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct NumbersSeed<'c> {
-    context: Context<'c>,
-    numbers: Numbers,
-}
-
-impl<'de> DeserializeSeed<'de> for NumbersSeed<'_> {
-    type Value = Dims;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Dims, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
+json::seed!(NumbersSeed<'_>, deserialize_seq);
 
 impl<'de> Visitor<'de> for NumbersSeed<'_> {
     type Value = Dims;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} as a list of numbers", self.numbers.what)
+        write!(f, "{} as a list of numbers", self.what)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Dims, A::Error> {
         let mut values = Dims::new();
         while let Some(value) = seq.next_element_seed(NumberSeed(self))? {
             if to_u64(values.len()) >= self.context.limits.rank {
-                let text = format!("more than {} values in {}", values.len(), self.numbers.what);
-                return Err(self.context.refuse(self.numbers.code, text));
+                let text = format!("more than {} values in {}", values.len(), self.what);
+                return Err(self.context.refuse(self.code, text));
             }
             values.push(value);
         }
@@ -349,18 +305,12 @@ struct NumberSeed<'c>(NumbersSeed<'c>);
 
 impl NumberSeed<'_> {
     fn refuse<E: de::Error>(&self, found: impl fmt::Display) -> E {
-        let Numbers { code, what } = self.0.numbers;
-        self.0.context.refuse(code, format!("{found} in {what} is not an unsigned 64-bit integer"))
+        let NumbersSeed { context, code, what } = self.0;
+        context.refuse(code, format!("{found} in {what} is not an unsigned 64-bit integer"))
     }
 }
 
-impl<'de> DeserializeSeed<'de> for NumberSeed<'_> {
-    type Value = u64;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<u64, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
+json::seed!(NumberSeed<'_>, deserialize_any);
 
 impl Visitor<'_> for NumberSeed<'_> {
     type Value = u64;

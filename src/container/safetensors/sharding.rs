@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::container::json::{Reader, object};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, error};
 use crate::layout::Dims;
 use crate::limits::Limits;
 
@@ -30,7 +30,7 @@ pub fn saved_offsets(
     // An offset in the text is none of the file.
     parsed
         .map(|saved| Some(saved.into_iter().map(|(name, Saved { offsets })| (name, offsets)).collect()))
-        .map_err(|error| Error::new(Code::DcpMetadata, format!("{SHARDING_INFO}: {}", error.message())))
+        .map_err(|error| error!(Code::DcpMetadata, "{SHARDING_INFO}: {}", error.message()))
 }
 
 struct Saved {

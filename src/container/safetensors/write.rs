@@ -8,7 +8,7 @@ use std::io::Write;
 use super::{HEADER_MAX_BYTES, LENGTH_LEN};
 use crate::bytes::Region;
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::layout::{Dims, numel};
 use crate::num::to_u64;
 
@@ -83,8 +83,8 @@ impl FilePlan {
 
 fn code(tensor: &Declaration) -> Result<&'static str> {
     tensor.dtype.safetensors().ok_or_else(|| {
-        let text = format!("{} has no form in a safetensors file", tensor.dtype);
-        Error::new(Code::NotSafetensors, text).in_member(&tensor.name)
+        error!(Code::NotSafetensors, "{} has no form in a safetensors file", tensor.dtype)
+            .in_member(&tensor.name)
     })
 }
 
@@ -98,7 +98,7 @@ fn check_unique(tensors: &[Declaration]) -> Result<()> {
     }
     let mut pairs = names.iter().zip(names.iter().skip(1));
     match pairs.find(|(one, two)| one == two) {
-        Some((name, _)) => Err(Error::new(Code::DuplicateName, format!("two tensors are named {name:?}"))),
+        Some((name, _)) => Err(error!(Code::DuplicateName, "two tensors are named {name:?}")),
         None => Ok(()),
     }
 }
@@ -122,9 +122,8 @@ impl Json {
     }
 
     fn string(&mut self, text: &str) -> Result<()> {
-        serde_json::to_writer(&mut self.0, text).map_err(|error| {
-            Error::new(Code::InternalError, format!("a string could not be written: {error}"))
-        })
+        serde_json::to_writer(&mut self.0, text)
+            .map_err(|error| error!(Code::InternalError, "a string could not be written: {error}"))
     }
 
     fn metadata(&mut self, metadata: &[(String, String)]) -> Result<()> {

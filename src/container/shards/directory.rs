@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Shards, distributed, index_file, missing};
 use crate::bytes::Folder;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, error};
 use crate::limits::Limits;
 use crate::text::shortened;
 
@@ -81,14 +81,12 @@ pub(super) fn resolve(folder: &Folder, names: BTreeSet<String>, limits: &Limits)
     let choice = match SAFETENSORS.pick(&weights, directory)? {
         Some(choice) => {
             if distributed::has_chunks(&names) {
-                notes.push(
-                    "the directory also has a distributed checkpoint; the safetensors files were used"
-                        .to_owned(),
-                );
+                let text = "the directory also has a distributed checkpoint; the safetensors files were used";
+                notes.push(text.to_owned());
             }
             if !matches!(PICKLES.pick(&weights, directory), Ok(None)) {
-                notes
-                    .push("the directory also has PyTorch files; the safetensors files were used".to_owned());
+                let text = "the directory also has PyTorch files; the safetensors files were used";
+                notes.push(text.to_owned());
             }
             Some(choice)
         }
@@ -103,8 +101,15 @@ pub(super) fn resolve(folder: &Folder, names: BTreeSet<String>, limits: &Limits)
         },
     };
     let mut shards = match choice {
-        None if ORBAX_FILES.iter().any(|name| names.contains(*name)) => return Err(orbax(directory)),
-        None if is_core_ml(folder) => return Err(core_ml(directory)),
+        None if ORBAX_FILES.iter().any(|name| names.contains(*name)) => {
+            let text =
+                "the directory holds a checkpoint of orbax, whose arrays are in a store of TensorStore";
+            return Err(other(directory, text, "Read it with orbax.checkpoint."));
+        }
+        None if is_core_ml(folder) => {
+            let text = "the directory is a package of Core ML";
+            return Err(other(directory, text, "Read it with coremltools."));
+        }
         None => return Err(no_checkpoint(directory, &names)),
         Some(Choice::Index(name)) => index_file::read(folder, &name, limits)?,
         Some(Choice::Files(names)) => Shards::of(names),
@@ -118,15 +123,9 @@ fn is_core_ml(folder: &Folder) -> bool {
     matches!(folder, Folder::Disk(path, _) if path.join("Data/com.apple.CoreML").is_dir())
 }
 
-fn orbax(directory: &Path) -> Error {
-    let text = "the directory holds a checkpoint of orbax, whose arrays are in a store of TensorStore";
-    let error = Error::new(Code::UnknownFormat, text).in_file(directory);
-    error.note("Read it with orbax.checkpoint.")
-}
-
-fn core_ml(directory: &Path) -> Error {
-    let error = Error::new(Code::UnknownFormat, "the directory is a package of Core ML").in_file(directory);
-    error.note("Read it with coremltools.")
+/// The error for a directory of another program.
+fn other(directory: &Path, text: &str, note: &str) -> Error {
+    Error::new(Code::UnknownFormat, text).in_file(directory).note(note)
 }
 
 /// The error for a directory without a checkpoint: what it has, and what it would have.
@@ -138,8 +137,7 @@ fn no_checkpoint(directory: &Path, names: &BTreeSet<String>) -> Error {
         0 => format!("it has {}", shown.join(", ")),
         more => format!("it has {} and {more} more files", shown.join(", ")),
     };
-    let text = format!("the directory holds no checkpoint: {has}");
-    let error = Error::new(Code::UnknownFormat, text).in_file(directory);
+    let error = error!(Code::UnknownFormat, "the directory holds no checkpoint: {has}").in_file(directory);
     let any: Vec<String> =
         [SAFETENSORS, PICKLES].iter().flat_map(|family| family.any).map(|end| format!("*{end}")).collect();
     error.note(format!(

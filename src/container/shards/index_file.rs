@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Shards, WeightMap, missing};
 use crate::bytes::{Folder, is_plain_name};
 use crate::container::json::{Reader, Text, object};
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail};
 use crate::limits::Limits;
 
 /// Reads the index file of this name, and finds its shards in the same folder.
@@ -24,8 +24,7 @@ fn read_inner(folder: &Folder, name: &str, limits: &Limits) -> Result<Shards<Str
 
     let names: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
     if let Some(name) = names.iter().find(|name| !is_plain_name(name)) {
-        let text = format!("file name {name:?} is not a plain name in the index's directory");
-        return Err(Error::new(Code::IndexFormat, text));
+        bail!(Code::IndexFormat, "file name {name:?} is not a plain name in the index's directory");
     }
     let names: Vec<&str> = names.into_iter().collect();
     let sizes = folder.sizes(&names)?;
@@ -42,15 +41,7 @@ fn read_inner(folder: &Folder, name: &str, limits: &Limits) -> Result<Shards<Str
         .filter_map(|(tensor, file)| Some((tensor.clone(), *positions.get(file.as_str())?)))
         .collect();
     let metadata = metadata.unwrap_or_default().into_iter().map(|(key, Text(value))| (key, value)).collect();
-    Ok(Shards {
-        zero: Vec::new(),
-        files,
-        weight_map: Some(weight_map),
-        labels: Vec::new(),
-        metadata,
-        notes: Vec::new(),
-        index: source.file_stamp(),
-    })
+    Ok(Shards { weight_map: Some(weight_map), metadata, index: source.file_stamp(), ..Shards::of(files) })
 }
 
 struct IndexFile {

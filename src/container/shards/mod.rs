@@ -128,8 +128,8 @@ where
         let named = names.iter().map(String::as_str).zip(files.iter().cloned()).collect();
         if let Some(shards) = zero::of_files(named, directory)? {
             if shards.files.len() < names.len() {
-                let text = "the list has files of DeepSpeed, and others";
-                return Err(Error::new(Code::ZeroConflict, text).in_file(directory));
+                return Err(Error::new(Code::ZeroConflict, "the list has files of DeepSpeed, and others")
+                    .in_file(directory));
             }
             return Ok(shards);
         }
@@ -147,8 +147,7 @@ fn check_alone(path: &Path) -> Result<()> {
 }
 
 fn no_shard(path: &Path) -> Error {
-    let text = "a list of shards may hold neither directories nor index files";
-    Error::new(Code::Value, text).in_file(path)
+    Error::new(Code::Value, "a list of shards may hold neither directories nor index files").in_file(path)
 }
 
 fn is_directory(path: &Path) -> Result<bool> {

@@ -171,8 +171,8 @@ fn gaps(ranks: &BTreeMap<Vec<usize>, &String>, directory: &Path) -> Result<Vec<S
         return Ok(Vec::new());
     };
     if ranks.keys().any(|other| other.len() != rank.len()) {
-        let text = "the directory has folders of ranks of several saves";
-        return Err(Error::new(Code::UnknownFormat, text).in_file(directory));
+        return Err(Error::new(Code::UnknownFormat, "the directory has folders of ranks of several saves")
+            .in_file(directory));
     }
     let axis_last = |axis| ranks.keys().filter_map(|rank| rank.get(axis).copied()).max().unwrap_or(0);
     let last: Vec<usize> = (0..rank.len()).map(axis_last).collect();

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::directory::{MISSING_NAMES_MAX, decimal};
 use super::{Shards, missing};
 use crate::bytes::Folder;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, error};
 
 /// The files that name the folder of the last save: of ranks, and of a universal checkpoint.
 const LATEST: [&str; 2] = ["latest", "latest_universal"];
@@ -161,8 +161,8 @@ pub(super) fn of_files<File>(files: Vec<(&str, File)>, directory: &Path) -> Resu
     let is_partitioned =
         parts.keys().any(|file| is_optimizer(file) || matches!(file.part, ZeroPart::Model(Some(_))));
     if let Some((name, what)) = refused {
-        let text = format!("the folder has files {what}, which are not joined");
-        let error = Error::new(Code::ZeroUnsupported, text).in_file(&directory.join(name));
+        let error = error!(Code::ZeroUnsupported, "the folder has files {what}, which are not joined")
+            .in_file(&directory.join(name));
         return Err(error.note("Open the files one by one, or convert the folder with ds_to_universal.py."));
     }
     let is_expert =

@@ -16,7 +16,7 @@ pub use self::header::python_number;
 pub use self::header::{BLOCK_BYTES, Header, records, text};
 use self::header::{decimal, plain_number};
 use crate::bytes::{Region, Source};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::limits::Limits;
 use crate::num::{to_u64, to_usize, u32_to_usize};
 use crate::parallel::Cancel;
@@ -261,8 +261,8 @@ impl Walk<'_> {
         let region = Region::new(self.at, size).filter(|region| region.end() <= self.source.len());
         let region = region.ok_or_else(|| {
             let left = self.source.len().saturating_sub(self.at);
-            let text = format!("the archive is cut short: a member has {size} byte(s), {left} are left");
-            Error::new(Code::Truncated, text).at(self.at)
+            error!(Code::Truncated, "the archive is cut short: a member has {size} byte(s), {left} are left")
+                .at(self.at)
         })?;
         self.at = self.at.saturating_add(size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES));
         Ok(region)
@@ -351,7 +351,7 @@ fn name(header: Header<'_>) -> Result<String> {
 /// The name without a leading `./` and without the slash of a folder, and whether the member is a folder. Fails for a name that
 /// another reader may take for another path, or that leaves the folder.
 fn plain_name(name: &str, kind: u8) -> Result<(&str, bool)> {
-    let refused = |why: &str| Err(Error::new(Code::TarStructure, format!("a member's name {name:?} {why}")));
+    let refused = |why: &str| Err(error!(Code::TarStructure, "a member's name {name:?} {why}"));
     let stripped = name.strip_suffix('/');
     // V7's regular files with such a name are folders (POSIX.1-2017 `pax`, typeflag).
     let is_folder = kind == b'5' || (kind == 0 && stripped.is_some());

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::eocd::Eocd;
 use super::{NEIGHBOURS_BYTES, recode, structure};
 use crate::bytes::{Cursor, Region, Source};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::limits::Limits;
 use crate::num::to_u64;
 
@@ -117,8 +117,7 @@ pub(super) fn read(source: &Source, end: Eocd, limits: &Limits) -> Result<Member
         let offset = cursor.offset();
         let member = entry(&mut cursor, limits).map_err(recode(Code::ZipStructure))?;
         if by_name.insert(member.name.clone(), index).is_some() {
-            let text = format!("two members are named {:?}", member.name);
-            return Err(Error::new(Code::ZipDuplicate, text).at(offset));
+            return Err(error!(Code::ZipDuplicate, "two members are named {:?}", member.name).at(offset));
         }
         members.push(member);
     }
@@ -232,14 +231,14 @@ pub(super) fn check_unicode_path(mut field: Cursor<'_>, name: &str) -> Result<()
     if field.rest() == name.as_bytes() {
         return Ok(());
     }
-    Err(Error::new(Code::ZipName, format!("the Unicode path field of {name:?} contains another name")))
+    Err(error!(Code::ZipName, "the Unicode path field of {name:?} contains another name"))
 }
 
 /// Accepts a name only if all readers decode it alike and no extractor would write it outside its folder.
 fn check_name<'a>(raw: &'a [u8], limits: &Limits) -> Result<&'a str> {
     let refuse = |why: &str| {
         let shown: String = String::from_utf8_lossy(raw).chars().take(80).collect();
-        Err(Error::new(Code::ZipName, format!("member name {shown:?} {why}")))
+        Err(error!(Code::ZipName, "member name {shown:?} {why}"))
     };
     if to_u64(raw.len()) > limits.name_bytes {
         return refuse(&format!("has {} bytes, the limit name_bytes is {}", raw.len(), limits.name_bytes));
@@ -271,8 +270,7 @@ fn check_overlaps(members: &mut [Member], directory: Region) -> Result<()> {
         order.sort_unstable_by_key(|member| member.header_offset);
     }
     if let Some(first) = order.first().map(|member| member.header_offset).filter(|&offset| offset != 0) {
-        let text = format!("{first} byte(s) before the archive's first member");
-        return Err(Error::new(Code::ZipPrefix, text).at(0));
+        return Err(error!(Code::ZipPrefix, "{first} byte(s) before the archive's first member").at(0));
     }
     let mut next = directory.start();
     for member in order.into_iter().rev() {

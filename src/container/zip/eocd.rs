@@ -5,7 +5,7 @@
 //! records begin.
 
 use crate::bytes::{Cursor, Region, Source};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::num::to_u64;
 
 use super::{Trailing, recode, structure};
@@ -195,15 +195,13 @@ impl Tail {
         let exact: Vec<_> = records.iter().filter(|record| record.end == Some(self.file_end())).collect();
         match (exact.as_slice(), records.last()) {
             ([one], Some(last)) if one.offset == last.offset => Ok(one.offset),
-            ([one, ..], Some(last)) => {
-                let text = format!(
-                    "a second end-of-central-directory record at byte {} is in the comment of the first",
-                    last.offset
-                );
-                Err(Error::new(Code::ZipAmbiguous, text)
-                    .at(one.offset)
-                    .note("Zip readers disagree about which of the two is valid."))
-            }
+            ([one, ..], Some(last)) => Err(error!(
+                Code::ZipAmbiguous,
+                "a second end-of-central-directory record at byte {} is in the comment of the first",
+                last.offset
+            )
+            .at(one.offset)
+            .note("Zip readers disagree about which of the two is valid.")),
             (_, last) => self.select_with_trailing(&records, last, trailing),
         }
     }
@@ -221,8 +219,7 @@ impl Tail {
                 return Ok(record.offset);
             }
             let count = self.file_end().saturating_sub(end);
-            let text = format!("{count} byte(s) after the archive's end");
-            return Err(Error::new(Code::ZipTrailing, text).at(end));
+            return Err(error!(Code::ZipTrailing, "{count} byte(s) after the archive's end").at(end));
         }
         let have = self.file_end();
         let text = match last {

@@ -9,7 +9,7 @@ use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
 use super::structure;
 use crate::bytes::{RangeRead, Region, Source};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::limits::Limits;
 use crate::num::{to_u64, to_usize};
 use crate::parallel::Cancel;
@@ -25,9 +25,8 @@ pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cance
     let mut out = Vec::new();
     stream(source, payload, size, |bytes| {
         cancel.check()?;
-        out.try_reserve(bytes.len()).map_err(|_| {
-            Error::new(Code::Memory, format!("{size} byte(s) to inflate could not be allocated"))
-        })?;
+        out.try_reserve(bytes.len())
+            .map_err(|_| error!(Code::Memory, "{size} byte(s) to inflate could not be allocated"))?;
         out.extend_from_slice(bytes);
         Ok(())
     })?;

@@ -12,7 +12,7 @@ use super::Member;
 use super::central_directory::check_unicode_path;
 use super::recode;
 use crate::bytes::{Cursor, Region};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::num::to_u64;
 
 const SIGNATURE: [u8; 4] = *b"PK\x03\x04";
@@ -52,10 +52,10 @@ pub(super) fn verify(read: impl Fn(u64, u64) -> Result<Vec<u8>>, member: &Member
         .filter(|payload| payload.end().saturating_add(descriptor_len) <= member.end_max)
         .ok_or_else(|| {
             let (size, bound) = (member.compressed_size(), member.end_max);
-            let text = format!(
+            error!(
+                Code::RecordOverlap,
                 "{size} byte(s) at {start} and a data descriptor of {descriptor_len} end past {bound}"
-            );
-            Error::new(Code::RecordOverlap, text)
+            )
         })?;
     if descriptor_len > 0 {
         let bytes = read(payload.end(), descriptor_len)?;
@@ -191,8 +191,5 @@ fn check_descriptor(mut cursor: Cursor<'_>, member: &Member, zip64: bool) -> Res
 }
 
 fn mismatch(member: &Member, what: String) -> Error {
-    Error::new(
-        Code::ZipMismatch,
-        format!("the local header at byte {} of the file {what}", member.header_offset),
-    )
+    error!(Code::ZipMismatch, "the local header at byte {} of the file {what}", member.header_offset)
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bytes::{Region, Source};
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, error};
 use crate::limits::Limits;
 use crate::num::to_usize;
 use crate::parallel::Cancel;
@@ -373,7 +373,7 @@ pub fn fold_case(name: &str) -> String {
 }
 
 fn no_member(index: usize) -> Error {
-    Error::new(Code::InternalError, format!("member {index} of the archive does not exist"))
+    error!(Code::InternalError, "member {index} of the archive does not exist")
 }
 
 fn check_crc(member: &Member, found: u32) -> Result<()> {
