@@ -2,7 +2,7 @@
 
 use super::Checkpoint;
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail};
 use crate::index::Index;
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
@@ -153,7 +153,7 @@ impl Checkpoint {
         let mut plan = ArrayPlan::default();
         for &number in numbers {
             if number as usize >= uses.len() {
-                return Err(Error::new(Code::InternalError, "the file has no storage of that number"));
+                bail!(Code::InternalError, "the file has no storage of that number");
             }
             plan.add(number, self.0.storage((shard as u32, number)).nbytes);
         }

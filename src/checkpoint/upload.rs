@@ -79,7 +79,7 @@ impl Upload {
                 Box::new(|| Err(Error::new(Code::Cancelled, "stopped"))),
             );
             first.describe = Box::new(move || {
-                prefetch_headers(&all);
+                Tensor::prefetch_headers(&all);
                 describe()
             });
         }
@@ -129,15 +129,5 @@ impl Upload {
     /// Cancels pending work, and returns once no copy is in flight. Tickets that were not waited for become invalid.
     pub fn close(&self) {
         self.session.close();
-    }
-}
-
-/// Reads the archive headers of these tensors, with few reads.
-fn prefetch_headers(tensors: &[Tensor]) {
-    for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
-        if let Some(first) = same_file.first() {
-            let storages = same_file.iter().map(|tensor| (tensor.storage().1, tensor.nbytes()));
-            first.opened.index(first.shard()).prefetch_headers(storages);
-        }
     }
 }

@@ -5,7 +5,7 @@
 use super::quantized::{Block, BlockIter, offsets};
 use super::{Request, Tensor};
 use crate::dtype::{DType, Kind};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::kernel::{Cast, convert};
 use crate::layout::{Layout, numel};
 use crate::opened::{Role, Scheme};
@@ -58,8 +58,7 @@ impl Tensor {
         out: &mut [u8],
     ) -> Result<()> {
         if dtype.kind() != Kind::Float {
-            let text = format!("a tensor is dequantized to a float dtype, not to {dtype}");
-            return Err(Error::new(Code::Value, text));
+            bail!(Code::Value, "a tensor is dequantized to a float dtype, not to {dtype}");
         }
         let scales = self.block_scales(scale, request)?;
         let missing = || Error::new(Code::InternalError, "a tensor with scales by block has no positions");
@@ -128,12 +127,12 @@ impl Tensor {
                 return Ok(Some(Grid { rows, columns, block: (BLOCK_SIZE, BLOCK_SIZE) }));
             }
         }
-        let text = format!(
+        Err(error!(
+            Code::TensorBounds,
             "the scales {:?} of shape {shape:?} are not those of blocks of {BLOCK_SIZE} x {BLOCK_SIZE} of a tensor of {:?}",
             scale.name(),
             &whole[..]
-        );
-        Err(Error::new(Code::TensorBounds, text))
+        ))
     }
 
     /// Reads the scales, of which bytes are exponents (`float8_e8m0fnu`). Fails with `TensorBounds` where their shape does not fit, and
@@ -146,15 +145,8 @@ impl Tensor {
             return Err(Error::new(Code::QuantUnknown, text));
         }
         let scale = Tensor { dtype, ..scale.clone() };
-        let to_float = Request {
-            dtype: Some(DType::F32),
-            copy: Some(true),
-            cancel: request.cancel.clone(),
-            ..Request::default()
-        };
         scale.repeated_bytes(DType::F32)?;
-        let mut bytes = scale.zeroed_bytes(DType::F32)?;
-        scale.materialize_into(&to_float, &mut bytes)?;
+        let bytes = scale.numbers(DType::F32, None, &request.cancel)?;
         let scales = bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect();
         Ok(BlockScales { scales, grid })
     }

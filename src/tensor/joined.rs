@@ -2,7 +2,7 @@
 
 use super::{Order, Request, Tensor};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Remedy, Result, Value};
+use crate::error::{Code, Error, Remedy, Result, Value, bail, error};
 #[cfg(any(feature = "python", test))]
 use crate::index::check_tiling;
 use crate::layout::{Dims, Layout, TensorIndex, numel};
@@ -18,10 +18,10 @@ const PARTS_MAX: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Joined {
     /// Never empty.
-    parts: Vec<Tensor>,
+    pub(super) parts: Vec<Tensor>,
     /// For each part, the index of its first element along each dimension. The boxes do not overlap, and together are the whole.
-    offsets: Vec<Dims>,
-    shape: Dims,
+    pub(super) offsets: Vec<Dims>,
+    pub(super) shape: Dims,
 }
 
 impl From<Tensor> for Joined {
@@ -37,7 +37,7 @@ impl Joined {
     pub fn concat<T: Into<Joined>>(tensors: Vec<T>, dim: i64) -> Result<Joined> {
         let tensors: Vec<Joined> = tensors.into_iter().map(Into::into).collect();
         let Some(first) = tensors.first() else {
-            return Err(Error::new(Code::Value, "there is nothing to join: the list of tensors is empty"));
+            bail!(Code::Value, "there is nothing to join: the list of tensors is empty");
         };
         let dim = resolve_dim(dim, first.shape.len())?;
         let mut size = 0_u64;
@@ -51,8 +51,8 @@ impl Joined {
         numel(&shape).ok_or_else(too_large)?;
         let count = tensors.iter().map(|one| one.parts.len()).sum();
         if count > PARTS_MAX {
-            let text = format!("a joined tensor has at most {PARTS_MAX} parts, not {count}");
-            return Err(Error::new(Code::Value, text).note("Read some of them, and join the results."));
+            return Err(error!(Code::Value, "a joined tensor has at most {PARTS_MAX} parts, not {count}")
+                .note("Read some of them, and join the results."));
         }
         let (mut parts, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));
         let mut begin = 0;
@@ -95,7 +95,7 @@ impl Joined {
             && parts.iter().all(|part| Some(part.dtype) == dtype)
             && check_tiling(&shape, &boxes).is_ok();
         if !is_right {
-            return Err(Error::new(Code::Value, "the parts in the pickle are not those of a joined tensor"));
+            bail!(Code::Value, "the parts in the pickle are not those of a joined tensor");
         }
         parts.iter().try_for_each(check_not_quantized)?;
         Ok(Joined { parts, offsets, shape })
@@ -211,11 +211,6 @@ impl Joined {
         })
     }
 
-    /// The joined tensor of these parts at these offsets, made of its own.
-    pub(super) fn with_parts(parts: Vec<Tensor>, offsets: Vec<Dims>, shape: Dims) -> Joined {
-        Joined { parts, offsets, shape }
-    }
-
     /// The shape in the order of the result.
     pub fn result_shape(&self, order: &Order) -> Result<Dims> {
         Ok(self.reordered(order)?.shape)
@@ -229,10 +224,7 @@ impl Joined {
             return part.materialize(request);
         }
         if request.copy == Some(false) && self.nbytes() > 0 {
-            return Err(Error::new(
-                Code::Buffer,
-                "joined tensors are not contiguous in the file, which needs a copy",
-            ));
+            bail!(Code::Buffer, "joined tensors are not contiguous in the file, which needs a copy");
         }
         let joined = self.reordered(&request.order)?;
         let nbytes = joined.result_bytes(request)?;
@@ -250,8 +242,7 @@ impl Joined {
         let joined = self.reordered(&request.order)?;
         let nbytes = joined.result_bytes(request)?;
         if nbytes != out.len() as u64 {
-            let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
-            return Err(Error::new(Code::Value, text));
+            bail!(Code::Value, "the result takes {nbytes} byte(s), the destination has {}", out.len());
         }
         joined.fill(request, false, out)
     }
@@ -311,7 +302,7 @@ fn resolve_dim(dim: i64, ndim: usize) -> Result<usize> {
     usize::try_from(from_start)
         .ok()
         .filter(|&dim| dim < ndim)
-        .ok_or_else(|| Error::new(Code::Index, format!("dim={dim} is out of bounds for {ndim} dimension(s)")))
+        .ok_or_else(|| error!(Code::Index, "dim={dim} is out of bounds for {ndim} dimension(s)"))
 }
 
 /// Fails for a quantized tensor.
@@ -319,12 +310,8 @@ fn check_not_quantized(part: &Tensor) -> Result<()> {
     if part.quantization().is_none() {
         return Ok(());
     }
-    let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
-    Err(Error::new(Code::DtypeUnsupported, text).remedy(Remedy::Pass(
-        "dequantize",
-        Value::Flag(true),
-        "when you read each, and join the results",
-    )))
+    Err(error!(Code::DtypeUnsupported, "tensor {:?} is quantized, and has a scale of its own", part.name())
+        .remedy(Remedy::Pass("dequantize", Value::Flag(true), "when you read each, and join the results")))
 }
 
 /// Fails unless dtypes and shapes agree, except along `dim`. Joined tensors are named by their first part.
@@ -339,13 +326,13 @@ fn check_compatible(first: &Joined, other: &Joined, dim: usize) -> Result<()> {
     if first.shape.len() != other.shape.len()
         || sizes.any(|(at, (size, other_size))| at != dim && size != other_size)
     {
-        let text = format!(
+        bail!(
+            Code::Value,
             "{} cannot be joined: their shapes are {:?} and {:?}",
             names(),
             &first.shape[..],
             &other.shape[..]
         );
-        return Err(Error::new(Code::Value, text));
     }
     Ok(())
 }

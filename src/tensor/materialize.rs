@@ -4,7 +4,7 @@ use super::quantized::Dequantization;
 use super::view::MappedBy;
 use super::{Order, Request, Tensor, is_view_unavailable};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::index::ChunkBytes;
 use crate::kernel::{self, Cast};
 use crate::layout::{Dims, Layout};
@@ -109,7 +109,7 @@ impl Tensor {
         self.check_scheme(request)?;
         let converted = self.is_converted(request);
         if request.copy == Some(false) && converted {
-            return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
+            bail!(Code::Buffer, "a cast or transpose needs a copy");
         }
         if request.copy != Some(true) && !converted {
             match self.view(request.copy, &request.cancel, MappedBy::request(request)) {
@@ -265,10 +265,7 @@ impl Tensor {
 
     pub(super) fn fill_options(&self, dtype: DType, request: &Request, recycled: bool) -> Result<Fill> {
         if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
-            return Err(Error::new(
-                Code::LossyCast,
-                format!("a cast from {} to {dtype} is lossy", self.dtype),
-            ));
+            bail!(Code::LossyCast, "a cast from {} to {dtype} is lossy", self.dtype);
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
         let cast = if recycled { cast.with_non_temporal_stores() } else { cast };

@@ -16,6 +16,7 @@ mod sparse;
 mod upload;
 mod view;
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use crate::dtype::DType;
@@ -194,6 +195,17 @@ impl Tensor {
         let stored = Tensor::new(&self.opened, id, None);
         let dtype = if stored.dtype.itemsize() == 1 { DType::U8 } else { stored.dtype };
         Tensor { dtype, channel_layout: None, ..stored }.reshape(&[-1])
+    }
+
+    /// Reads the archive headers of these tensors, with few reads.
+    pub(crate) fn prefetch_headers<T: Borrow<Tensor>>(tensors: &[T]) {
+        for same_file in tensors.chunk_by(|one, two| one.borrow().file() == two.borrow().file()) {
+            let tensors = || same_file.iter().map(Borrow::borrow);
+            if let Some(first) = tensors().next() {
+                let storages = tensors().map(|tensor: &Tensor| (tensor.storage().1, tensor.nbytes()));
+                first.opened.index(first.shard()).prefetch_headers(storages);
+            }
+        }
     }
 
     /// The byte offset of the first element in the file. Within an archive it is approximate: good for sorting only.

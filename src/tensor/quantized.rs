@@ -4,7 +4,7 @@ use std::mem::take;
 
 use super::{Request, Tensor};
 use crate::dtype::{DType, Kind};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::index::{Object, Quantization, Scale};
 use crate::kernel::{Cast, convert};
 use crate::layout::{Layout, TensorIndex};
@@ -101,15 +101,14 @@ impl Tensor {
         out: &mut [u8],
     ) -> Result<()> {
         if quantization.packed.is_some() {
-            let text = format!(
+            bail!(
+                Code::DtypeUnsupported,
                 "{} packs several integers in a byte, which cannot be dequantized",
                 quantization.dtype
             );
-            return Err(Error::new(Code::DtypeUnsupported, text));
         }
         if dtype.kind() != Kind::Float {
-            let text = format!("a tensor is dequantized to a float dtype, not to {dtype}");
-            return Err(Error::new(Code::Value, text));
+            bail!(Code::Value, "a tensor is dequantized to a float dtype, not to {dtype}");
         }
         let channel_layout = self
             .channel_layout
@@ -148,14 +147,17 @@ impl Tensor {
         })
     }
 
-    /// Zeroed memory for all elements as another dtype. Fails over the limit `materialize_bytes` where elements repeat.
-    pub(super) fn zeroed_bytes(&self, dtype: DType) -> Result<Vec<u8>> {
+    /// All elements as numbers of this dtype, in C order. Fails over the limit `materialize_bytes` where elements repeat.
+    pub(super) fn numbers(&self, dtype: DType, threads: Option<usize>, cancel: &Cancel) -> Result<Vec<u8>> {
         let nbytes = self.result_bytes(&self.layout, dtype)?;
-        let no_memory = |_| Error::new(Code::Memory, format!("no memory for {nbytes} byte(s)"));
+        let no_memory = |_| error!(Code::Memory, "no memory for {nbytes} byte(s)");
         let len = to_usize(nbytes);
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(no_memory)?;
         bytes.resize(len, 0);
+        let cancel = cancel.clone();
+        let request = Request { dtype: Some(dtype), copy: Some(true), threads, cancel, ..Request::default() };
+        self.materialize_into(&request, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -170,11 +172,7 @@ impl Tensor {
                     Tensor::unnamed(&self.opened, self.shard() as usize, tensor).ok_or_else(missing)?;
                 // The numbers take this much while they are converted.
                 tensor.repeated_bytes(DType::C128)?;
-                let cancel = cancel.clone();
-                let request =
-                    Request { dtype: Some(DType::F64), copy: Some(true), cancel, ..Request::default() };
-                let mut bytes = tensor.zeroed_bytes(DType::F64)?;
-                tensor.materialize_into(&request, &mut bytes)?;
+                let bytes = tensor.numbers(DType::F64, None, cancel)?;
                 bytes.as_chunks().0.iter().map(|&number| f64::from_le_bytes(number)).collect()
             }
             _ => {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Joined, Tensor};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::index::Location;
 use crate::layout::{Dims, Layout, contiguous_strides, numel};
 
@@ -60,7 +60,7 @@ impl Joined {
             parts.push(part.with_context(part.with_shape(&sizes))?);
             offsets.push(at);
         }
-        Ok(Joined::with_parts(parts, offsets, to))
+        Ok(Joined { parts, offsets, shape: to })
     }
 }
 
@@ -69,7 +69,7 @@ const READ_FIRST: &str = "Read it first, and reshape the result: t.materialize()
 /// The sizes that a user gave for a tensor of shape `old`, one of which may be -1. Fails unless the number of elements is the same.
 fn resolve(sizes: &[i64], old: &[u64]) -> Result<Dims> {
     let whole = numel(old).unwrap_or(u64::MAX);
-    let fail = |why: &str| Error::new(Code::Value, format!("shape {old:?} cannot become {sizes:?}: {why}"));
+    let fail = |why: &str| error!(Code::Value, "shape {old:?} cannot become {sizes:?}: {why}");
     let mut shape = Dims::new();
     let mut unknown = None;
     for (dim, &size) in sizes.iter().enumerate() {

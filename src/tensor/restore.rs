@@ -25,8 +25,8 @@ impl Tensor {
                 _ => false,
             };
         if !is_right {
-            let text = "the slice in the pickle is not one of the tensor";
-            return Err(Error::new(Code::Value, text).in_member(self.name()));
+            return Err(Error::new(Code::Value, "the slice in the pickle is not one of the tensor")
+                .in_member(self.name()));
         }
         Ok(Tensor { layout, channel_layout: channel_layout.map(Box::new), ..self })
     }

@@ -2,7 +2,7 @@
 
 use super::quantized::Dequantization;
 use super::{Request, Tensor};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::opened::{Role, Scheme, is_narrow};
 
 /// The companions that an error names.
@@ -41,7 +41,7 @@ impl Tensor {
     /// The error for codes of a scheme that is not known, with what is beside them.
     pub(super) fn unknown_scheme(&self) -> Error {
         if let Some((code, text)) = self.opened.refusal(self.name()) {
-            let error = Error::new(*code, format!("it is not read as numbers: {text}"));
+            let error = error!(*code, "it is not read as numbers: {text}");
             return if *code == Code::QuantUnknown { error.note(AS_STORED) } else { error };
         }
         let companions = self.entry.into_iter().flat_map(|entry| self.opened.companions(entry));

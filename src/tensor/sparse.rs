@@ -1,7 +1,7 @@
 //! Validates the indices of a sparse tensor, as torch's `check_invariants` does: indices lie inside the shape, those of a row or
 //! column ascend, and the shapes of the parts agree. Indices are read a block at a time.
 
-use super::{Request, Tensor};
+use super::Tensor;
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::index::SparseLayout;
@@ -289,14 +289,6 @@ fn check_compressed_ints(part: &Tensor) -> Result<()> {
 
 /// Reads a part as 64-bit integers.
 fn read(part: &Tensor, cancel: &Cancel) -> Result<Vec<i64>> {
-    let request = Request {
-        dtype: Some(DType::I64),
-        copy: Some(true),
-        threads: Some(1),
-        cancel: cancel.clone(),
-        ..Request::default()
-    };
-    let mut bytes = part.zeroed_bytes(DType::I64)?;
-    part.materialize_into(&request, &mut bytes)?;
+    let bytes = part.numbers(DType::I64, Some(1), cancel)?;
     Ok(bytes.as_chunks().0.iter().map(|&index| i64::from_le_bytes(index)).collect())
 }

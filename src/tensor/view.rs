@@ -6,7 +6,7 @@ use super::quantized::Dequantization;
 use super::{Request, Tensor};
 use crate::bytes::{LocalFile, Mappings, Source};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::index::Location;
 use crate::kernel::Cast;
 use crate::layout::Layout;
@@ -146,25 +146,19 @@ impl Tensor {
         match self.dequantization(&Request::default()) {
             Some(Dequantization::Unknown) => return Err(self.unknown_scheme()),
             Some(_) => {
-                return Err(Error::new(Code::Buffer, "the tensor is codes, and its numbers need a copy"));
+                bail!(Code::Buffer, "the tensor is codes, and its numbers need a copy");
             }
             None => {}
         }
         let flags = self.opened.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
-            return Err(Error::new(
-                Code::Buffer,
-                "the tensor is a lazy conjugate or negative, which needs a copy",
-            ));
+            bail!(Code::Buffer, "the tensor is a lazy conjugate or negative, which needs a copy");
         }
         let source = self.opened.viewable_source(self.storage())?;
         if let Some(file_system) =
             source.file().and_then(LocalFile::avoids_views).filter(|_| copy != Some(false))
         {
-            return Err(Error::new(
-                Code::Buffer,
-                format!("a view of a file on {file_system} would be read page by page"),
-            ));
+            bail!(Code::Buffer, "a view of a file on {file_system} would be read page by page");
         }
         // Before anything is read.
         if source.file().is_none() {
@@ -209,10 +203,7 @@ fn view_of(source: &Source, dtype: DType, layout: Layout, mapped_by: MappedBy<'_
         start_region.ok_or_else(|| Error::new(Code::InternalError, "a view lies outside its file"))?;
     let array = Array::view(mapping, start_region.start(), dtype, layout)?;
     if !is_aligned(array.address(), dtype) {
-        return Err(Error::new(
-            Code::Buffer,
-            format!("the file has {dtype} at an address that is misaligned for it"),
-        ));
+        bail!(Code::Buffer, "the file has {dtype} at an address that is misaligned for it");
     }
     Ok(array)
 }
@@ -232,7 +223,7 @@ pub(crate) fn check_bools(source: &Source, layout: &Layout, cancel: &Cancel) -> 
         let part = &mut chunk[..len];
         source.read_at(at, part)?;
         if part.iter().any(|&byte| byte > 1) {
-            return Err(Error::new(Code::Buffer, "the file has bools that are neither 0 nor 1"));
+            bail!(Code::Buffer, "the file has bools that are neither 0 nor 1");
         }
         at += len as u64;
     }

@@ -175,12 +175,7 @@ impl Plan {
         let tensors =
             self.steps.iter().skip(from).take(BATCH_MAX_TENSORS).map(|step| &self.requests[step.index].0);
         let tensors: Vec<&Tensor> = tensors.collect();
-        for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
-            if let Some(first) = same_file.first() {
-                let storages = same_file.iter().map(|tensor| (tensor.storage().1, tensor.nbytes()));
-                first.opened.index(first.shard()).prefetch_headers(storages);
-            }
-        }
+        Tensor::prefetch_headers(&tensors);
     }
 
     /// The item of a step. Reads nothing but bools, which are validated before they are viewed.
