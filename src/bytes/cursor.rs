@@ -1,7 +1,7 @@
 //! Checked reading of little-endian fields from bytes in memory.
 #![forbid(unsafe_code)]
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 
 /// A position in a slice. Every read checks the bounds; an error carries the offset.
 #[derive(Clone, Debug)]
@@ -46,8 +46,7 @@ impl<'a> Cursor<'a> {
                 Ok(taken)
             }
             None => {
-                let text = format!("{len} byte(s) announced, {} left", rest.len());
-                Err(Error::new(Code::Truncated, text).at(self.offset()))
+                Err(error!(Code::Truncated, "{len} byte(s) announced, {} left", rest.len()).at(self.offset()))
             }
         }
     }

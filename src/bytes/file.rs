@@ -15,7 +15,8 @@ use super::io_choice::{Io, IoChoice};
 use super::mapping::Mapping;
 use super::os;
 use super::read_ranges::ReadRanges;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, error};
+use crate::memory::Memory;
 use crate::sys::{self, FileExt, FileId};
 
 /// An open regular file.
@@ -152,7 +153,8 @@ impl LocalFile {
     /// How tensor data is read, and why. Decided at the first call.
     pub(super) fn io_choice(&self) -> &IoChoice {
         let cached = || os::cached_share(&self.opened().ok()?.file, self.stamp.len);
-        let of = || IoChoice::of(self.stamp.len, self.file_system(), self.io, cached);
+        let available = || Memory::now().headroom();
+        let of = || IoChoice::of(self.io, self.stamp.len, self.file_system(), available(), cached);
         self.io_choice.get_or_init(|| Box::new(of()))
     }
 
@@ -211,8 +213,7 @@ impl LocalFile {
     pub(super) fn map_unshared(&self, writable: bool) -> Result<Mapping> {
         self.check_unchanged()?;
         Mapping::new(&self.opened()?.file, writable).map_err(|error| {
-            let text = format!("the system does not map the file into memory ({error})");
-            Error::new(Code::Buffer, text).in_file(&self.path)
+            error!(Code::Buffer, "the system does not map the file into memory ({error})").in_file(&self.path)
         })
     }
 }
@@ -247,7 +248,7 @@ fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
         return Ok(());
     }
     let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
-    Err(Error::new(Code::NotRegularFile, format!("this is {what}"))).in_file(path)
+    Err(error!(Code::NotRegularFile, "this is {what}")).in_file(path)
 }
 
 #[cfg(test)]

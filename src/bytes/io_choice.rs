@@ -43,16 +43,6 @@ const DIRECT_MIN_FILE_BYTES: u64 = 64 << 20;
 const WARM_SHARE: f64 = 0.25;
 
 impl IoChoice {
-    /// How to read a file of `len` bytes for which the caller requested `requested`, and of which the page cache has the share `cached`.
-    pub(super) fn of(
-        len: u64,
-        file_system: &FileSystem,
-        requested: Io,
-        cached: impl FnOnce() -> Option<f64>,
-    ) -> IoChoice {
-        IoChoice::from(requested, len, file_system, Memory::now().headroom(), cached)
-    }
-
     /// Whether [`IoChoice::of`] may choose direct reads for a file of `len` bytes.
     pub(super) fn may_be_direct(requested: Io, len: u64) -> bool {
         match requested {
@@ -62,9 +52,11 @@ impl IoChoice {
         }
     }
 
-    /// The page cache is sampled only if that decides, because each sample leaves a page in it, and many single pages there make the
-    /// kernel's read-ahead slower.
-    fn from(
+    /// How to read a file of `len` bytes for which the caller requested `requested`, where so many bytes of memory are `available`.
+    ///
+    /// The share `cached` of it that is in the page cache is sampled only if that decides, because each sample leaves a page there, and
+    /// many single pages there make the kernel's read-ahead slower.
+    pub(super) fn of(
         requested: Io,
         len: u64,
         file_system: &FileSystem,
@@ -109,7 +101,7 @@ mod tests {
         const GIB: u64 = 1 << 30;
         let io = |len, kind, available, cached| {
             let file_system = FileSystem { name: String::new(), kind };
-            IoChoice::from(Io::Auto, len, &file_system, available, || cached).io
+            IoChoice::of(Io::Auto, len, &file_system, available, || cached).io
         };
         assert_eq!(io(16 * GIB, FileSystemKind::Local, 24 * GIB, Some(0.0)), Io::Direct);
         assert_eq!(io(16 * GIB, FileSystemKind::Local, 24 * GIB, Some(0.5)), Io::Buffered);
@@ -124,9 +116,9 @@ mod tests {
     #[test]
     fn the_page_cache_is_sampled_only_if_that_decides() {
         let never = || -> Option<f64> { panic!("the page cache was sampled") };
-        assert_eq!(IoChoice::from(Io::Direct, 1, &local(), 1, never).io, Io::Direct);
-        assert_eq!(IoChoice::from(Io::Buffered, 1 << 40, &local(), 1, never).io, Io::Buffered);
+        assert_eq!(IoChoice::of(Io::Direct, 1, &local(), 1, never).io, Io::Direct);
+        assert_eq!(IoChoice::of(Io::Buffered, 1 << 40, &local(), 1, never).io, Io::Buffered);
         // Nor does a choice that does not depend on it.
-        assert_eq!(IoChoice::from(Io::Auto, 1 << 30, &local(), 2 << 30, never).io, Io::Buffered);
+        assert_eq!(IoChoice::of(Io::Auto, 1 << 30, &local(), 2 << 30, never).io, Io::Buffered);
     }
 }

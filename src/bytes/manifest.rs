@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use once_cell::race::OnceBox;
 use sha2::{Digest as _, Sha256};
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::num::{to_u64, to_usize};
 
 /// The most bytes that are read, hashed and kept at once. A longer piece is hashed as a whole once; the states of that hash before
@@ -36,8 +36,7 @@ impl Manifest {
             match all.entry(name) {
                 Entry::Vacant(entry) => entry.insert(Arc::new(file)),
                 Entry::Occupied(entry) => {
-                    let text = format!("the manifest lists {:?} twice", entry.key());
-                    return Err(Error::new(Code::ManifestInvalid, text));
+                    bail!(Code::ManifestInvalid, "the manifest lists {:?} twice", entry.key());
                 }
             };
         }

@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use super::read_ranges::RangeRead;
 use super::scratch::zeroed;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{Cancel, lock_unless_stuck};
 use crate::sys::{self, FileExt, Instant};
@@ -108,20 +108,13 @@ impl Part<'_> {
     /// Takes its bytes from the file if they are there, else the right to fetch them if no other process has it.
     fn try_take(&mut self) -> io::Result<()> {
         let file = sys::private_file(&self.path)?;
-        match file.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => return Ok(()),
-            Err(TryLockError::Error(error)) => return Err(error),
-            Ok(()) => {}
-        }
-        if self.take(&file)? {
+        if !is_locked(file.try_lock_shared())? || self.take(&file)? {
             return Ok(());
         }
         // Windows does not turn a lock into another one, and Linux releases it for that.
         file.unlock()?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => return Ok(()),
-            Err(TryLockError::Error(error)) => return Err(error),
-            Ok(()) => {}
+        if !is_locked(file.try_lock())? {
+            return Ok(());
         }
         // Another process may have had it between the two locks.
         if !self.take(&file)? {
@@ -169,7 +162,7 @@ impl NodeShare {
                 return fetch_alone(object, &mut parts);
             }
             if Cancel::is_current_cancelled() {
-                return Err(Error::new(Code::Cancelled, "stopped on request"));
+                bail!(Code::Cancelled, "stopped on request");
             }
             thread::sleep(step);
             step = WAIT_STEP_MAX.min(step.saturating_mul(2));
@@ -282,6 +275,15 @@ impl NodeShare {
     }
 }
 
+/// Whether this process has got a lock; false where another one has it.
+fn is_locked(tried: Result<(), TryLockError>) -> io::Result<bool> {
+    match tried {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
 /// The parts of a read that one of `count` processes begins with.
 fn parts_of_one(parts: usize, count: usize) -> usize {
     parts.div_ceil(count).min(CLAIMS_MAX)
@@ -316,7 +318,7 @@ mod tests {
     impl Object {
         fn fetch(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
             if self.fails {
-                return Err(Error::new(Code::Io, "the store failed"));
+                bail!(Code::Io, "the store failed");
             }
             thread::sleep(Duration::from_millis(2));
             for RangeRead { offset, out } in ranges {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::io_choice::{DIRECT_ALIGNMENT, DIRECT_READ_MAX_BYTES};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail};
 use crate::num::to_usize;
 
 /// Memory that starts on a block boundary, as direct reads need it.
@@ -21,7 +21,7 @@ const EDGE_BYTES: u64 = 2 * DIRECT_ALIGNMENT;
 pub(super) fn zeroed(len: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if bytes.try_reserve_exact(to_usize(len)).is_err() {
-        return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
+        bail!(Code::Memory, "{len} byte(s) could not be allocated");
     }
     bytes.resize(to_usize(len), 0);
     Ok(bytes)
@@ -62,7 +62,7 @@ impl Scratch {
     pub(super) fn bytes_and_bounce_buffer(&mut self, len: usize) -> Result<(&mut [u8], &mut BounceBuffer)> {
         let more = len.saturating_sub(self.bytes.len());
         if self.bytes.try_reserve_exact(more).is_err() {
-            return Err(Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")));
+            bail!(Code::Memory, "{len} byte(s) of scratch could not be allocated");
         }
         self.bytes.resize(self.bytes.len().max(len), 0);
         Ok((&mut self.bytes[..len], &mut self.bounce))

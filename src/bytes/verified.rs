@@ -17,7 +17,7 @@ use super::folder::Folder;
 use super::manifest::{Digest, Expected, ListedFile, Manifest, Unit};
 use super::read_ranges::{ReadFolder, ReadRanges};
 use super::source::Source;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel};
 use crate::sys::process_id;
@@ -137,7 +137,7 @@ impl Verified {
     /// Fills `out`, at most a unit, and hashes each block when it was read, as long as it is in the processor's cache.
     fn read(&self, offset: u64, out: &mut [u8], hash: &mut Sha256) -> Result<()> {
         if Cancel::is_current_cancelled() {
-            return Err(Error::new(Code::Cancelled, "the operation was cancelled"));
+            bail!(Code::Cancelled, "the operation was cancelled");
         }
         // A request to a store is not divided.
         let block = if self.source.file().is_some() { HASHED_AT_ONCE_BYTES } else { out.len().max(1) };
@@ -155,7 +155,7 @@ impl Verified {
 fn resize(bytes: &mut Vec<u8>, len: u64) -> Result<()> {
     let len = to_usize(len);
     if bytes.try_reserve_exact(len.saturating_sub(bytes.len())).is_err() {
-        return Err(Error::new(Code::Memory, format!("{len} byte(s) could not be allocated")));
+        bail!(Code::Memory, "{len} byte(s) could not be allocated");
     }
     bytes.resize(len, 0);
     Ok(())
