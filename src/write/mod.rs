@@ -33,7 +33,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::builder::setters;
 use crate::bytes::ListedFile;
 use crate::container::safetensors::FilePlan;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::num::to_u64;
 use crate::parallel::Cancel;
 use crate::stream::ByteTarget;
@@ -299,7 +299,7 @@ impl ByteTarget for InOrder<'_> {
         let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (target, position) = &mut *guard;
         if offset != *position {
-            return Err(Error::new(Code::InternalError, "bytes would not be written in order"));
+            bail!(Code::InternalError, "bytes would not be written in order");
         }
         *position += to_u64(bytes.len());
         target.write_all(bytes).map_err(|error| Error::io(error, None))

@@ -15,7 +15,7 @@ use super::staged_folder::{FolderRules, StagedFolder, check_joins};
 use super::values::limit_growth;
 use super::{PreparedFile, Values, WriteOptions, plan, write_bytes, write_planned};
 use crate::bytes::{ReadRanges, Source};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::layout::numel;
 use crate::num::to_u64;
 
@@ -266,8 +266,7 @@ fn indexes(files: &[SafetensorsFile]) -> Result<Vec<(String, Vec<u8>)>> {
             for (name, values) in &file.tensors {
                 total = total.saturating_add(size(name, values)?.nbytes);
                 if weight_map.insert(name.as_str(), split(&file.path).1.to_owned()).is_some() {
-                    let text = format!("two files of {path} have a tensor named {name:?}");
-                    return Err(Error::new(Code::DuplicateName, text));
+                    bail!(Code::DuplicateName, "two files of {path} have a tensor named {name:?}");
                 }
             }
         }

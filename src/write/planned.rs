@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Component, Path};
 
 use super::shards::{FileNames, in_generation};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 
 /// The paths of the files of a folder, and which files of an earlier version they replace.
 pub(super) struct Planned {
@@ -33,8 +33,7 @@ impl Planned {
                 return Err(no_name(path));
             }
             if !planned.paths.insert(path.to_owned()) {
-                let text = format!("two files of the folder would both be named {path:?}");
-                return Err(Error::new(Code::DuplicateName, text));
+                bail!(Code::DuplicateName, "two files of the folder would both be named {path:?}");
             }
             Ok(())
         };
@@ -93,5 +92,5 @@ pub(super) fn split(path: &str) -> (&str, &str) {
 }
 
 pub(super) fn no_name(path: &str) -> Error {
-    Error::new(Code::Value, format!("{path:?} is not a name of a file"))
+    error!(Code::Value, "{path:?} is not a name of a file")
 }

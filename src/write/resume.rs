@@ -68,7 +68,8 @@ impl ResumedFile<'_> {
         }
         let (file, is_there) = StagedFile::resume(path, len, overwrite, data)?;
         if !is_there {
-            self.staging.restart_file(self.number)?;
+            self.staging.finished.lock().unwrap_or_else(PoisonError::into_inner).restart(self.number);
+            self.staging.note(&format!("restart {}\n", self.number))?;
         }
         Ok(file)
     }
@@ -90,12 +91,13 @@ impl ResumedFile<'_> {
     /// there, so a later run trusts nothing of a file that has this note and no [`finish`](Self::finish) after it.
     pub(super) fn begin_sync(&self) -> Result<()> {
         self.staging.note(&format!("sync {}\n", self.number))?;
-        self.staging.sync_journal()
+        let journal = self.staging.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        sys::sync_file(&journal).map_err(|error| Error::io(error, self.staging.folder.clone()))
     }
 
-    /// Notes that the whole file is on the disk.
+    /// Notes that all tensors of the file are written and on the disk.
     pub(super) fn finish(&self) -> Result<()> {
-        self.staging.finish_file(self.number)
+        self.staging.note(&format!("file {}\n", self.number))
     }
 }
 
@@ -157,22 +159,6 @@ impl Staging {
     /// Notes that a tensor is written.
     fn finish_tensor(&self, file: usize, tensor: usize) -> Result<()> {
         self.note(&format!("tensor {file} {tensor}\n"))
-    }
-
-    /// Notes that all tensors of a file are written and on the disk.
-    fn finish_file(&self, file: usize) -> Result<()> {
-        self.note(&format!("file {file}\n"))
-    }
-
-    /// Notes that a file is begun anew.
-    fn restart_file(&self, file: usize) -> Result<()> {
-        self.finished.lock().unwrap_or_else(PoisonError::into_inner).restart(file);
-        self.note(&format!("restart {file}\n"))
-    }
-
-    fn sync_journal(&self) -> Result<()> {
-        let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        sys::sync_file(&journal).map_err(|error| Error::io(error, self.folder.clone()))
     }
 
     fn note(&self, line: &str) -> Result<()> {

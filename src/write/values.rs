@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::bytes::{Bytes, Source};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::kernel::{Cast, is_lossy};
 use crate::layout::{Dims, Layout};
 use crate::stream::{Elements, Fill, Payload, ResultData, Signs};
@@ -61,16 +61,14 @@ impl HostArray {
         if layout.shape.len() == layout.strides.len() && end.is_some_and(|end| end <= len) {
             Ok(HostArray { bytes, dtype, layout })
         } else {
-            let text = format!("{dtype} of shape {:?} does not fit {len} bytes", &layout.shape[..]);
-            Err(Error::new(Code::Value, text))
+            Err(error!(Code::Value, "{dtype} of shape {:?} does not fit {len} bytes", &layout.shape[..]))
         }
     }
 
     fn elements(&self, request: &Request) -> Result<Elements> {
         let dtype = request.dtype.unwrap_or(self.dtype);
         if !request.allow_lossy && is_lossy(self.dtype, dtype) {
-            let text = format!("a cast from {} to {dtype} is lossy", self.dtype);
-            return Err(Error::new(Code::LossyCast, text));
+            bail!(Code::LossyCast, "a cast from {} to {dtype} is lossy", self.dtype);
         }
         Ok(Elements {
             payload: Payload {

@@ -8,7 +8,7 @@ use super::manifest::ManifestBeside;
 use super::staged::StagedFile;
 use super::{Values, WriteOptions, Written};
 use crate::container::safetensors::{Declaration, FilePlan};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::layout::{Dims, numel};
 use crate::memory;
 use crate::num::to_usize;
@@ -79,8 +79,7 @@ impl Writer {
         options: &WriteOptions,
     ) -> Result<Writer> {
         if options.verify || options.resume {
-            let text = "a file that is written in parts has no source, to verify or to resume it";
-            return Err(Error::new(Code::Value, text));
+            bail!(Code::Value, "a file that is written in parts has no source, to verify or to resume it");
         }
         let plan = FilePlan::new(&tensors, &options.metadata)?;
         let path = path.as_ref().to_owned();
@@ -170,7 +169,7 @@ impl Writer {
             if more > 0 {
                 text.push_str(&format!(" and {more} more"));
             }
-            return Err(Error::new(Code::WriterIncomplete, format!("not written, or not all of it: {text}")));
+            bail!(Code::WriterIncomplete, "not written, or not all of it: {text}");
         }
         let Writer { mut file, options, path, plan, .. } = self;
         let listed = file.listed()?;
@@ -192,7 +191,7 @@ impl Writer {
         self.by_name
             .get(name)
             .copied()
-            .ok_or_else(|| Error::new(Code::Value, format!("no tensor named {name:?} was declared")))
+            .ok_or_else(|| error!(Code::Value, "no tensor named {name:?} was declared"))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Vec<Block>>> {
