@@ -305,6 +305,25 @@ impl Values {
         }
     }
 
+    /// The module and name of the global that a value is; `None` for any other value.
+    pub fn global_at(&self, handle: Handle) -> Option<(&str, &str)> {
+        let Value::Global(id) = self.get(handle) else { return None };
+        let global = self.global(id);
+        Some((global.module, global.name))
+    }
+
+    /// The call that a value is the result of; `None` for any other value.
+    pub fn call_at(&self, handle: Handle) -> Option<Call<'_>> {
+        let Value::Call(id) = self.get(handle) else { return None };
+        Some(self.call(id))
+    }
+
+    /// The number that a value is; `None` for any other value, and for one below zero.
+    pub fn count_at(&self, handle: Handle) -> Option<u64> {
+        let Value::Int(number) = self.get(handle) else { return None };
+        u64::try_from(number).ok()
+    }
+
     /// The globals that the pickle names, each once, in program order.
     pub fn globals(&self) -> impl ExactSizeIterator<Item = (GlobalId, Handle)> + '_ {
         self.arena

@@ -10,7 +10,7 @@ use crate::bytes::Source;
 use crate::container::tar::{Archive, Member};
 use crate::container::zip;
 use crate::container::{Format, sniff};
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail};
 use crate::index::model::Options;
 use crate::limits::Limits;
 use crate::pickle;
@@ -28,8 +28,7 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Contents> {
     let is_weights = |member: &&Member| matches!(split(member.name()).1, WEIGHTS | METADATA);
     let found: Vec<&Member> = archive.members().iter().filter(is_weights).collect();
     if found.len() > 1 && found.iter().any(|member| split(member.name()).1 == METADATA) {
-        let text = "the tar archive has a distributed checkpoint beside other checkpoints";
-        return Err(Error::new(Code::TarUnsupported, text));
+        bail!(Code::TarUnsupported, "the tar archive has a distributed checkpoint beside other checkpoints");
     }
     let mut read = Vec::new();
     for member in &found {
@@ -72,7 +71,7 @@ fn distributed(archive: &Archive, member: &Member, source: &Source, options: &Op
     let data = source.chunk(0, source.len())?;
     let pickle = pickle::run_cancellable(data, &options.limits, &options.cancel)?;
     if !dcp::is_metadata(&pickle) {
-        return Err(Error::new(Code::DcpMetadata, "the metadata is not of torch.distributed.checkpoint"));
+        bail!(Code::DcpMetadata, "the metadata is not of torch.distributed.checkpoint");
     }
     let folder = dcp::Folder::in_archive(archive, split(member.name()).0);
     dcp::read(source, folder, pickle, options)

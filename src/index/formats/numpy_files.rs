@@ -13,7 +13,7 @@ use crate::container::Format;
 use crate::container::npy::{Elements, Header};
 use crate::container::zip::{self, Archive, Member, fold_case};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, error};
 use crate::index::model::{Entry, Index, Location, Options, Path, RawTensor, Storage, Unknown};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
@@ -118,13 +118,12 @@ impl Array<'_> {
             Elements::Numbers { dtype, big_endian } => {
                 Ok(Array { header, dtype, big_endian, nbytes: header.nbytes(dtype)? })
             }
-            Elements::Objects => {
-                let text = "the elements of the array are Python objects, stored as a pickle";
-                Err(Error::new(Code::NpyObjects, text))
-            }
+            Elements::Objects => Err(Error::new(
+                Code::NpyObjects,
+                "the elements of the array are Python objects, stored as a pickle",
+            )),
             Elements::Others { class, .. } => {
-                let text = format!("the elements of the array are not numbers, but {class}");
-                Err(Error::new(Code::NpyDtype, text))
+                Err(error!(Code::NpyDtype, "the elements of the array are not numbers, but {class}"))
             }
         }
     }
@@ -186,6 +185,5 @@ impl Index {
 
 /// The error for a member that is not an array.
 fn not_an_array(member: &Member) -> Error {
-    let text = "a member of the archive is not an array (.npy)";
-    Error::new(Code::UnknownFormat, text).in_member(member.name())
+    Error::new(Code::UnknownFormat, "a member of the archive is not an array (.npy)").in_member(member.name())
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::contents::{Contents, Objects};
 use crate::container::Format;
 use crate::container::zip::{Archive, fold_case};
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::index::model::{Location, Options};
 use crate::index::pickled;
 use crate::index::pickled::{Found, PersistentIdForm, PersistentIds, ScriptClasses, read_scripts};
@@ -74,8 +74,7 @@ fn root(archive: &Archive) -> Result<String> {
     let first_name = archive.members().first().map_or("", |member| member.name());
     let Some((folder, _)) = first_name.split_once('/') else {
         if archive.find("data.pkl").is_some() {
-            let text = format!("member {first_name:?} is not in a root folder");
-            return Err(Error::new(Code::ZipName, text));
+            bail!(Code::ZipName, "member {first_name:?} is not in a root folder");
         }
         return Err(no_pickle(archive));
     };
@@ -85,15 +84,13 @@ fn root(archive: &Archive) -> Result<String> {
             if !archive.members().iter().any(|member| member.name().ends_with("/data.pkl")) {
                 return Err(no_pickle(archive));
             }
-            let text = format!("member {:?} is outside the root folder {root:?}", member.name());
-            return Err(Error::new(Code::ZipName, text));
+            bail!(Code::ZipName, "member {:?} is outside the root folder {root:?}", member.name());
         };
         let folded = if rest.contains('/') { String::new() } else { fold_case(rest) };
         if let Some(required) = CASE_SENSITIVE_NAMES.iter().find(|required| folded == **required)
             && rest != *required
         {
-            let text = format!("member {:?} differs from {required:?} in case", member.name());
-            return Err(Error::new(Code::ZipCase, text));
+            bail!(Code::ZipCase, "member {:?} differs from {required:?} in case", member.name());
         }
     }
     Ok(root)
@@ -140,7 +137,7 @@ fn check_version(archive: &Archive, root: &str) -> Result<()> {
 
 /// The error for an archive that states no version.
 pub(crate) fn no_version(root: &str) -> Error {
-    Error::new(Code::RecordMissing, format!("the archive has no member \"{root}version\""))
+    error!(Code::RecordMissing, "the archive has no member \"{root}version\"")
 }
 
 /// Whether the archive states a version. Fails with `ZipVersion` where that is not one of torch's.
@@ -152,8 +149,7 @@ pub(crate) fn has_version(archive: &Archive, root: &str) -> Result<bool> {
         let digits = text.strip_suffix('\n').unwrap_or(&text);
         let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
         if !is_plain || !matches!(digits.parse::<u8>(), Ok(1..=10)) {
-            let text = format!("version {text:?} is not one of 1 to 10");
-            return Err(Error::new(Code::ZipVersion, text).in_member(&name));
+            return Err(error!(Code::ZipVersion, "version {text:?} is not one of 1 to 10").in_member(&name));
         }
         has_version = true;
     }
@@ -166,8 +162,7 @@ pub(crate) fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
         None | Some(b"little") => Ok(false),
         Some(b"big") => Ok(true),
         Some(other) => {
-            let text = format!("byteorder is {:?}", String::from_utf8_lossy(other));
-            Err(Error::new(Code::ByteOrder, text).in_member(&name))
+            Err(error!(Code::ByteOrder, "byteorder is {:?}", String::from_utf8_lossy(other)).in_member(&name))
         }
     }
 }
@@ -190,10 +185,7 @@ fn locate(archive: &Arc<Archive>, root: &str, key: &str, nbytes: u64) -> Result<
     let member = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
     match member {
         None if nbytes == 0 => Ok(Found::At(Location::Empty)),
-        None => Err(Error::new(
-            Code::RecordMissing,
-            format!("the archive has no member {name:?} of {nbytes} byte(s)"),
-        )),
+        None => Err(error!(Code::RecordMissing, "the archive has no member {name:?} of {nbytes} byte(s)")),
         Some((position, member)) if member.size() == nbytes => {
             let number = u32::try_from(position).unwrap_or(u32::MAX);
             Ok(Found::At(Location::Member { archive: archive.clone(), number, skip: 0 }))

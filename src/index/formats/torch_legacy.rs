@@ -1,5 +1,7 @@
 //! A file that is a legacy stream of torch 0.1.10 to 1.5.
 
+use std::collections::HashMap;
+
 use super::contents::Contents;
 use crate::bytes::Source;
 use crate::container::Format;
@@ -8,7 +10,7 @@ use crate::index::model::Options;
 use crate::index::pickled::legacy::{self, MAGIC, OBJECT, PICKLES, PROTOCOL_PICKLE, pickle_end};
 use crate::index::pickled::{self, PersistentIdForm, PersistentIds};
 use crate::limits::Limits;
-use crate::pickle::{self, Disasm, Pickle, Value};
+use crate::pickle::{self, Disasm, Pickle};
 
 /// Reads the index of a legacy stream.
 pub(super) fn read(source: &Source, options: &Options) -> Result<Contents> {
@@ -17,7 +19,9 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Contents> {
     let locate = |key: &str, _: u64| legacy::locate(&positions, key);
     let object = head.pickle(OBJECT).to_vec();
     let ids = PersistentIds::described(PersistentIdForm::Legacy, &locate);
-    let mut read = pickled::read(object, ids, options).in_member(PICKLES[OBJECT])?;
+    let mut read = pickle::run_cancellable(object, &options.limits, &options.cancel)
+        .and_then(|pickle| pickled::read_executed(pickle, ids, HashMap::new(), options))
+        .in_member(PICKLES[OBJECT])?;
     let end = legacy::locate_storages(source, &mut read.storages, &keys, head.end(), &options.cancel)?;
     legacy::check_end(source, end, options)?;
     notes.append(&mut read.notes);
@@ -35,15 +39,11 @@ pub(super) fn check_not_legacy(data: &[u8], limits: &Limits) -> Result<()> {
         return Ok(());
     }
     let Pickle { values, root, .. } = pickle::run(start.get(..end).unwrap_or_default().to_vec(), limits)?;
-    let Value::Call(id) = values.get(root) else {
+    let Some(call) = values.call_at(root) else {
         let text = "the file starts as a legacy stream of torch, but has a wrong magic number";
         return Err(Error::new(Code::UnknownFormat, text).at(0));
     };
-    let call = values.call(id);
-    let (module, name) = match values.get(call.callable) {
-        Value::Global(id) => (values.global(id).module, values.global(id).name),
-        _ => ("", "(result of a call)"),
-    };
+    let (module, name) = pickled::callee(&values, &call);
     let text = format!("the magic number is the result of a call of {module}.{name}");
     let error =
         Error::global(Code::DisallowedCall, module, name, text).at(call.offset).in_member(PICKLES[MAGIC]);

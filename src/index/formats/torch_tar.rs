@@ -15,13 +15,13 @@ use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::container::tar::Archive;
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::index::model::{Flags, Location, Options, RawTensor, Sizes, Storage};
 use crate::index::pickled;
 use crate::index::pickled::legacy::{pickle_end, system_notes};
 use crate::index::pickled::{
-    Found, Keyed, KeyedObjects, Known, PersistentIds, SHORT_STRING_MAX_BYTES, StorageSlice, TensorClass,
-    check_side_pickle, lookup,
+    Found, Keyed, KeyedObjects, Known, PersistentIds, StorageSlice, TensorClass, check_side_pickle, lookup,
+    short_string, storage_dtype, tensor_dtype,
 };
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
@@ -47,12 +47,11 @@ pub(super) fn is_torch(archive: &Archive) -> bool {
 pub(super) fn read(archive: &Archive, options: &Options) -> Result<Contents> {
     let mut regions = [Region::default(); 4];
     for (region, name) in regions.iter_mut().zip(MEMBERS) {
-        let member = archive.find(name).ok_or_else(|| {
-            Error::new(Code::TarStructure, format!("the archive of torch 0.1 has no member {name:?}"))
-        })?;
+        let member = archive
+            .find(name)
+            .ok_or_else(|| error!(Code::TarStructure, "the archive of torch 0.1 has no member {name:?}"))?;
         if member.has_long_name() {
-            let text = format!("the name {name:?} is in a header of its own, which torch never wrote");
-            return Err(Error::new(Code::TarStructure, text));
+            bail!(Code::TarStructure, "the name {name:?} is in a header of its own, which torch never wrote");
         }
         *region = member.region();
     }
@@ -156,16 +155,7 @@ impl Described<'_> {
                 return Err(wrong(&format!("view {key} is of storage {root}, which is missing")));
             };
             let (offset, numel) = (int(values, offset)?, int(values, numel)?);
-            let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(whole.dtype.itemsize());
-            let slice = bytes(offset)
-                .zip(bytes(numel))
-                .filter(|(start, nbytes)| start.checked_add(*nbytes).is_some_and(|end| end <= whole.nbytes))
-                .map(|(start, nbytes)| StorageSlice { start, nbytes, ..*whole });
-            let slice = slice.ok_or_else(|| {
-                let text =
-                    format!("view {key} of {numel} element(s) from {offset} reaches outside its storage");
-                Error::new(Code::StorageBounds, text)
-            })?;
+            let slice = whole.view(key, offset, numel)?;
             if made.insert(key, Keyed::Storage(slice)).is_some() {
                 return Err(wrong(&format!("the key {key} is used twice")));
             }
@@ -261,11 +251,8 @@ impl Described<'_> {
 
     /// The name of a device.
     fn device(&mut self, values: &Values, location: Handle) -> Result<Arc<str>> {
-        let name = match values.get(location) {
-            Value::Str(name) if name.as_bytes().len() <= SHORT_STRING_MAX_BYTES => name.as_str(),
-            _ => None,
-        };
-        let name = name.ok_or_else(|| wrong("the location of a storage is not the name of a device"))?;
+        let name = short_string(values, location)
+            .ok_or_else(|| wrong("the location of a storage is not the name of a device"))?;
         Ok(self.devices.entry(name.to_owned()).or_insert_with(|| Arc::from(name)).clone())
     }
 }
@@ -369,12 +356,8 @@ impl<'a> Sections<'a> {
     fn count(&mut self, what: &str) -> Result<u64> {
         let at = self.at;
         let pickle = self.pickle()?;
-        let count = match pickle.values.get(pickle.root) {
-            Value::Int(count) => u64::try_from(count).ok(),
-            _ => None,
-        };
         let text = || wrong(&format!("the number of {what} is not a count")).at(at);
-        let count = count.ok_or_else(text)?;
+        let count = pickle.values.count_at(pickle.root).ok_or_else(text)?;
         // Each has a pickle of several bytes.
         if count > self.left() {
             let text = format!("{count} {what} are announced, {} byte(s) are left", self.left());
@@ -389,7 +372,7 @@ impl<'a> Sections<'a> {
         self.fill(to_u64(N))?;
         let found = self.buffered().first_chunk().copied();
         let found = found.ok_or_else(|| {
-            Error::new(Code::Truncated, format!("{N} byte(s) announced, {} left", self.left())).at(self.at)
+            error!(Code::Truncated, "{N} byte(s) announced, {} left", self.left()).at(self.at)
         })?;
         self.at = self.at.saturating_add(to_u64(N));
         Ok(found)
@@ -438,35 +421,20 @@ fn is_class(module: &str, name: &str) -> bool {
 
 /// The element type of a storage class of torch 0.1.
 fn storage_class(values: &Values, class: Handle) -> Option<DType> {
-    let Value::Global(id) = values.get(class) else { return None };
-    let global = values.global(id);
+    let (module, name) = values.global_at(class)?;
     // The quantized classes are of torch 1.3 and later.
-    typed_storage(global.module, global.name).filter(|_| !global.name.starts_with('Q'))
-}
-
-/// The element type of a storage class; `None` for other names.
-fn typed_storage(module: &str, name: &str) -> Option<DType> {
-    match lookup(module, name) {
-        Some(Known::Storage(dtype)) => dtype,
-        _ => None,
-    }
+    storage_dtype(module, name).filter(|_| !name.starts_with('Q'))
 }
 
 /// The size of an element of a storage class; `None` for other names.
 #[cfg(feature = "scan")]
 pub fn storage_itemsize(module: &str, name: &str) -> Option<u64> {
-    typed_storage(module, name).map(DType::itemsize)
+    storage_dtype(module, name).map(DType::itemsize)
 }
 
 /// The element type of a tensor class of torch 0.1.
 fn tensor_class(values: &Values, class: Handle) -> Option<DType> {
-    let Value::Global(id) = values.get(class) else { return None };
-    let global = values.global(id);
-    let is_dense = matches!(global.module, "torch" | "torch.cuda");
-    match lookup(global.module, global.name) {
-        Some(Known::TensorClass(TensorClass::Plain)) if is_dense => {
-            typed_storage(global.module, &format!("{}Storage", global.name.strip_suffix("Tensor")?))
-        }
-        _ => None,
-    }
+    let (module, name) = values.global_at(class)?;
+    let is_plain = lookup(module, name) == Some(Known::TensorClass(TensorClass::Plain));
+    tensor_dtype(module, name).filter(|_| is_plain)
 }

@@ -6,7 +6,7 @@ use super::selection::internal;
 use super::{Chunk, ChunkBytes, ChunkPlace, Chunks, Flags, Index, Location, Storage, StorageBytes, Tensor};
 use crate::bytes::Source;
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::layout::{Dims, Layout, numel};
 use crate::num::{to_u32, u32_to_usize};
 
@@ -47,8 +47,7 @@ impl TensorPart<'_> {
         let sizes = layout.shape.clone();
         let nbytes = layout.numel().checked_mul(tensor.dtype().itemsize());
         if nbytes.is_none_or(|nbytes| nbytes > storage.nbytes) {
-            let text = format!("a part of {:?} is stored in {} byte(s)", &sizes[..], storage.nbytes);
-            return Err(Error::new(Code::DcpChunk, text));
+            bail!(Code::DcpChunk, "a part of {:?} is stored in {} byte(s)", &sizes[..], storage.nbytes);
         }
         let stored = StoredTensor {
             source: index.source.clone(),

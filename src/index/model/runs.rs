@@ -5,7 +5,7 @@
 use super::selection::internal;
 use super::{Index, TensorPart};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::layout::{Dims, Layout, contiguous_strides, numel};
 use crate::num::u32_to_usize;
 
@@ -31,8 +31,7 @@ impl Index {
         let mut begin = 0_u64;
         for run in runs {
             let end = begin.checked_add(run.len).filter(|&end| end <= whole).ok_or_else(|| {
-                let text = format!("the runs of a tensor of {:?} are more than its elements", &shape[..]);
-                Error::new(Code::DcpGrid, text)
+                error!(Code::DcpGrid, "the runs of a tensor of {:?} are more than its elements", &shape[..])
             })?;
             let flat = run.index.tensors.get(u32_to_usize(run.tensor)).ok_or_else(internal)?;
             let &Layout { shape: ref flat_shape, ref strides, offset } = flat.layout();

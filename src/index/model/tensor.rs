@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::layout::{Dims, Layout, contiguous_strides, numel};
 use crate::limits::Limits;
 
@@ -78,10 +78,7 @@ impl Tensor {
         let shift = bytes.checked_div(item).filter(|shift| shift.checked_mul(item) == Some(bytes));
         let offset = shift.and_then(|shift| self.layout.offset.checked_add(shift));
         self.layout.offset = offset.ok_or_else(|| {
-            Error::new(
-                Code::StorageBounds,
-                format!("a view starts at byte {bytes}, inside an element of {}", self.dtype),
-            )
+            error!(Code::StorageBounds, "a view starts at byte {bytes}, inside an element of {}", self.dtype)
         })?;
         Ok(self)
     }
@@ -135,29 +132,23 @@ impl RawTensor {
         let rank = u64::try_from(shape.len()).unwrap_or(u64::MAX);
         Limits::check("rank", limits.rank, rank)?;
         if shape.len() != strides.len() {
-            let text = format!("{} sizes but {} strides", shape.len(), strides.len());
-            return Err(Error::new(Code::TensorShape, text));
+            bail!(Code::TensorShape, "{} sizes but {} strides", shape.len(), strides.len());
         }
         let layout = Layout {
             shape: counts(shape, Code::TensorShape, "size")?,
             strides: counts(strides, Code::TensorBounds, "stride")?,
             offset: u64::try_from(self.offset)
-                .map_err(|_| Error::new(Code::TensorBounds, format!("negative offset {}", self.offset)))?,
+                .map_err(|_| error!(Code::TensorBounds, "negative offset {}", self.offset))?,
         };
         if numel(&layout.shape).is_none() {
-            return Err(Error::new(
-                Code::TensorShape,
-                format!("the size of shape {shape:?} does not fit 64 bits"),
-            ));
+            bail!(Code::TensorShape, "the size of shape {shape:?} does not fit 64 bits");
         }
         Ok(Tensor { dtype: self.dtype, layout, storage: self.storage, flags: self.flags })
     }
 }
 
 fn counts(numbers: &[i64], code: Code, what: &str) -> Result<Dims> {
-    (numbers.iter())
-        .map(|&n| u64::try_from(n).map_err(|_| Error::new(code, format!("negative {what} {n}"))))
-        .collect()
+    (numbers.iter()).map(|&n| u64::try_from(n).map_err(|_| error!(code, "negative {what} {n}"))).collect()
 }
 
 fn check_bounds(layout: &Layout, dtype: DType, nbytes: u64) -> Result<()> {
@@ -168,11 +159,11 @@ fn check_bounds(layout: &Layout, dtype: DType, nbytes: u64) -> Result<()> {
         Some(end) if end <= nbytes => Ok(()),
         end => {
             let extent = end.map_or_else(|| "beyond 64 bits".to_owned(), |end| format!("to byte {end}"));
-            let text = format!(
+            Err(error!(
+                Code::TensorBounds,
                 "a tensor of shape {:?} reaches {extent} of a storage of {nbytes}",
                 &layout.shape[..]
-            );
-            Err(Error::new(Code::TensorBounds, text))
+            ))
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The boxes are cut apart along one dimension after another, wherever no box crosses the cut. Real chunks are cells of a grid, so
 //! a few rounds of sorting separate all of them. Boxes that no cut separates are compared pair by pair.
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::layout::numel;
 use crate::num::to_u64;
 
@@ -91,10 +91,7 @@ fn separate(boxes: &mut [TensorBox<'_>], ndim: usize) -> Result<()> {
 /// Compares boxes pair by pair. Fails where two overlap.
 fn compare(boxes: &[TensorBox<'_>]) -> Result<()> {
     if boxes.len() > PAIRS_MAX_BOXES {
-        return Err(Error::new(
-            Code::DcpGrid,
-            "the chunks of a tensor overlap, or are not the cells of a grid",
-        ));
+        bail!(Code::DcpGrid, "the chunks of a tensor overlap, or are not the cells of a grid");
     }
     for (at, (offsets, sizes)) in boxes.iter().enumerate() {
         for (other_offsets, other_sizes) in boxes.iter().skip(at.saturating_add(1)) {
@@ -103,10 +100,10 @@ fn compare(boxes: &[TensorBox<'_>]) -> Result<()> {
                 begin < u64::saturating_add(other, other_size) && other < u64::saturating_add(begin, size)
             };
             if dims.all(overlaps) {
-                let text = format!(
+                bail!(
+                    Code::DcpGrid,
                     "two chunks overlap: {sizes:?} at {offsets:?}, and {other_sizes:?} at {other_offsets:?}"
                 );
-                return Err(Error::new(Code::DcpGrid, text));
             }
         }
     }

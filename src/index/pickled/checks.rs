@@ -1,8 +1,13 @@
 //! Checks of a pickle that need no interpretation of its calls.
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::index::model::{Options, Unknown};
-use crate::pickle::{Pickle, Value};
+use crate::pickle::{Call, Pickle, Values};
+
+/// The module and name of what a call calls, for an error.
+pub(crate) fn callee<'a>(values: &'a Values, call: &Call<'_>) -> (&'a str, &'a str) {
+    values.global_at(call.callable).unwrap_or(("", "(result of a call)"))
+}
 
 /// Fails with `TrailingData` where bytes follow the pickle, unless these are ignored.
 pub(crate) fn check_end(pickle: &Pickle, options: &Options) -> Result<()> {
@@ -10,8 +15,8 @@ pub(crate) fn check_end(pickle: &Pickle, options: &Options) -> Result<()> {
     if end == total || options.ignore_trailing {
         return Ok(());
     }
-    let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
-    Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)))
+    Err(error!(Code::TrailingData, "{} byte(s) after the pickle's end", total.saturating_sub(end))
+        .at(u64::try_from(end).unwrap_or(u64::MAX)))
 }
 
 /// What a pickle beside the object's imports or calls although its writer never does: an error if unknown names are refused, else
@@ -29,10 +34,7 @@ pub(crate) fn check_side_pickle(
         (Some(global), _) => (Code::DisallowedGlobal, global.module, global.name, "imports", global.offset),
         (None, Some((id, _))) => {
             let call = values.call(id);
-            let (module, name) = match values.get(call.callable) {
-                Value::Global(id) => (values.global(id).module, values.global(id).name),
-                _ => ("", "(result of a call)"),
-            };
+            let (module, name) = callee(values, &call);
             (Code::DisallowedCall, module, name, "calls", call.offset)
         }
         (None, None) => return Ok(None),

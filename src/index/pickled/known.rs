@@ -153,6 +153,20 @@ pub(crate) fn lookup(module: &str, name: &str) -> Option<Known> {
     })
 }
 
+/// The element type of a storage class; `None` for other names, and for `UntypedStorage`.
+pub(crate) fn storage_dtype(module: &str, name: &str) -> Option<DType> {
+    match lookup(module, name) {
+        Some(Known::Storage(dtype)) => dtype,
+        _ => None,
+    }
+}
+
+/// The element type of a class like `torch.FloatTensor`; `None` for a sparse one, which has no storage.
+pub(crate) fn tensor_dtype(module: &str, name: &str) -> Option<DType> {
+    let is_dense = matches!(module, "torch" | "torch.cuda");
+    storage_dtype(module, &format!("{}Storage", name.strip_suffix("Tensor")?)).filter(|_| is_dense)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,7 @@
 
 use crate::bytes::{Fetched, Region, Requests, Source};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::index::model::{Location, Options, Storage};
 use crate::index::pickled::checks::check_side_pickle;
 use crate::index::pickled::meanings::{Found, SHORT_STRING_MAX_BYTES};
@@ -72,9 +72,9 @@ pub(crate) fn positions(keys: &[String]) -> HashMap<&str, usize> {
 pub(crate) fn locate(positions: &HashMap<&str, usize>, key: &str) -> Result<Found> {
     match positions.get(key) {
         Some(&at) => Ok(Found::Listed(at)),
-        None => Err(Error::new(
+        None => Err(error!(
             Code::LegacyKeys,
-            format!("storage {key} is not in the list of storage keys, so it has no bytes"),
+            "storage {key} is not in the list of storage keys, so it has no bytes"
         )),
     }
 }
@@ -135,7 +135,7 @@ impl Head {
 /// The error for a stream that ends where this pickle would start.
 fn missing_pickle(name: &str) -> Error {
     let code = if name == PICKLES[KEYS] { Code::LegacyKeys } else { Code::Truncated };
-    Error::new(code, format!("the stream ends before its {name}"))
+    error!(code, "the stream ends before its {name}")
         .note("The download or copy is probably incomplete: fetch the file again.")
 }
 
@@ -201,9 +201,7 @@ pub(crate) fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<ResumePoint
 fn check_protocol(pickle: &Pickle) -> Result<()> {
     match pickle.values.get(pickle.root) {
         Value::Int(PROTOCOL) => Ok(()),
-        Value::Int(other) => {
-            Err(Error::new(Code::LegacyVersion, format!("protocol {other} is not {PROTOCOL}")))
-        }
+        Value::Int(other) => Err(error!(Code::LegacyVersion, "protocol {other} is not {PROTOCOL}")),
         _ => Err(Error::new(Code::LegacyVersion, "the protocol version is not a number")),
     }
 }
@@ -228,7 +226,7 @@ fn keys(pickle: &Pickle) -> Result<Vec<String>> {
     let text = |&item| match pickle.values.get(item) {
         Value::Str(key) if key.as_bytes().len() <= SHORT_STRING_MAX_BYTES => {
             if !seen.insert(key) {
-                return Err(Error::new(Code::LegacyKeys, "a storage key is listed twice"));
+                bail!(Code::LegacyKeys, "a storage key is listed twice");
             }
             key.as_str().map(str::to_owned).ok_or_else(wrong)
         }

@@ -1,6 +1,7 @@
 //! What the calls and persistent ids of a pickle mean, as data: made by the interpreter of calls, read by the tree and by names.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use crate::dtype::DType;
@@ -13,6 +14,14 @@ use crate::pickle::{Handle, Value, Values};
 /// The maximum length, in bytes, of a string that is a key, a device or the like. Any number of calls may share one string, so
 /// its length is checked before it is read.
 pub(crate) const SHORT_STRING_MAX_BYTES: usize = 256;
+
+/// A short string; `None` for other values. The pickle module reads byte strings of Python 2 as strings too.
+pub(crate) fn short_string(values: &Values, handle: Handle) -> Option<&str> {
+    match values.get(handle) {
+        Value::Str(text) if text.as_bytes().len() <= SHORT_STRING_MAX_BYTES => text.as_str(),
+        _ => None,
+    }
+}
 
 /// A NumPy dtype that rustload supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,4 +197,20 @@ pub(crate) struct StorageSlice {
     /// The first byte; 0 unless the id has a view.
     pub(crate) start: u64,
     pub(crate) nbytes: u64,
+}
+
+impl StorageSlice {
+    /// The slice that is the view `key` of this one, which begins with its storage. Fails where it reaches outside.
+    pub(crate) fn view(self, key: impl Display, offset: i64, numel: i64) -> Result<StorageSlice> {
+        let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(self.dtype.itemsize());
+        bytes(offset)
+            .zip(bytes(numel))
+            .filter(|(start, nbytes)| start.checked_add(*nbytes).is_some_and(|end| end <= self.nbytes))
+            .map(|(start, nbytes)| StorageSlice { start, nbytes, ..self })
+            .ok_or_else(|| {
+                let text =
+                    format!("view {key} of {numel} element(s) from {offset} reaches outside its storage");
+                Error::new(Code::StorageBounds, text)
+            })
+    }
 }

@@ -11,15 +11,13 @@ mod read;
 mod script;
 mod tree;
 
-pub(crate) use self::checks::{check_end, check_side_pickle};
-pub(crate) use self::known::{Known, TensorClass, lookup};
+pub(crate) use self::checks::{callee, check_end, check_side_pickle};
+pub(crate) use self::known::{Known, TensorClass, lookup, storage_dtype, tensor_dtype};
 pub(crate) use self::meaning::CallInterpreter;
 #[cfg(feature = "scan")]
 pub use self::meaning::embedded::holds_storage;
 pub use self::meanings::PersistentIdForm;
-pub(crate) use self::meanings::{
-    Found, Keyed, KeyedObjects, PersistentIds, SHORT_STRING_MAX_BYTES, StorageSlice,
-};
-pub(crate) use self::read::{read, read_executed};
+pub(crate) use self::meanings::{Found, Keyed, KeyedObjects, PersistentIds, StorageSlice, short_string};
+pub(crate) use self::read::read_executed;
 pub(crate) use self::script::{ScriptClasses, read as read_scripts};
 pub use self::tree::{DictKind, Object, Tree};

@@ -6,13 +6,13 @@ use crate::bytes::Source;
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
 use crate::index::model::{Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown};
-use crate::index::pickled::checks::check_end;
+use crate::index::pickled::checks::{callee, check_end};
 use crate::index::pickled::meaning::CallInterpreter;
 use crate::index::pickled::meanings::{Found, Meaning, PersistentIds};
 use crate::index::pickled::names;
 use crate::index::pickled::script::ScriptClasses;
 use crate::index::pickled::tree::{Tree, View};
-use crate::pickle::{self, Pickle, Value};
+use crate::pickle::Pickle;
 
 /// The interpretation of one pickle.
 pub(crate) struct Pickled {
@@ -24,13 +24,7 @@ pub(crate) struct Pickled {
     tree: Tree,
 }
 
-/// Executes the pickle `data` and interprets its calls.
-pub(crate) fn read(data: Vec<u8>, ids: PersistentIds<'_>, options: &Options) -> Result<Pickled> {
-    let pickle = pickle::run_cancellable(data, &options.limits, &options.cancel)?;
-    read_executed(pickle, ids, ScriptClasses::new(), options)
-}
-
-/// As [`read`], for a pickle that was executed already. `scripts` are the TorchScript classes of its values.
+/// Interprets the calls of a pickle. `scripts` are the TorchScript classes of its values.
 pub(crate) fn read_executed(
     pickle: Pickle,
     ids: PersistentIds<'_>,
@@ -42,22 +36,12 @@ pub(crate) fn read_executed(
     let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
     interpreter.set_scripts(scripts);
     if options.unknown == Unknown::Error {
-        refuse_unknown(View { values: &values, meanings: interpreter.meanings() })?;
+        refuse_unknown(interpreter.view())?;
     }
-    let mut traversal = names::find(
-        View { values: &values, meanings: interpreter.meanings() },
-        root,
-        &options.limits,
-        &options.cancel,
-    )?;
+    let mut traversal = names::find(interpreter.view(), root, &options.limits, &options.cancel)?;
     if !traversal.bare.is_empty() {
         interpreter.add_bare(&traversal.bare)?;
-        traversal = names::find(
-            View { values: &values, meanings: interpreter.meanings() },
-            root,
-            &options.limits,
-            &options.cancel,
-        )?;
+        traversal = names::find(interpreter.view(), root, &options.limits, &options.cancel)?;
     }
     let mut meanings = interpreter.finish();
     if newest_protocol > protocol {
@@ -123,13 +107,7 @@ fn refuse_unknown(view: View<'_>) -> Result<()> {
     for (id, _) in view.values.calls() {
         if view.meanings.calls.get(id.index()) == Some(&Meaning::Opaque) {
             let call = view.values.call(id);
-            let (module, name) = match view.values.get(call.callable) {
-                Value::Global(id) => {
-                    let global = view.values.global(id);
-                    (global.module, global.name)
-                }
-                _ => ("", "(result of a call)"),
-            };
+            let (module, name) = callee(view.values, &call);
             let text =
                 format!("the pickle calls {} in an unknown way", view.class_name(view.class_id(&call)));
             return Err(Error::global(Code::DisallowedCall, module, name, text).at(call.offset));

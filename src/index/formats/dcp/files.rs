@@ -7,7 +7,7 @@ use std::sync::Arc;
 use once_cell::race::OnceBox;
 
 use crate::bytes::{FileStamp, Folder, Region, Source};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 #[cfg(feature = "scan")]
 use crate::index::model::ChunkItem;
 use crate::index::model::{Options, Path};
@@ -170,6 +170,5 @@ impl ChunkFiles {
 }
 
 fn size_changed(path: &FilePath, before: u64, now: u64) -> Error {
-    let text = format!("the file had {before} byte(s) and now has {now}");
-    Error::new(Code::FileChanged, text).in_file(path)
+    error!(Code::FileChanged, "the file had {before} byte(s) and now has {now}").in_file(path)
 }

@@ -7,7 +7,7 @@ use std::path::{Path as FilePath, PathBuf};
 use super::files::{ChunkFile, Place};
 use crate::bytes::{self, Region, Source, is_plain_name};
 use crate::container::tar::Archive;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
 
@@ -125,10 +125,9 @@ impl<'a> Folder<'a> {
     /// A range of a file. Fails with `DcpRange` where the file is shorter.
     pub(super) fn range(&self, file: u32, start: u64, len: u64) -> Result<Region> {
         let size = usize::try_from(file).ok().and_then(|file| self.files.get(file)).map_or(0, ChunkFile::len);
-        Region::new(start, len).filter(|region| region.end() <= size).ok_or_else(|| {
-            let text = format!("{len} byte(s) at {start} reach outside a file of {size}");
-            Error::new(Code::DcpRange, text)
-        })
+        Region::new(start, len)
+            .filter(|region| region.end() <= size)
+            .ok_or_else(|| error!(Code::DcpRange, "{len} byte(s) at {start} reach outside a file of {size}"))
     }
 
     /// Fails with `DcpRange` where two items share bytes of a file.
@@ -147,11 +146,11 @@ impl<'a> Folder<'a> {
 }
 
 fn escape(name: &str, why: &str) -> Error {
-    Error::new(Code::DcpPath, format!("the file name {name:?} {why}"))
+    error!(Code::DcpPath, "the file name {name:?} {why}")
 }
 
 fn missing(name: &str) -> Error {
-    Error::new(Code::ShardMissing, format!("the metadata names the file {name:?}, which is missing"))
+    error!(Code::ShardMissing, "the metadata names the file {name:?}, which is missing")
 }
 
 /// A file in a folder on disk.

@@ -19,12 +19,12 @@ use self::files::{ChunkFiles, Place};
 pub use self::files::{SavedValue, SavedValues};
 pub(super) use self::folder::Folder;
 use self::reader::{Fields, MEGATRON, METADATA};
-pub(super) use self::reader::{Reader, dtype, malformed};
+pub(super) use self::reader::{Reader, malformed};
 use super::contents::{Contents, Objects};
 use crate::bytes::Source;
 use crate::container::Format;
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::index::model::{Chunk, Chunks, Index, Location, Options, Path, PathStep, Tensor, Unknown};
 use crate::index::pickled::{self, CallInterpreter, PersistentIdForm, PersistentIds, Tree};
 use crate::layout::{Dims, numel};
@@ -57,8 +57,7 @@ pub(super) fn read(
         reader.tensors(&top, stored, Arc::new(files), source, options)?
     };
     let no_storages = |key: &str, _: u64| {
-        let text = format!("the metadata refers to storage {key}, but has no storages");
-        Err(Error::new(Code::PersistentId, text))
+        Err(error!(Code::PersistentId, "the metadata refers to storage {key}, but has no storages"))
     };
     let ids = PersistentIds::described(PersistentIdForm::Archive, &no_storages);
     let meanings = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?.finish();
@@ -77,22 +76,14 @@ impl<'a> Reader<'a> {
         let Some(Value::Tuple([kind, layout, gradient, ..])) = state else {
             return Err(malformed("the properties of a tensor are not a tuple"));
         };
-        let name = match self.values.get(*kind) {
-            Value::Global(id) => {
-                let global = self.values.global(id);
-                (global.module == "torch").then_some(global.name)
-            }
-            _ => None,
+        let Some(("torch", name)) = self.values.global_at(*kind) else {
+            return Err(malformed("the dtype of a tensor is something else"));
         };
-        let name = name.ok_or_else(|| malformed("the dtype of a tensor is something else"))?;
-        let kind = dtype(name).ok_or_else(|| {
-            Error::new(Code::DtypeUnsupported, format!("a tensor is of torch.{name}, which is not read"))
+        let kind = DType::from_name(name).ok_or_else(|| {
+            error!(Code::DtypeUnsupported, "a tensor is of torch.{name}, which is not read")
         })?;
-        let is_strided = match self.values.get(*layout) {
-            Value::Call(id) => match self.values.get(self.values.call(id).args) {
-                Value::Tuple(&[name]) => self.text(name)? == "torch.strided",
-                _ => false,
-            },
+        let is_strided = match self.values.call_at(*layout).map(|call| self.values.get(call.args)) {
+            Some(Value::Tuple(&[name])) => self.text(name)? == "torch.strided",
             _ => false,
         };
         if !is_strided {
@@ -136,11 +127,11 @@ impl<'a> Reader<'a> {
         match transforms {
             None | Some(Value::None | Value::List([]) | Value::Tuple([])) => {}
             Some(Value::List([first, ..]) | Value::Tuple([first, ..])) => {
-                let text = format!(
+                bail!(
+                    Code::DcpTransform,
                     "an item is transformed by {:?}, which rustload does not undo",
                     self.text(*first)?
                 );
-                return Err(Error::new(Code::DcpTransform, text));
             }
             Some(_) => return Err(malformed("the transforms of an item are not a list")),
         }
@@ -266,5 +257,5 @@ impl<'a> Reader<'a> {
 }
 
 fn missing(what: &str) -> Error {
-    Error::new(Code::DcpMetadata, format!("the metadata does not say where {what} is stored"))
+    error!(Code::DcpMetadata, "the metadata does not say where {what} is stored")
 }

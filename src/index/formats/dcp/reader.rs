@@ -91,8 +91,8 @@ impl<'a> Reader<'a> {
             let global = self.values.global(id);
             let is_listed =
                 KNOWN.iter().any(|(module, names)| *module == global.module && names.contains(&global.name));
-            let is_torchs =
-                global.module == "torch" && (global.name == "Size" || dtype(global.name).is_some());
+            let is_torchs = global.module == "torch"
+                && (global.name == "Size" || DType::from_name(global.name).is_some());
             if !is_listed && !is_torchs {
                 let (module, name) = (global.module, global.name);
                 let text = format!("the metadata imports {module}.{name}, which rustload does not know");
@@ -104,10 +104,7 @@ impl<'a> Reader<'a> {
 
     /// The class of an object, as module and name; `None` for other values.
     pub(super) fn class(&self, object: Handle) -> Option<(&'a str, &'a str)> {
-        let Value::Call(id) = self.values.get(object) else { return None };
-        let Value::Global(id) = self.values.get(self.values.call(id).callable) else { return None };
-        let global = self.values.global(id);
-        Some((global.module, global.name))
+        self.values.global_at(self.values.call_at(object)?.callable)
     }
 
     /// The state that is set on an object of one of these classes, and which class that is.
@@ -206,11 +203,6 @@ impl<'a> Reader<'a> {
         self.count(items.len())?;
         items.iter().map(|&item| self.number(item)).collect()
     }
-}
-
-/// The dtype of that name in the module `torch`.
-pub(in crate::index::formats) fn dtype(name: &str) -> Option<DType> {
-    DType::from_name(name)
 }
 
 pub(in crate::index::formats) fn malformed(text: impl Into<String>) -> Error {

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
-use super::super::dcp::{Reader, dtype, malformed};
+use super::super::dcp::{Reader, malformed};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, error};
 use crate::index::model::{Along, Options, Placement};
 use crate::layout::{Dims, numel};
 use crate::limits::Limits;
@@ -282,8 +282,8 @@ impl<'a> Metadata<'a> {
             let sharding = self.need(group, "sharding_metadata")?;
             let data = self.need(sharding, "data")?;
             let kind = self.plain.text(self.need(data, "dtype")?)?;
-            let kind = kind.strip_prefix("torch.").and_then(dtype).ok_or_else(|| {
-                Error::new(Code::DtypeUnsupported, format!("a tensor is of {kind:?}, which is not read"))
+            let kind = kind.strip_prefix("torch.").and_then(DType::from_name).ok_or_else(|| {
+                error!(Code::DtypeUnsupported, "a tensor is of {kind:?}, which is not read")
             })?;
             let shape = self.plain.sizes(self.need(data, "global_shape")?, limits)?;
             let mut ranks = Vec::new();

@@ -19,7 +19,7 @@ use super::{safetensors, torch, torch_legacy};
 use crate::bytes::Source;
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Result, ResultExt, bail};
 use crate::index::model::{Entry, Index, Options, Path, PathStep, check_tiling};
 use crate::index::pickled::{self, Object, Tree};
 use crate::layout::numel;
@@ -142,8 +142,7 @@ fn open(source: &Source, file: &File<'_>, options: &Options) -> Result<Contents>
         Format::LegacyTorch => torch_legacy::read(source, options)?,
         Format::Safetensors => safetensors::read(source, options).map(Contents::from)?,
         format => {
-            let text = format!("the file of an item is of the format {}", format.name());
-            return Err(Error::new(Code::DcpChunk, text));
+            bail!(Code::DcpChunk, "the file of an item is of the format {}", format.name());
         }
     };
     let tree = contents.objects.tree.clone();

@@ -76,7 +76,8 @@ impl Budget {
     }
 }
 
-fn member(archive: &Archive, number: usize) -> Result<&Member> {
+/// A member by its number.
+pub(super) fn member(archive: &Archive, number: usize) -> Result<&Member> {
     let missing = || Error::new(Code::InternalError, "a member of the archive is missing");
     archive.members().get(number).ok_or_else(missing)
 }

@@ -1,7 +1,7 @@
 //! Which members of an archive have the weights and constants of its programs, by their names.
 
 use crate::container::zip::{Archive, fold_case};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::index::formats::torch;
 
 /// Names that an archive may have only in this case, below its root folder: torch's zip reader ignores case.
@@ -80,8 +80,8 @@ pub(super) fn programs(archive: &Archive) -> Result<Programs> {
             continue;
         };
         let Some(name) = rest.strip_suffix(".json").filter(|name| !name.is_empty()) else {
-            let text = format!("{rest:?} is not a name of a program's graph");
-            return Err(Error::new(Code::ExportConfig, text).in_member(member.name()));
+            return Err(error!(Code::ExportConfig, "{rest:?} is not a name of a program's graph")
+                .in_member(member.name()));
         };
         let weights = part(archive, &format!("{root}data/weights/"), name, "weights")?;
         let constants = part(archive, &format!("{root}data/constants/"), name, "constants")?;
@@ -109,13 +109,13 @@ fn part(archive: &Archive, folder: &str, name: &str, kind: &str) -> Result<Part>
     let pickled = format!("{folder}{name}.pt");
     match (archive.find(&config), archive.find(&pickled)) {
         // torch's Python reader takes the pickle, its C++ reader the configuration.
-        (Some(_), Some(_)) => {
-            let text = format!("the {kind} of {name:?} are there twice, as a configuration and as a pickle");
-            Err(Error::new(Code::ExportConfig, text))
-        }
+        (Some(_), Some(_)) => Err(error!(
+            Code::ExportConfig,
+            "the {kind} of {name:?} are there twice, as a configuration and as a pickle"
+        )),
         (Some(member), None) => Ok(Part::Config { member, folder: folder.to_owned() }),
         (None, Some(member)) => Ok(Part::Pickled { member }),
-        (None, None) => Err(Error::new(Code::RecordMissing, format!("the archive has no member {config:?}"))),
+        (None, None) => Err(error!(Code::RecordMissing, "the archive has no member {config:?}")),
     }
 }
 
@@ -129,14 +129,11 @@ fn old_program(archive: &Archive) -> Result<Programs> {
     let part = |kind: &str| {
         let names = ["pt", "json"].map(|extension| format!("serialized_{kind}.{extension}"));
         match names.each_ref().map(|name| archive.find(name)) {
-            [Some(_), Some(_)] => {
-                let text = format!("the {kind} is there twice");
-                Err(Error::new(Code::ExportConfig, text))
-            }
+            [Some(_), Some(_)] => Err(error!(Code::ExportConfig, "the {kind} is there twice")),
             [Some(member), None] | [None, Some(member)] => Ok(Part::Pickled { member }),
             [None, None] => {
                 let [name, _] = names;
-                Err(Error::new(Code::RecordMissing, format!("the archive has no member {name:?}")))
+                Err(error!(Code::RecordMissing, "the archive has no member {name:?}"))
             }
         }
     };
@@ -151,27 +148,23 @@ fn check_names(archive: &Archive, root: &str) -> Result<()> {
     for member in archive.members() {
         let name = member.name();
         let Some(rest) = name.strip_prefix(root) else {
-            let text = format!("member {name:?} is outside the root folder {root:?}");
-            return Err(Error::new(Code::ZipName, text));
+            bail!(Code::ZipName, "member {name:?} is outside the root folder {root:?}");
         };
         let folded = fold_case(rest);
         if folded == "data.pkl" {
-            let text = format!("member {name:?} makes it an archive of torch.save too");
-            return Err(Error::new(Code::ExportConfig, text));
+            bail!(Code::ExportConfig, "member {name:?} makes it an archive of torch.save too");
         }
         if let Some(required) = CASE_SENSITIVE_NAMES.iter().find(|required| folded == **required)
             && rest != *required
         {
-            let text = format!("member {name:?} differs from {required:?} in case");
-            return Err(Error::new(Code::ZipCase, text));
+            bail!(Code::ZipCase, "member {name:?} differs from {required:?} in case");
         }
     }
     Ok(())
 }
 
 fn version(name: &str, found: &[u8]) -> Error {
-    let text = format!("{name} is {:?}", String::from_utf8_lossy(found));
-    Error::new(Code::ExportVersion, text)
+    error!(Code::ExportVersion, "{name} is {:?}", String::from_utf8_lossy(found))
 }
 
 fn no_program(archive: &Archive, root: &str) -> Error {

@@ -13,15 +13,15 @@ use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use self::budget::Budget;
+use self::budget::{Budget, member};
 pub(super) use self::members::is_export;
 use self::members::{Part, programs};
 use super::contents::Contents;
 use crate::container::Format;
 use crate::container::payload_config::{Payload, TensorMeta};
-use crate::container::zip::{Archive, Member};
+use crate::container::zip::Archive;
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::index::model::{
     Entry, Flags, Index, Location, OpaqueClass, Options, Path, RawTensor, Storage, Unknown,
 };
@@ -134,23 +134,23 @@ impl Reader<'_> {
         are_constants: bool,
         names: &mut Names,
     ) -> Result<()> {
+        let (Part::Config { member: number, .. } | Part::Pickled { member: number }) = *part;
+        let name = member(self.archive, number)?.name();
         match part {
-            Part::Config { member, folder } => {
-                let config = self.budget.config(self.archive, *member, &self.options.cancel)?;
+            Part::Config { folder, .. } => {
+                let config = self.budget.config(self.archive, number, &self.options.cancel)?;
                 self.unknown_fields = self.unknown_fields.saturating_add(config.unknown_fields);
-                let name = self.member(*member).map(|member| member.name().to_owned())?;
                 for payload in config.payloads {
                     self.options.cancel.check()?;
-                    self.payload(payload, folder, label, are_constants, names).in_member(&name)?;
+                    self.payload(payload, folder, label, are_constants, names).in_member(name)?;
                 }
                 Ok(())
             }
-            Part::Pickled { member } => {
-                let name = self.member(*member).map(|member| member.name().to_owned())?;
-                let Some(mut contents) = self.nested(*member).in_member(&name)? else { return Ok(()) };
+            Part::Pickled { .. } => {
+                let Some(mut contents) = self.nested(number).in_member(name)? else { return Ok(()) };
                 let tree = contents.objects.tree.as_ref();
                 if !matches!(tree.map(|tree| tree.get(tree.root())).transpose()?, Some(Object::Dict { .. })) {
-                    return Err(config("the pickle is not a dict of tensors".to_owned()).in_member(&name));
+                    return Err(config("the pickle is not a dict of tensors".to_owned()).in_member(name));
                 }
                 if let Some(label) = label {
                     contents = contents.labelled(label, &self.options.limits)?;
@@ -214,8 +214,7 @@ impl Reader<'_> {
     fn nested(&mut self, number: usize) -> Result<Option<Contents>> {
         let stored = Stored { number: 0, dtype: DType::U8, is_pickled: true };
         if self.storages.insert(number, stored).is_some() {
-            let text = "several values are in one member, and one of them is a pickle";
-            return Err(Error::new(Code::StorageConflict, text));
+            bail!(Code::StorageConflict, "several values are in one member, and one of them is a pickle");
         }
         self.budget.nested(self.archive, number, self.options)
     }
@@ -235,15 +234,14 @@ impl Reader<'_> {
         if meta.layout != STRIDED {
             return Err(unknown("layout", meta.layout));
         }
-        let (nbytes, is_meta) = (self.member(number)?.size(), meta.device.0 == "meta");
+        let (nbytes, is_meta) = (member(self.archive, number)?.size(), meta.device.0 == "meta");
         let has_elements = meta.sizes.iter().all(|size| size.0 != 0);
         let flags = Flags { parameter, requires_grad: meta.requires_grad, ..Flags::default() };
         let storage = match nbytes {
             // Fake tensors have no bytes. torch gives empty tensors one member too, so a member without bytes is not a tie.
             0 => self.add_storage(if has_elements { Location::Meta } else { Location::Empty }, 0, 0, meta),
             _ if is_meta => {
-                let text = format!("the tensor is on the meta device, but has {nbytes} byte(s)");
-                return Err(Error::new(Code::StorageConflict, text));
+                bail!(Code::StorageConflict, "the tensor is on the meta device, but has {nbytes} byte(s)");
             }
             _ => self.storage(number, nbytes, dtype, meta)?,
         };
@@ -310,16 +308,10 @@ impl Reader<'_> {
     /// Lists an object that is not a tensor. Fails where unknown values are errors.
     fn add_object(&mut self, class: &str, name: &str) -> Result<()> {
         if self.options.unknown == Unknown::Error {
-            let text = format!("the constant {name:?} is a custom object, which is not read");
-            return Err(Error::new(Code::DisallowedGlobal, text));
+            bail!(Code::DisallowedGlobal, "the constant {name:?} is a custom object, which is not read");
         }
         self.index.add_opaque(class, name);
         Ok(())
-    }
-
-    fn member(&self, number: usize) -> Result<&Member> {
-        let missing = || Error::new(Code::InternalError, "a member of the archive is missing");
-        self.archive.members().get(number).ok_or_else(missing)
     }
 }
 
@@ -329,5 +321,5 @@ fn config(text: String) -> Error {
 }
 
 fn unknown(what: &str, number: u64) -> Error {
-    Error::new(Code::TensorMetadata, format!("{what} {number} is not one that rustload knows"))
+    error!(Code::TensorMetadata, "{what} {number} is not one that rustload knows")
 }

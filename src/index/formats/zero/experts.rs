@@ -8,7 +8,7 @@ use std::mem;
 
 use super::joining::{ExpertFile, Joining, Place, Ranks, Whole, conflict};
 use super::states::{Model, Optimizer, Stated, unsupported, wrong};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::layout::Dims;
 use crate::num::to_u64;
 
@@ -235,10 +235,10 @@ fn check_files(stated: &Stated<'_>, mut files: Vec<(Option<usize>, usize)>) -> R
             let found = rest.next_if(|&(own, found)| own == layer && to_u64(found) == expert);
             if found.is_none() {
                 let layer = layer.map_or(String::new(), |layer| format!("layer_{layer}_"));
-                let text = format!(
+                bail!(
+                    Code::ShardMissing,
                     "expert {expert} of {count} has no file: {layer}expert_{expert}_mp_rank_00_model_states.pt"
                 );
-                return Err(Error::new(Code::ShardMissing, text));
             }
         }
     }

@@ -7,7 +7,7 @@ use super::joining::{Joining, Place, Ranks, Whole, conflict};
 use super::partitions::{Padding, Run, Wrong, flat, sharded};
 use super::states::{Model, Optimizer, Shapes, unsupported};
 use crate::container::shards::ZeroPart;
-use crate::error::{Code, Error, Result, ResultExt};
+use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::layout::numel;
 use crate::num::to_u64;
 
@@ -17,10 +17,7 @@ impl<'a> Joining<'a> {
         let Ranks { models, optimizers, experts } = ranks;
         let (Some((model_number, model)), Some((number, optimizer))) = (models.first(), optimizers.first())
         else {
-            return Err(Error::new(
-                Code::ZeroState,
-                "there are no files of the model, or none of the optimizer",
-            ));
+            bail!(Code::ZeroState, "there are no files of the model, or none of the optimizer");
         };
         for (other_number, other) in models {
             if other.stated != model.stated {
@@ -168,7 +165,7 @@ impl<'a> Joining<'a> {
                 Ok(found) => found,
                 Err(Wrong { rank, text }) => {
                     let number = own.get(rank).map_or(*first, |(number, _)| *number);
-                    let error = Error::new(Code::ZeroPartition, format!("group {group}: {text}"));
+                    let error = error!(Code::ZeroPartition, "group {group}: {text}");
                     return self.at(number, Err(error));
                 }
             };
@@ -374,11 +371,10 @@ fn check_world(optimizer: &Optimizer<'_>, files: usize, has_experts: bool) -> Re
     }
     match count.cmp(&world) {
         std::cmp::Ordering::Equal => Ok(()),
-        std::cmp::Ordering::Greater => {
-            let text =
-                format!("the optimizer is divided between {count} ranks, and {world} have a file here");
-            Err(Error::new(Code::ShardMissing, text))
-        }
+        std::cmp::Ordering::Greater => Err(error!(
+            Code::ShardMissing,
+            "the optimizer is divided between {count} ranks, and {world} have a file here"
+        )),
         std::cmp::Ordering::Less => Err(conflict(format!(
             "the optimizer is divided between {count} rank(s), and {world} have a file here"
         ))),

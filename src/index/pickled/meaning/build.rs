@@ -4,7 +4,7 @@
 //! what other values took from it, in ways that no writer uses.
 
 use super::{CallInterpreter, Meaning, check_item_opcodes};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::index::model::{Flags, Tensor};
 use crate::index::pickled::known::{Known, Rebuild, TensorClass};
 use crate::pickle::{Build, Call, CallId, GlobalId, Handle, Snapshot, Value};
@@ -82,8 +82,7 @@ impl<'a> CallInterpreter<'a> {
             }
             _ if matches!(self.values.get(state), Value::None) => before,
             _ => {
-                let text = "BUILD sets a state on a value of a type that has none";
-                return Err(Error::new(Code::PickleType, text));
+                bail!(Code::PickleType, "BUILD sets a state on a value of a type that has none");
             }
         })
     }
@@ -108,8 +107,7 @@ impl<'a> CallInterpreter<'a> {
                 }
                 _ if is_class_unknown => is_empty = false,
                 _ => {
-                    let text = "the attributes of a tensor are not a dict";
-                    return Err(Error::new(Code::PickleType, text));
+                    bail!(Code::PickleType, "the attributes of a tensor are not a dict");
                 }
             }
         }

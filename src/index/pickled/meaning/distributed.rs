@@ -108,7 +108,7 @@ impl<'a> CallInterpreter<'a> {
     fn mesh_sizes(&self, layout: Handle) -> Option<Dims> {
         let layout = self.object(layout, &["_MeshLayout"])?;
         let size = |handle| match self.values.get(handle) {
-            Value::Int(size) => u64::try_from(size).ok(),
+            Value::Int(_) => self.values.count_at(handle),
             _ => self.dims(handle)?.iter().try_fold(1_u64, |all, &size| all.checked_mul(size)),
         };
         if let Some(axes) = field(&layout, "axes") {
@@ -124,19 +124,14 @@ impl<'a> CallInterpreter<'a> {
 
     /// One placement.
     fn along(&self, placement: Handle) -> Option<Along> {
-        let dim = |fields: &Fields<'a>| match self.values.get(field(fields, "dim")?) {
-            Value::Int(dim) => usize::try_from(dim).ok(),
-            _ => None,
-        };
+        let dim = |fields: &Fields<'a>| usize::try_from(self.values.count_at(field(fields, "dim")?)?).ok();
         Some(match self.class_name(placement)? {
             "Replicate" => Along::Replicate,
             "Shard" => Along::Shard(dim(&self.object(placement, &["Shard"])?)?),
             "_StridedShard" => {
                 let fields = self.object(placement, &["_StridedShard"])?;
-                match self.values.get(field(&fields, "split_factor")?) {
-                    Value::Int(factor) => Along::StridedShard(dim(&fields)?, u64::try_from(factor).ok()?),
-                    _ => return None,
-                }
+                let factor = self.values.count_at(field(&fields, "split_factor")?)?;
+                Along::StridedShard(dim(&fields)?, factor)
             }
             "Partial" | "_Partial" | "_MaskPartial" | "_NormPartial" => Along::Partial,
             _ => return None,
@@ -146,14 +141,13 @@ impl<'a> CallInterpreter<'a> {
     /// The entries `ShardOrderEntry(tensor_dim, mesh_dims)`.
     fn shard_order(&self, order: Handle) -> Option<Vec<(usize, Dims)>> {
         let entry = |&entry: &Handle| {
-            let Value::Call(id) = self.values.get(entry) else { return None };
+            let args = self.values.get(self.values.call_at(entry)?.args);
             let (true, Value::Tuple(&[dim, mesh_dims])) =
-                (self.class_name(entry)? == "ShardOrderEntry", self.values.get(self.values.call(id).args))
+                (self.class_name(entry)? == "ShardOrderEntry", args)
             else {
                 return None;
             };
-            let Value::Int(dim) = self.values.get(dim) else { return None };
-            Some((usize::try_from(dim).ok()?, self.dims(mesh_dims)?))
+            Some((usize::try_from(self.values.count_at(dim)?).ok()?, self.dims(mesh_dims)?))
         };
         self.items(order)?.iter().map(entry).collect()
     }
@@ -175,8 +169,7 @@ impl<'a> CallInterpreter<'a> {
     /// The fields of an object of torch.distributed of one of these classes, which was made without arguments and has one state.
     fn object(&self, handle: Handle, classes: &[&str]) -> Option<Fields<'a>> {
         let name = self.class_name(handle)?;
-        let Value::Call(id) = self.values.get(handle) else { return None };
-        let call = self.values.call(id);
+        let call = self.values.call_at(handle)?;
         let is_plain = call.kind == CallKind::NewObj && call.items.is_empty() && call.appended.is_empty();
         let (true, &[state]) = (is_plain && classes.contains(&name), call.states) else { return None };
         if !matches!(self.values.get(call.args), Value::Tuple([])) || state.offset > self.now {
@@ -187,10 +180,8 @@ impl<'a> CallInterpreter<'a> {
 
     /// The name of the class of torch.distributed that a value is an object of.
     fn class_name(&self, handle: Handle) -> Option<&'a str> {
-        let Value::Call(id) = self.values.get(handle) else { return None };
-        let Value::Global(id) = self.values.get(self.values.call(id).callable) else { return None };
-        let global = self.values.global(id);
-        global.module.starts_with("torch.distributed.").then_some(global.name)
+        let (module, name) = self.values.global_at(self.values.call_at(handle)?.callable)?;
+        module.starts_with("torch.distributed.").then_some(name)
     }
 
     /// The attributes that a state sets: those of a dict, or of a pair of dicts, of which the second one has the slots.
@@ -230,11 +221,7 @@ impl<'a> CallInterpreter<'a> {
 
     /// Numbers that are not negative, in a tuple or list.
     fn dims(&self, handle: Handle) -> Option<Dims> {
-        let number = |&item: &Handle| match self.values.get(item) {
-            Value::Int(number) => u64::try_from(number).ok(),
-            _ => None,
-        };
-        self.items(handle)?.iter().map(number).collect()
+        self.items(handle)?.iter().map(|&item| self.values.count_at(item)).collect()
     }
 }
 

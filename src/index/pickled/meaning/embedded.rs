@@ -15,7 +15,7 @@ use crate::error::{Code, Error, Kind, Result, ResultExt};
 use crate::index::model::{Location, Options, Storage, Tensor, Unknown};
 use crate::index::pickled::known::Known;
 use crate::index::pickled::legacy::{self, SingleStorage};
-use crate::index::pickled::tree::{Object, View};
+use crate::index::pickled::tree::Object;
 use crate::limits::Limits;
 use crate::pickle::{Call, Handle, Pickle, Value, Values};
 
@@ -83,8 +83,7 @@ impl<'a> CallInterpreter<'a> {
 
     /// The class name of such a storage.
     pub(super) fn embedded_class(&self, handle: Handle) -> Option<&str> {
-        let Value::Call(id) = self.values.get(handle) else { return None };
-        let Value::Tuple(args) = self.values.get(self.values.call(id).args) else { return None };
+        let Value::Tuple(args) = self.values.get(self.values.call_at(handle)?.args) else { return None };
         let (_, key) = self.embedded_bytes(args)?;
         self.embedded.get(&key)?.as_ref().map(|storage| &*storage.class)
     }
@@ -105,8 +104,7 @@ impl<'a> CallInterpreter<'a> {
 
     /// Reads bytes as a legacy stream of one storage; `None` where they do not start as one.
     fn read_stream(&self, bytes: Handle) -> Result<Option<SingleStorage>> {
-        let view = View { values: self.values, meanings: &self.out };
-        let Object::Bytes(bytes) = view.get(bytes)? else { return Ok(None) };
+        let Object::Bytes(bytes) = self.view().get(bytes)? else { return Ok(None) };
         let source = Source::memory(Arc::new(bytes));
         if !matches!(sniff(&source), Ok(Format::LegacyTorch)) {
             return Ok(None);

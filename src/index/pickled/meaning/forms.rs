@@ -1,8 +1,8 @@
 //! The forms of arguments: whether a known callable accepts them, as CPython's would at the moment of the call.
 
-use super::{CallInterpreter, Meaning, SHORT_STRING_MAX_BYTES};
+use super::{CallInterpreter, Meaning, SHORT_STRING_MAX_BYTES, short_string};
 use crate::index::pickled::known::Known;
-use crate::pickle::{Call, CallKind, Handle, Text, Value, Values};
+use crate::pickle::{Call, CallKind, Handle, Value, Values};
 
 impl<'a> CallInterpreter<'a> {
     /// Whether a known callable is called with its arguments. NEWOBJ calls `cls.__new__(cls, *args)`: a function has no `__new__` of its
@@ -87,12 +87,7 @@ impl<'a> CallInterpreter<'a> {
             [name, index] => (name, Some(index)),
             _ => return false,
         };
-        let Value::Str(name) = self.values.get(name) else { return false };
-        let Some(name) =
-            Some(name).filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES).and_then(Text::as_str)
-        else {
-            return false;
-        };
+        let Some(name) = short_string(self.values, name) else { return false };
         let (letters, number) = name.split_once(':').unwrap_or((name, "0"));
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let is_index_valid =

@@ -1,9 +1,10 @@
 //! Persistent ids of torch 0.1: numbers that refer to tensors and storages which the file describes before the pickle that has them
 //! (torch/serialization.py: `legacy_load`).
 
-use super::storage::{is_key, short_string};
+use super::short_string;
+use super::storage::is_key;
 use super::{CallInterpreter, Keyed, StorageSlice};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::pickle::{Handle, Value, Values};
 
 impl CallInterpreter<'_> {
@@ -25,12 +26,10 @@ impl CallInterpreter<'_> {
     /// What a persistent id refers to.
     fn keyed(&self, pid: Handle) -> Result<Keyed> {
         let key = key(self.values, pid).ok_or_else(|| {
-            let text = "a persistent id is neither a number nor (class, file, source)";
-            Error::new(Code::PersistentId, text)
+            Error::new(Code::PersistentId, "a persistent id is neither a number nor (class, file, source)")
         })?;
         self.keys.get(&key).copied().ok_or_else(|| {
-            let text = format!("the pickle refers to {key}, which is neither a tensor nor a storage");
-            Error::new(Code::TarContent, text)
+            error!(Code::TarContent, "the pickle refers to {key}, which is neither a tensor nor a storage")
         })
     }
 

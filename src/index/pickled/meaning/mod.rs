@@ -22,14 +22,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail};
 use crate::index::pickled::known::{Known, Rebuild, lookup};
 use crate::index::pickled::legacy::SingleStorage;
 use crate::index::pickled::meanings::{
     Found, Keyed, KeyedObjects, Locate, Meaning, Meanings, NumpyType, PersistentIdForm, PersistentIds,
-    SHORT_STRING_MAX_BYTES, StorageSlice,
+    SHORT_STRING_MAX_BYTES, StorageSlice, short_string,
 };
 use crate::index::pickled::script::ScriptClasses;
+use crate::index::pickled::tree::View;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{Call, CallId, GlobalId, Handle, Snapshot, Value, Values};
@@ -181,8 +182,8 @@ impl<'a> CallInterpreter<'a> {
     }
 
     /// The interpretation of the calls so far.
-    pub(crate) fn meanings(&self) -> &Meanings {
-        &self.out
+    pub(crate) fn view(&self) -> View<'_> {
+        View { values: self.values, meanings: &self.out }
     }
 
     /// The interpretation of all calls.
@@ -212,88 +213,55 @@ impl<'a> CallInterpreter<'a> {
         if let Value::PersistentId(pid) = self.values.get(call.callable)
             && self.out.module(self.values, pid).is_none()
         {
-            return Err(Error::new(Code::PersistentId, "the callable is a persistent id"));
+            bail!(Code::PersistentId, "the callable is a persistent id");
         }
         let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
         let args: &'a [Handle] = args;
         if !self.reads_args(call, args) {
             return Ok(Meaning::Opaque);
         }
-        Ok(match self.known(call.callable) {
-            Some(Known::Rebuild(Rebuild::Sparse)) => self.sparse(args)?,
-            Some(Known::Rebuild(rebuild)) => match self.rebuild(rebuild, args)? {
-                Some(tensor) => Meaning::Tensor(tensor),
-                None => Meaning::Opaque,
-            },
-            Some(Known::TensorClass(class)) => match self.old_tensor(class, args)? {
-                Some(tensor) => Meaning::Tensor(tensor),
-                None => Meaning::Opaque,
-            },
-            Some(Known::LoadFromBytes) => return self.embedded_storage(call, args),
-            Some(kind @ (Known::OrderedDict | Known::Dict)) => match args {
-                [] => Meaning::Dict(kind),
-                [from] if self.is_pairs(*from) => Meaning::Dict(kind),
-                _ => Meaning::Opaque,
-            },
+        let Some(known) = self.known(call.callable) else { return Ok(Meaning::Opaque) };
+        let tensor = |found: Option<u32>| found.map_or(Meaning::Opaque, Meaning::Tensor);
+        Ok(match (known, args) {
+            (Known::Rebuild(Rebuild::Sparse), _) => self.sparse(args)?,
+            (Known::Rebuild(rebuild), _) => tensor(self.rebuild(rebuild, args)?),
+            (Known::TensorClass(class), _) => tensor(self.old_tensor(class, args)?),
+            (Known::LoadFromBytes, _) => self.embedded_storage(call, args)?,
+            (Known::OrderedDict | Known::Dict | Known::Counter | Known::DefaultDict, []) => {
+                Meaning::Dict(known)
+            }
+            (Known::OrderedDict | Known::Dict, &[from]) if self.is_pairs(from) => Meaning::Dict(known),
             // It counts the items of anything but a mapping.
-            Some(kind @ Known::Counter) => match args {
-                [] => Meaning::Dict(kind),
-                [from] if matches!(self.values.get(*from), Value::Dict(_)) => Meaning::Dict(kind),
-                _ => Meaning::Opaque,
+            (Known::Counter, &[from]) if matches!(self.values.get(from), Value::Dict(_)) => {
+                Meaning::Dict(known)
+            }
+            (Known::DefaultDict, [_]) => Meaning::Dict(known),
+            (Known::DefaultDict, &[_, from]) if self.is_pairs(from) => Meaning::Dict(known),
+            (Known::Set | Known::FrozenSet | Known::List | Known::Deque, []) => Meaning::Sequence(known),
+            (Known::Set | Known::FrozenSet, &[from]) if self.is_items(from) => Meaning::Sequence(known),
+            (Known::List | Known::Deque, &[from]) if self.is_sequence(from) => Meaning::Sequence(known),
+            (Known::Deque, &[from, limit]) if self.is_sequence(from) && self.is_count(limit) => {
+                Meaning::Sequence(known)
+            }
+            (Known::Size, &[sizes]) if self.is_sequence(sizes) => Meaning::Tuple,
+            (Known::Tuple, []) => Meaning::Tuple,
+            (Known::Tuple, &[items]) => match self.paddle_tensor(items) {
+                Some(tensor) => Meaning::Tensor(tensor),
+                None if self.is_sequence(items) => Meaning::Tuple,
+                None => Meaning::Opaque,
             },
-            Some(kind @ Known::DefaultDict) => match args {
-                [] | [_] => Meaning::Dict(kind),
-                [_, from] if self.is_pairs(*from) => Meaning::Dict(kind),
-                _ => Meaning::Opaque,
-            },
-            Some(kind @ (Known::Set | Known::FrozenSet)) => match args {
-                [] => Meaning::Sequence(kind),
-                [from] if self.is_items(*from) => Meaning::Sequence(kind),
-                _ => Meaning::Opaque,
-            },
-            Some(kind @ Known::List) => match args {
-                [] => Meaning::Sequence(kind),
-                [from] if self.is_sequence(*from) => Meaning::Sequence(kind),
-                _ => Meaning::Opaque,
-            },
-            Some(kind @ Known::Deque) => match args {
-                [] => Meaning::Sequence(kind),
-                [from] if self.is_sequence(*from) => Meaning::Sequence(kind),
-                [from, limit] if self.is_sequence(*from) && self.is_count(*limit) => Meaning::Sequence(kind),
-                _ => Meaning::Opaque,
-            },
-            Some(Known::Size) => match args {
-                [sizes] if self.is_sequence(*sizes) => Meaning::Tuple,
-                _ => Meaning::Opaque,
-            },
-            Some(Known::Tuple) => match args {
-                [] => Meaning::Tuple,
-                [items] => match self.paddle_tensor(*items) {
-                    Some(tensor) => Meaning::Tensor(tensor),
-                    None if self.is_sequence(*items) => Meaning::Tuple,
-                    None => Meaning::Opaque,
-                },
-                _ => Meaning::Opaque,
-            },
-            Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,
-            Some(Known::Bytes) if args.is_empty() => Meaning::Bytes,
-            Some(Known::ByteArray) if args.is_empty() || self.is_latin1(args) => Meaning::ByteArray,
-            Some(Known::ByteArray) => match args {
-                [from] if self.is_bytes(*from) => Meaning::ByteArray,
-                _ => Meaning::Opaque,
-            },
-            Some(Known::Complex) => match args {
-                [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
-                _ => Meaning::Opaque,
-            },
-            Some(
-                known @ (Known::NumpyDtype
-                | Known::NumpyReconstruct
-                | Known::NumpyFromBuffer
-                | Known::NumpyScalar),
-            ) => return self.numpy(known, args),
-            Some(Known::Device) if self.is_device(args) => Meaning::Record,
-            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_small_scalar(arg)) => {
+            (Known::Encode, _) if self.is_latin1(args) => Meaning::Bytes,
+            (Known::Bytes, []) => Meaning::Bytes,
+            (Known::ByteArray, []) => Meaning::ByteArray,
+            (Known::ByteArray, &[from]) if self.is_bytes(from) => Meaning::ByteArray,
+            (Known::ByteArray, _) if self.is_latin1(args) => Meaning::ByteArray,
+            (Known::Complex, &[re, im]) if self.is_real(re) && self.is_real(im) => Meaning::Complex,
+            (
+                Known::NumpyDtype | Known::NumpyReconstruct | Known::NumpyFromBuffer | Known::NumpyScalar,
+                _,
+            ) => self.numpy(known, args)?,
+            (Known::Device, _) if self.is_device(args) => Meaning::Record,
+            (Known::Record, _) if args.len() <= 3 && args.iter().all(|&arg| self.is_small_scalar(arg)) => {
                 Meaning::Record
             }
             _ => Meaning::Opaque,
@@ -312,8 +280,7 @@ fn check_item_opcodes(meaning: Meaning, call: &Call<'_>) -> Result<Meaning> {
         _ => items || appended,
     };
     if is_wrong_type {
-        let text = "an opcode sets items of, or appends to, a value of another type";
-        return Err(Error::new(Code::PickleType, text));
+        bail!(Code::PickleType, "an opcode sets items of, or appends to, a value of another type");
     }
     Ok(meaning)
 }

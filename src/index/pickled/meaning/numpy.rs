@@ -6,7 +6,7 @@
 
 use super::{CallInterpreter, Found, Meaning, NumpyType};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::index::model::{RawTensor, Storage};
 use crate::index::pickled::known::Known;
 use crate::pickle::{Call, CallId, Handle, Value};
@@ -25,8 +25,7 @@ impl<'a> CallInterpreter<'a> {
                 let Some(numpy_type) = self.numpy_type(dtype) else { return opaque };
                 let Some(len) = self.byte_len(bytes)? else { return opaque };
                 if len != numpy_type.dtype.itemsize() {
-                    let text = format!("a scalar of {} has {len} byte(s)", numpy_type.dtype);
-                    return Err(Error::new(Code::NdarrayBounds, text));
+                    bail!(Code::NdarrayBounds, "a scalar of {} has {len} byte(s)", numpy_type.dtype);
                 }
                 Ok(Meaning::Scalar(numpy_type, bytes))
             }
@@ -49,18 +48,11 @@ impl<'a> CallInterpreter<'a> {
     /// items. Paddle gives a tensor of that name.
     pub(super) fn paddle_tensor(&mut self, items: Handle) -> Option<u32> {
         let Value::Tuple(&[name, array]) = self.get(items) else { return None };
-        let (Value::Str(_), Value::Call(id)) = (self.values.get(name), self.values.get(array)) else {
+        if !matches!(self.values.get(name), Value::Str(_)) || !self.is_array(array) {
             return None;
-        };
-        let is_array = matches!(
-            self.known(self.values.call(id).callable),
-            Some(Known::NumpyReconstruct | Known::NumpyFromBuffer)
-        );
-        let Some(&Meaning::Tensor(tensor)) = self.out.calls.get(id.index()).filter(|_| is_array) else {
-            return None;
-        };
-        let dtype = usize::try_from(tensor).ok().and_then(|tensor| self.out.tensors.get(tensor))?.dtype();
-        if dtype == DType::U16 && !std::mem::replace(&mut self.has_paddle_uint16, true) {
+        }
+        let (tensor, found) = self.tensor_id(array)?;
+        if found.dtype() == DType::U16 && !std::mem::replace(&mut self.has_paddle_uint16, true) {
             self.out.notes.push(PADDLE_BFLOAT16.to_owned());
         }
         Some(tensor)
@@ -170,8 +162,7 @@ impl<'a> CallInterpreter<'a> {
             Value::Str(text) if self.values.is_byte_string(handle) => text.as_bytes().len(),
             Value::Str(_) if self.is_latin1_text(handle) => return Ok(Some(self.latin1_len(handle))),
             Value::Str(_) => {
-                let text = "the bytes of an array are text that latin-1 cannot encode";
-                return Err(Error::new(Code::PickleText, text));
+                bail!(Code::PickleText, "the bytes of an array are text that latin-1 cannot encode");
             }
             Value::Call(id) if self.out.calls.get(id.index()) == Some(&Meaning::Bytes) => {
                 return Ok(match self.values.get(self.values.call(id).args) {

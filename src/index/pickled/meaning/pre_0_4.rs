@@ -2,10 +2,9 @@
 //! `Tensor.__setstate__`). And tensors that were rebuilt from an array or tensor on a device.
 
 use super::{CallInterpreter, Meaning};
-use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::model::Flags;
-use crate::index::pickled::known::{Known, TensorClass, lookup};
+use crate::index::pickled::known::{Known, TensorClass, tensor_dtype};
 use crate::pickle::{Call, Handle, Value};
 
 impl<'a> CallInterpreter<'a> {
@@ -41,7 +40,9 @@ impl<'a> CallInterpreter<'a> {
             {
                 let slice = self.storage_of(storage)?;
                 let is_quantized = self.quantized_class(storage).is_some();
-                if is_quantized || self.plain_dtype(call.callable).is_none_or(|dtype| dtype != slice.dtype) {
+                let class = self.values.global_at(call.callable);
+                let dtype = class.and_then(|(module, name)| tensor_dtype(module, name));
+                if is_quantized || dtype != Some(slice.dtype) {
                     return Ok(Meaning::Opaque);
                 }
                 self.tensor(slice, slice.dtype, [offset, size, stride], Flags::default())?
@@ -87,19 +88,6 @@ impl<'a> CallInterpreter<'a> {
         }
     }
 
-    /// The dtype of a class like `torch.FloatTensor`; `None` for a sparse one, which has no storage.
-    fn plain_dtype(&self, class: Handle) -> Option<DType> {
-        let Value::Global(id) = self.values.get(class) else { return None };
-        let global = self.values.global(id);
-        if !matches!(global.module, "torch" | "torch.cuda") {
-            return None;
-        }
-        match lookup(global.module, &format!("{}Storage", global.name.strip_suffix("Tensor")?)) {
-            Some(Known::Storage(dtype)) => dtype,
-            _ => None,
-        }
-    }
-
     /// Adds a tensor that torch rebuilds on a device from a NumPy array or a CPU tensor (torch/_utils.py:
     /// `_rebuild_device_tensor_from_numpy`, `_rebuild_device_tensor_from_cpu_tensor`); `None` where torch would cast it first, or drop
     /// its elements.
@@ -129,9 +117,8 @@ impl<'a> CallInterpreter<'a> {
     }
 
     /// Whether a value is a call that makes a NumPy array.
-    fn is_array(&self, handle: Handle) -> bool {
-        let Value::Call(id) = self.values.get(handle) else { return false };
-        let known = self.known(self.values.call(id).callable);
+    pub(super) fn is_array(&self, handle: Handle) -> bool {
+        let known = self.values.call_at(handle).and_then(|call| self.known(call.callable));
         matches!(known, Some(Known::NumpyReconstruct | Known::NumpyFromBuffer))
     }
 }

@@ -3,7 +3,7 @@
 use super::forms::leading;
 use super::{CallInterpreter, Meaning};
 use crate::dtype::{DType, Kind};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::index::model::{Extra, Flags, Packed, Quantization, Scale, Tensor};
 use crate::layout::Dims;
 use crate::pickle::{Handle, Snapshot, Value};
@@ -42,8 +42,7 @@ impl<'a> CallInterpreter<'a> {
         flags: Flags,
     ) -> Result<Option<u32>> {
         let Some((dtype, per_byte)) = self.quantized_class(storage) else {
-            let text = "the storage of a quantized tensor is not of a quantized class";
-            return Err(Error::new(Code::PickleType, text));
+            bail!(Code::PickleType, "the storage of a quantized tensor is not of a quantized class");
         };
         let slice = self.storage_of(storage)?;
         let [offset, size, stride] = geometry;
@@ -58,7 +57,7 @@ impl<'a> CallInterpreter<'a> {
             let packed = Packed { shape, strides, offset };
             if slice.nbytes < self.nbytes(slice.storage) {
                 // Views are of torch before 0.4, which had no such tensors.
-                return Err(Error::new(Code::PersistentId, "a quantized tensor is on a view of a storage"));
+                bail!(Code::PersistentId, "a quantized tensor is on a view of a storage");
             }
             packed.check(slice.nbytes, per_byte)?;
             quantization.packed = Some(packed);
@@ -87,19 +86,15 @@ impl<'a> CallInterpreter<'a> {
     /// As `quantized_class`, for the persistent id of a storage.
     pub(super) fn quantized_id(&self, pid: Handle) -> Option<(&'static str, u64)> {
         let Value::Tuple(&[_, class, ..]) = self.values.get(pid) else { return None };
-        let Value::Global(class) = self.values.get(class) else { return None };
-        quantized_dtype(self.values.global(class).name)
+        quantized_dtype(self.values.global_at(class)?.1)
     }
 
     /// Reads `(scheme, scale, zero_point)`, or `(scheme, scales, zero_points, axis)` with tensors or lists; `None` where the scheme is
     /// unknown, or the scales are of an unknown class.
     fn scale(&mut self, params: Handle, shape: &[u64]) -> Result<Option<(&'static str, Scale)>> {
         let wrong = |text: String| Error::new(Code::TensorBounds, text);
-        let scheme = |handle| match self.values.get(handle) {
-            Value::Global(id) if self.values.global(id).module == "torch" => {
-                let name = self.values.global(id).name;
-                SCHEMES.iter().copied().find(|scheme| *scheme == name)
-            }
+        let scheme = |handle| match self.values.global_at(handle) {
+            Some(("torch", name)) => SCHEMES.iter().copied().find(|scheme| *scheme == name),
             _ => None,
         };
         match self.values.get(params) {
@@ -153,11 +148,11 @@ impl<'a> CallInterpreter<'a> {
             let is_number = matches!(tensor.dtype().kind(), Kind::Float | Kind::Int);
             return match &tensor.layout().shape[..] {
                 &[count] if is_number => Ok(Some(count)),
-                shape => {
-                    let text =
-                        format!("the scales of a quantized tensor are {} of {shape:?}", tensor.dtype());
-                    Err(Error::new(Code::TensorBounds, text))
-                }
+                shape => Err(error!(
+                    Code::TensorBounds,
+                    "the scales of a quantized tensor are {} of {shape:?}",
+                    tensor.dtype()
+                )),
             };
         }
         let Value::List(items) = self.get(handle) else { return Ok(None) };
@@ -169,8 +164,7 @@ impl<'a> CallInterpreter<'a> {
         };
         let numbers = self.numbers.entry(handle).or_insert_with(|| leading(values, handle, is_number));
         if *numbers < items.len() {
-            let text = "the scales of a quantized tensor are not all finite numbers";
-            return Err(Error::new(Code::TensorBounds, text));
+            bail!(Code::TensorBounds, "the scales of a quantized tensor are not all finite numbers");
         }
         Ok(u64::try_from(items.len()).ok())
     }
@@ -198,9 +192,7 @@ impl<'a> CallInterpreter<'a> {
             }
             _ => handle,
         };
-        let count = |n: i64| {
-            u64::try_from(n).map_err(|_| Error::new(Code::TensorShape, format!("negative {what} {n}")))
-        };
+        let count = |n: i64| u64::try_from(n).map_err(|_| error!(Code::TensorShape, "negative {what} {n}"));
         self.ints(tuple, what)?.into_iter().map(count).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{CallInterpreter, Found, Meaning, StorageSlice};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::index::model::{Flags, Location, RawTensor, Sizes, Storage, Tensor};
 use crate::index::pickled::known::{Known, Rebuild};
 use crate::limits::Limits;
@@ -11,146 +11,36 @@ use crate::pickle::{Handle, Value};
 /// The maximum number of items in a tensor's metadata dict; torch writes `conj` and `neg`.
 const METADATA_MAX_ITEMS: usize = 16;
 
-/// The arguments of a function that rebuilds a tensor, by name. `geometry` is `[offset, size, stride]`.
-enum Arguments {
-    /// `_rebuild_tensor` and its versions 2 and 3.
-    Strided {
-        storage: Handle,
-        geometry: [Handle; 3],
-        requires_grad: Option<Handle>,
-        dtype: Option<Handle>,
-        metadata: Option<Handle>,
-    },
-    Parameter {
-        tensor: Handle,
-        requires_grad: Handle,
-        state: Option<Handle>,
-    },
-    FromType {
-        function: Handle,
-        class: Handle,
-        inner: Handle,
-        state: Handle,
-    },
-    Quantized {
-        storage: Handle,
-        geometry: [Handle; 3],
-        params: Handle,
-        requires_grad: Handle,
-    },
-    Sparse,
-    Wrapper,
-    Meta {
-        dtype: Handle,
-        size: Handle,
-        stride: Handle,
-        requires_grad: Handle,
-    },
-    FromDevice {
-        data: Handle,
-        dtype: Handle,
-        device: Handle,
-        requires_grad: Handle,
-    },
-}
-
-/// Names the arguments of a function; `None` where their number is wrong.
-fn arguments(rebuild: Rebuild, args: &[Handle]) -> Option<Arguments> {
-    Some(match (rebuild, args) {
-        (Rebuild::Tensor, &[storage, offset, size, stride]) => Arguments::Strided {
-            storage,
-            geometry: [offset, size, stride],
-            requires_grad: None,
-            dtype: None,
-            metadata: None,
-        },
-        (Rebuild::TensorV2, &[storage, offset, size, stride, requires_grad, _, ref rest @ ..])
-            if rest.len() <= 1 =>
-        {
-            Arguments::Strided {
-                storage,
-                geometry: [offset, size, stride],
-                requires_grad: Some(requires_grad),
-                dtype: None,
-                metadata: rest.first().copied(),
-            }
-        }
-        (Rebuild::TensorV3, &[storage, offset, size, stride, requires_grad, _, dtype, ref rest @ ..])
-            if rest.len() <= 1 =>
-        {
-            Arguments::Strided {
-                storage,
-                geometry: [offset, size, stride],
-                requires_grad: Some(requires_grad),
-                dtype: Some(dtype),
-                metadata: rest.first().copied(),
-            }
-        }
-        (Rebuild::Parameter, &[tensor, requires_grad, _]) => {
-            Arguments::Parameter { tensor, requires_grad, state: None }
-        }
-        (Rebuild::ParameterWithState, &[tensor, requires_grad, _, state]) => {
-            Arguments::Parameter { tensor, requires_grad, state: Some(state) }
-        }
-        (Rebuild::FromType, &[function, class, inner, state]) => {
-            Arguments::FromType { function, class, inner, state }
-        }
-        (Rebuild::Quantized, &[storage, offset, size, stride, params, requires_grad, _]) => {
-            Arguments::Quantized { storage, geometry: [offset, size, stride], params, requires_grad }
-        }
-        (Rebuild::WrapperSubclass, _) => Arguments::Wrapper,
-        (Rebuild::Sparse, [_, _]) => Arguments::Sparse,
-        (Rebuild::Meta, &[dtype, size, stride, requires_grad]) => {
-            Arguments::Meta { dtype, size, stride, requires_grad }
-        }
-        (Rebuild::FromDevice, &[data, dtype, device, requires_grad]) => {
-            Arguments::FromDevice { data, dtype, device, requires_grad }
-        }
-        _ => return None,
-    })
-}
-
 impl<'a> CallInterpreter<'a> {
     /// Adds the tensor that a known function rebuilds; `None` where a part of it is of an unknown class. Fails where the arguments
     /// have a wrong form.
     pub(super) fn rebuild(&mut self, rebuild: Rebuild, args: &[Handle]) -> Result<Option<u32>> {
-        let wrong =
-            || Error::new(Code::PickleType, format!("{rebuild:?} is called with {} argument(s)", args.len()));
-        match arguments(rebuild, args).ok_or_else(wrong)? {
-            Arguments::Strided { storage, geometry, requires_grad, dtype, metadata } => {
-                let dtype = match dtype.map(|dtype| self.known(dtype)) {
-                    None => None,
-                    Some(Some(Known::Dtype(dtype))) => Some(dtype),
-                    Some(_) => return Ok(None),
-                };
-                let slice = self.storage_of(storage)?;
-                if dtype.is_none() && self.quantized_class(storage).is_some() {
-                    let text = "a tensor on a quantized storage has no scale";
-                    return Err(Error::new(Code::PickleType, text));
-                }
-                if let Some(dtype) = dtype
-                    && slice.nbytes.checked_rem(dtype.itemsize()) != Some(0)
-                {
-                    let nbytes = slice.nbytes;
-                    let text = format!("a storage of {nbytes} byte(s) is not a whole number of {dtype}");
-                    return Err(Error::new(Code::StorageBounds, text));
-                }
-                let flags = match requires_grad {
-                    Some(requires_grad) => self.flags(requires_grad, metadata)?,
-                    None => Flags::default(),
-                };
-                self.tensor(slice, dtype.unwrap_or(slice.dtype), geometry, flags).map(Some)
+        let wrong = || error!(Code::PickleType, "{rebuild:?} is called with {} argument(s)", args.len());
+        match (rebuild, args) {
+            (Rebuild::Tensor, &[storage, offset, size, stride]) => {
+                self.strided(storage, [offset, size, stride], None, None)
             }
-            Arguments::Parameter { tensor, requires_grad, state } => {
-                let requires_grad = self.bool(requires_grad)?;
-                let Some((source, _)) = self.tensor_id(tensor) else { return Ok(None) };
-                let id = self.copy(source, |flags| Flags { parameter: true, requires_grad, ..flags })?;
-                if let Some(state) = state {
+            (Rebuild::TensorV2, &[storage, offset, size, stride, requires_grad, _, ref rest @ ..])
+                if rest.len() <= 1 =>
+            {
+                let flags = (requires_grad, rest.first().copied());
+                self.strided(storage, [offset, size, stride], Some(flags), None)
+            }
+            (Rebuild::TensorV3, &[storage, offset, size, stride, requires_grad, _, dtype, ref rest @ ..])
+                if rest.len() <= 1 =>
+            {
+                let flags = (requires_grad, rest.first().copied());
+                self.strided(storage, [offset, size, stride], Some(flags), Some(dtype))
+            }
+            (Rebuild::Parameter, &[tensor, requires_grad, _]) => self.parameter(tensor, requires_grad),
+            (Rebuild::ParameterWithState, &[tensor, requires_grad, _, state]) => {
+                let parameter = self.parameter(tensor, requires_grad)?;
+                if let Some(id) = parameter {
                     self.set_state(id, state)?;
                 }
-                Ok(Some(id))
+                Ok(parameter)
             }
-            Arguments::FromType { function, class, inner, state } => {
+            (Rebuild::FromType, &[function, class, inner, state]) => {
                 let Some(Known::Rebuild(rebuild)) = self.known(function) else { return Ok(None) };
                 let Value::Tuple(inner) = self.values.get(inner) else { return Err(wrong()) };
                 if rebuild == Rebuild::WrapperSubclass {
@@ -162,8 +52,7 @@ impl<'a> CallInterpreter<'a> {
                 }
                 let Some(tensor) = self.rebuild(rebuild, inner)? else { return Ok(None) };
                 if let Value::Global(id) = self.values.get(class) {
-                    let global = self.values.global(id);
-                    if (global.module, global.name) != ("torch", "Tensor") {
+                    if self.values.global_at(class) != Some(("torch", "Tensor")) {
                         self.extra(tensor).class = Some(id);
                     } else if let Some(tensor) = self.tensor_mut(tensor) {
                         tensor.flags.parameter = false;
@@ -172,22 +61,61 @@ impl<'a> CallInterpreter<'a> {
                 self.set_state(tensor, state)?;
                 Ok(Some(tensor))
             }
-            Arguments::Quantized { storage, geometry, params, requires_grad } => {
+            (Rebuild::Quantized, &[storage, offset, size, stride, params, requires_grad, _]) => {
                 let flags = self.flags(requires_grad, None)?;
-                self.quantized(storage, geometry, params, flags)
+                self.quantized(storage, [offset, size, stride], params, flags)
             }
-            Arguments::Sparse => Err(wrong()),
             // A wrapper without its state.
-            Arguments::Wrapper => Ok(None),
-            Arguments::Meta { dtype, size, stride, requires_grad } => {
+            (Rebuild::WrapperSubclass, _) => Ok(None),
+            (Rebuild::Meta, &[dtype, size, stride, requires_grad]) => {
                 let requires_grad = self.bool(requires_grad)?;
                 let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
                 self.meta(dtype, size, stride, requires_grad).map(Some)
             }
-            Arguments::FromDevice { data, dtype, device, requires_grad } => {
+            (Rebuild::FromDevice, &[data, dtype, device, requires_grad]) => {
                 self.device_tensor(data, dtype, device, requires_grad)
             }
+            _ => Err(wrong()),
         }
+    }
+
+    /// Adds the tensor of `_rebuild_tensor` and its versions 2 and 3. `geometry` is `[offset, size, stride]`, `flags` the handles of
+    /// `requires_grad` and of the metadata.
+    fn strided(
+        &mut self,
+        storage: Handle,
+        geometry: [Handle; 3],
+        flags: Option<(Handle, Option<Handle>)>,
+        dtype: Option<Handle>,
+    ) -> Result<Option<u32>> {
+        let dtype = match dtype.map(|dtype| self.known(dtype)) {
+            None => None,
+            Some(Some(Known::Dtype(dtype))) => Some(dtype),
+            Some(_) => return Ok(None),
+        };
+        let slice = self.storage_of(storage)?;
+        if dtype.is_none() && self.quantized_class(storage).is_some() {
+            bail!(Code::PickleType, "a tensor on a quantized storage has no scale");
+        }
+        if let Some(dtype) = dtype
+            && slice.nbytes.checked_rem(dtype.itemsize()) != Some(0)
+        {
+            let nbytes = slice.nbytes;
+            let text = format!("a storage of {nbytes} byte(s) is not a whole number of {dtype}");
+            return Err(Error::new(Code::StorageBounds, text));
+        }
+        let flags = match flags {
+            Some((requires_grad, metadata)) => self.flags(requires_grad, metadata)?,
+            None => Flags::default(),
+        };
+        self.tensor(slice, dtype.unwrap_or(slice.dtype), geometry, flags).map(Some)
+    }
+
+    /// Adds a parameter of the elements of a tensor; `None` where that is of an unknown class.
+    fn parameter(&mut self, tensor: Handle, requires_grad: Handle) -> Result<Option<u32>> {
+        let requires_grad = self.bool(requires_grad)?;
+        let Some((source, _)) = self.tensor_id(tensor) else { return Ok(None) };
+        self.copy(source, |flags| Flags { parameter: true, requires_grad, ..flags }).map(Some)
     }
 
     /// The tensor that a value is; `None` where it is not one.
@@ -242,10 +170,10 @@ impl<'a> CallInterpreter<'a> {
         let is_big_endian = self.storage_record(slice.storage).is_some_and(|storage| storage.big_endian);
         let (unit, swapped) = (dtype.swap_unit(), slice.dtype.swap_unit());
         if is_big_endian && unit != swapped {
-            let text = format!(
+            bail!(
+                Code::ByteOrder,
                 "a tensor of {dtype} is on a big-endian storage that torch reads as numbers of {swapped} byte(s)"
             );
-            return Err(Error::new(Code::ByteOrder, text));
         }
         Ok(())
     }
@@ -300,15 +228,11 @@ impl<'a> CallInterpreter<'a> {
             _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is not a dict")),
         };
         if pairs.len() > METADATA_MAX_ITEMS {
-            let text = format!("a tensor has {} metadata items, more than torch knows", pairs.len());
-            return Err(Error::new(Code::TensorMetadata, text));
+            bail!(Code::TensorMetadata, "a tensor has {} metadata items, more than torch knows", pairs.len());
         }
         for &(key, value) in pairs {
             let Value::Str(key) = self.values.get(key) else {
-                return Err(Error::new(
-                    Code::PickleType,
-                    "a tensor's metadata has a key that is not a string",
-                ));
+                bail!(Code::PickleType, "a tensor's metadata has a key that is not a string");
             };
             match key.as_str() {
                 // torch writes True, and looks only at the key when it reads.
@@ -333,7 +257,7 @@ impl<'a> CallInterpreter<'a> {
     pub(super) fn int(&self, handle: Handle, what: &str) -> Result<i64> {
         match self.values.get(handle) {
             Value::Int(value) => Ok(value),
-            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is not a 64-bit integer"))),
+            _ => Err(error!(Code::PickleType, "a tensor's {what} is not a 64-bit integer")),
         }
     }
 
@@ -343,7 +267,7 @@ impl<'a> CallInterpreter<'a> {
                 Limits::check("rank", self.limits.rank, u64::try_from(items.len()).unwrap_or(u64::MAX))?;
                 items.iter().map(|&item| self.int(item, what)).collect()
             }
-            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is not a tuple"))),
+            _ => Err(error!(Code::PickleType, "a tensor's {what} is not a tuple")),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sparse tensors: a layout and its component tensors (torch/_utils.py: `_rebuild_sparse_tensor`).
 
-use super::{CallInterpreter, Meaning, SHORT_STRING_MAX_BYTES};
-use crate::error::{Code, Error, Result};
+use super::{CallInterpreter, Meaning, short_string};
+use crate::error::{Code, Error, Result, bail};
 use crate::index::model::SparseLayout;
 use crate::pickle::{Handle, Value, Values};
 
@@ -37,8 +37,7 @@ impl<'a> CallInterpreter<'a> {
         }
         let shape = self.counts(size, "size")?;
         if crate::layout::numel(&shape).is_none() {
-            let text = format!("the size of shape {:?} does not fit 64 bits", &shape[..]);
-            return Err(Error::new(Code::TensorShape, text));
+            bail!(Code::TensorShape, "the size of shape {:?} does not fit 64 bits", &shape[..]);
         }
         Ok(Meaning::Sparse(layout))
     }
@@ -46,18 +45,11 @@ impl<'a> CallInterpreter<'a> {
 
 /// The layout of a call `_get_layout('torch.sparse_coo')` (torch/serialization.py). The name is looked up in a table.
 fn layout_of(values: &Values, handle: Handle) -> Option<SparseLayout> {
-    let Value::Call(id) = values.get(handle) else { return None };
-    let call = values.call(id);
-    let Value::Global(function) = values.get(call.callable) else { return None };
-    let function = values.global(function);
-    if (function.module, function.name) != ("torch.serialization", "_get_layout") {
+    let call = values.call_at(handle)?;
+    if values.global_at(call.callable)? != ("torch.serialization", "_get_layout") {
         return None;
     }
     let Value::Tuple(&[name]) = values.get(call.args) else { return None };
-    let Value::Str(name) = values.get(name) else { return None };
-    let name = Some(name)
-        .filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES)?
-        .as_str()?
-        .strip_prefix("torch.")?;
+    let name = short_string(values, name)?.strip_prefix("torch.")?;
     SparseLayout::ALL.into_iter().find(|layout| layout.name() == name)
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::{
     CallInterpreter, Class, DescribedObject, DescribedStorage, PersistentIdForm, SHORT_STRING_MAX_BYTES,
-    StorageSlice,
+    StorageSlice, short_string,
 };
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail, error};
 use crate::index::model::{Storage, Tensor};
 use crate::index::pickled::known::Known;
 use crate::pickle::{Handle, Value, Values};
@@ -68,7 +68,7 @@ impl<'a> CallInterpreter<'a> {
 
     /// The storage that a persistent id refers to. One id may be used any number of times, so only short strings are read.
     fn storage(&mut self, pid: Handle) -> Result<StorageSlice> {
-        let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
+        let wrong = |what: &str| error!(Code::PersistentId, "a persistent id's {what}");
         let values: &'a Values = self.values;
         if self.out.form == PersistentIdForm::Keyed {
             return self.keyed_storage(pid);
@@ -105,10 +105,7 @@ impl<'a> CallInterpreter<'a> {
         let numel = match values.get(numel) {
             Value::Int(numel) => numel,
             _ => {
-                return Err(Error::new(
-                    Code::PickleType,
-                    "a storage's number of elements is not a 64-bit integer",
-                ));
+                bail!(Code::PickleType, "a storage's number of elements is not a 64-bit integer");
             }
         };
         self.resolved.push(pid);
@@ -117,7 +114,9 @@ impl<'a> CallInterpreter<'a> {
         let root = StorageSlice { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
         match view.map(|view| values.get(view)) {
             None | Some(Value::None) => Ok(root),
-            Some(Value::Tuple(&[view, offset, numel])) => self.view(root, class, [view, offset, numel]),
+            Some(Value::Tuple(&[view, offset, numel])) => {
+                self.storage_view(root, class, [view, offset, numel])
+            }
             Some(_) => Err(wrong("view is neither None nor (key, offset, numel)")),
         }
     }
@@ -141,7 +140,7 @@ impl<'a> CallInterpreter<'a> {
         let sizes =
             u64::try_from(numel).ok().and_then(|numel| Some((numel, numel.checked_mul(dtype.itemsize())?)));
         let (count, nbytes) = sizes.ok_or_else(|| {
-            Error::new(Code::StorageBounds, format!("storage {key} is described with {numel} element(s)"))
+            error!(Code::StorageBounds, "storage {key} is described with {numel} element(s)")
         })?;
         let location = (self.locate)(key, nbytes)?;
         let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
@@ -161,7 +160,7 @@ impl<'a> CallInterpreter<'a> {
     }
 
     /// A slice of a storage with a key of its own (torch before 0.4): `[key, offset, numel]`.
-    fn view(
+    fn storage_view(
         &mut self,
         root: StorageSlice,
         class: Class,
@@ -170,15 +169,7 @@ impl<'a> CallInterpreter<'a> {
         let key = short_string(self.values, key)
             .ok_or_else(|| Error::new(Code::StorageKey, "a view's key is not a string"))?;
         let (offset, numel) = (self.int(offset, "view's offset")?, self.int(numel, "view's size")?);
-        let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(root.dtype.itemsize());
-        let slice = bytes(offset)
-            .zip(bytes(numel))
-            .filter(|(start, nbytes)| start.checked_add(*nbytes).is_some_and(|end| end <= root.nbytes))
-            .map(|(start, nbytes)| StorageSlice { start, nbytes, ..root });
-        let slice = slice.ok_or_else(|| {
-            let text = format!("view {key} of {numel} element(s) from {offset} reaches outside its storage");
-            Error::new(Code::StorageBounds, text)
-        })?;
+        let slice = root.view(key, offset, numel)?;
         match self.described.entry(key) {
             Entry::Vacant(entry) => {
                 entry.insert(DescribedObject::View(slice, class));
@@ -189,8 +180,7 @@ impl<'a> CallInterpreter<'a> {
                     Ok(slice)
                 }
                 DescribedObject::View(..) => {
-                    let text = format!("view {key} has two conflicting descriptions");
-                    Err(Error::new(Code::StorageConflict, text))
+                    Err(error!(Code::StorageConflict, "view {key} has two conflicting descriptions"))
                 }
                 DescribedObject::Storage(_) => Err(both(key)),
             },
@@ -205,8 +195,7 @@ impl DescribedStorage {
         let is_empty = self.numel == 0 && numel == 0;
         if self.class != class && !is_empty {
             let (seen, other) = (name(self.class), name(class));
-            let text = format!("storage {key} is {seen} in one place and {other} in another");
-            return Err(Error::new(Code::StorageConflict, text));
+            bail!(Code::StorageConflict, "storage {key} is {seen} in one place and {other} in another");
         }
         if self.numel != numel {
             let seen = self.numel;
@@ -219,15 +208,7 @@ impl DescribedStorage {
 
 /// The error for a key of a storage that is also one of a view.
 fn both(key: &str) -> Error {
-    Error::new(Code::StorageConflict, format!("{key} is the key of a storage and of a view"))
-}
-
-/// A short string; `None` for other values. The pickle module reads byte strings of Python 2 as strings too.
-pub(super) fn short_string(values: &Values, handle: Handle) -> Option<&str> {
-    match values.get(handle) {
-        Value::Str(text) if text.as_bytes().len() <= SHORT_STRING_MAX_BYTES => text.as_str(),
-        _ => None,
-    }
+    error!(Code::StorageConflict, "{key} is the key of a storage and of a view")
 }
 
 /// Whether a key is a decimal number as torch writes it, without sign and leading zeros.

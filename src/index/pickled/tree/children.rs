@@ -6,7 +6,7 @@ use super::object::Object;
 use super::view::View;
 use crate::error::Result;
 use crate::index::model::{Component, PathStep, Scale};
-use crate::index::pickled::meanings::{Meaning, SHORT_STRING_MAX_BYTES};
+use crate::index::pickled::meanings::{Meaning, SHORT_STRING_MAX_BYTES, short_string};
 use crate::index::pickled::script::{self, ScriptClass};
 use crate::pickle::{Call, Handle, Snapshot, Text, Value};
 
@@ -215,9 +215,7 @@ impl<'a> View<'a> {
 
     /// Whether a call is `reduce_graph_module(attributes, ...)` (torch/fx/graph_module.py).
     fn is_graph_module(self, call: &Call<'a>) -> bool {
-        let Value::Global(id) = self.values.get(call.callable) else { return false };
-        let global = self.values.global(id);
-        (global.module, global.name) == ("torch.fx.graph_module", "reduce_graph_module")
+        self.values.global_at(call.callable) == Some(("torch.fx.graph_module", "reduce_graph_module"))
     }
 
     /// Adds the attributes of a TorchScript module in the order of `torch.jit.load(...).state_dict()`: parameters, buffers, submodules;
@@ -230,10 +228,7 @@ impl<'a> View<'a> {
     ) -> Result<()> {
         let [mut parameters, mut buffers, mut modules, mut others] = [const { Vec::new() }; 4];
         for (key, value) in self.unique(pairs)? {
-            let name = self
-                .text(key)
-                .filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES)
-                .and_then(Text::as_str);
+            let name = short_string(self.values, key);
             let is_parameter = name.is_some_and(|name| class.parameters.contains(name));
             let is_buffer = match &class.buffers {
                 Some(buffers) => name.is_some_and(|name| buffers.contains(name)),

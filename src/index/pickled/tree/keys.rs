@@ -75,8 +75,8 @@ impl View<'_> {
 
     /// Whether a call encodes a long text, which is not decoded for a comparison.
     fn is_long_text(self, key: Handle) -> bool {
-        let Value::Call(id) = self.values.get(key) else { return false };
-        let text = self.args(&self.values.call(id)).first().and_then(|&text| self.text(text));
+        let Some(call) = self.values.call_at(key) else { return false };
+        let text = self.args(&call).first().and_then(|&text| self.text(text));
         text.is_some_and(|text| text.as_bytes().len() > 2 * TEXT_MAX_BYTES)
     }
 

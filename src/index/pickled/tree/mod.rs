@@ -36,6 +36,10 @@ impl Tree {
         Tree { values, meanings, root }
     }
 
+    fn view(&self) -> View<'_> {
+        View { values: &self.values, meanings: &self.meanings }
+    }
+
     /// The root value.
     pub fn root(&self) -> Handle {
         self.root
@@ -58,7 +62,7 @@ impl Tree {
 
     /// The value of a handle.
     pub fn get(&self, handle: Handle) -> Result<Object<'_>> {
-        View { values: &self.values, meanings: &self.meanings }.get(handle)
+        self.view().get(handle)
     }
 
     /// The items of a list as a call found them; `None` for other values.
@@ -72,7 +76,7 @@ impl Tree {
     /// The attributes that a state sets, of which the last counts for a name; `None` for a state that is neither a dict nor a pair of a
     /// dict and slots.
     pub fn attributes(&self, state: Snapshot) -> Result<Option<Vec<(Handle, Handle)>>> {
-        match (View { values: &self.values, meanings: &self.meanings }).state_parts(state) {
+        match self.view().state_parts(state) {
             Some(parts) => self.values.unique(&parts.concat()).map(Some),
             None => Ok(None),
         }
@@ -89,7 +93,7 @@ impl Tree {
     /// The cost of listing a value's children: the number of its items and pairs before duplicate keys are merged, including those of
     /// arguments that it shares with other values.
     pub fn weight(&self, handle: Handle) -> u64 {
-        View { values: &self.values, meanings: &self.meanings }.weight(handle)
+        self.view().weight(handle)
     }
 
     /// Whether a value is a `torch.Size`, which [`get`](Tree::get) returns as a tuple.
@@ -152,7 +156,7 @@ impl Tree {
 
     /// A global as `module.name`; a remark for `None`, the class of a call's result.
     pub fn name_of(&self, global: Option<GlobalId>) -> String {
-        View { values: &self.values, meanings: &self.meanings }.class_name(global)
+        self.view().class_name(global)
     }
 
     /// Every distinct global that the pickle names, as `module.name`, in program order.

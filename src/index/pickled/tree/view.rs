@@ -107,12 +107,8 @@ impl<'a> View<'a> {
             Ok(Object::Tuple(sizes)) => sizes,
             _ => &[],
         };
-        let count = |&n: &Handle| match self.values.get(n) {
-            Value::Int(n) => u64::try_from(n).ok(),
-            _ => None,
-        };
-        let shape: Dims =
-            data.get(size_at).map_or(&[][..], |&sizes| size(sizes)).iter().filter_map(count).collect();
+        let sizes = data.get(size_at).map_or(&[][..], |&sizes| size(sizes));
+        let shape: Dims = sizes.iter().filter_map(|&size| self.values.count_at(size)).collect();
         let is_coalesced =
             data.get(size_at.saturating_add(1)).and_then(|&flag| match self.values.get(flag) {
                 Value::Bool(flag) => Some(flag),
