@@ -5,7 +5,7 @@
 //! and a constant: opcodes that are executed, bytes that are inflated, sources that are given to the detectors. Where it is spent, the rest
 //! is unscanned. So the time of a scan is linear in the size of the file.
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 use crate::limits::Limits;
 
 /// The bytes of overlapping members that are scanned, as a multiple of the file size.
@@ -92,7 +92,7 @@ impl Budget {
 }
 
 fn spent(what: &str) -> Error {
-    Error::new(Code::Limit, format!("more {what} than a scan allows for a file of this size"))
+    error!(Code::Limit, "more {what} than a scan allows for a file of this size")
 }
 
 /// Takes `amount` from a budget; returns false, and takes nothing, where less is left.

@@ -82,11 +82,8 @@ fn scan_with(
     }
     let name = report.path.as_deref().and_then(|path| path.rsplit(['/', '\\']).next());
     if name.is_some_and(|name| SCRIPTS.contains(&name)) {
-        report.add(Finding {
-            message: "this is a script that unpickles the checkpoint beside it without restriction; rustload reads that without it"
-                .to_owned(),
-            ..Finding::new("CheckpointScript")
-        });
+        let text = "this is a script that unpickles the checkpoint beside it without restriction; rustload reads that without it";
+        report.add(Finding::new("CheckpointScript", Verdict::Inert, None, text));
     }
     Ok(report)
 }
@@ -174,12 +171,9 @@ impl Scanner<'_> {
         // An archive of arrays is what NumPy writes.
         let is_array = head.starts_with(MAGIC) && label.is_some_and(|label| label.ends_with(".npy"));
         if origin == Origin::Member && is_container(&head) && !is_array {
-            self.report.add(Finding {
-                message: "a nested archive or array, which a reader may open".to_owned(),
-                member: label.map(str::to_owned),
-                offset: Some(0),
-                ..Finding::new("NestedArchive")
-            });
+            let text = "a nested archive or array, which a reader may open";
+            let finding = Finding::new("NestedArchive", Verdict::Inert, label, text);
+            self.report.add(Finding { offset: Some(0), ..finding });
         }
         let input = Input { source, label, depth, origin, head, format };
         let mut detected = Detected::default();
@@ -255,19 +249,7 @@ impl Scanner<'_> {
             Code::UnsupportedContainer if detected.unpacked == Some(true) => Verdict::Inert,
             _ => Verdict::Unknown,
         };
-        self.add_refusal(error, input.label, verdict);
-    }
-
-    /// Adds an error of the strict reader as a finding.
-    fn add_refusal(&mut self, error: &Error, label: Option<&str>, verdict: Verdict) {
-        self.report.add(Finding {
-            verdict,
-            message: error.message().to_owned(),
-            member: label.map(str::to_owned),
-            offset: error.offset(),
-            readers: super::report::readers(error.code()),
-            ..Finding::new(error.code().as_str())
-        });
+        self.report.add_refusal(error, input.label, verdict);
     }
 
     /// The contents of a source as the strict reader reads it, once for all callers; `None` if it refuses the file.
@@ -315,10 +297,10 @@ impl Scanner<'_> {
             code if self.report.has(code.as_str()) => {}
             // The elements of arrays of objects were scanned.
             Code::UnknownFormat | Code::NpyDtype | Code::NpyObjects => {
-                self.add_refusal(&error, label, Verdict::Inert);
+                self.report.add_refusal(&error, label, Verdict::Inert);
             }
             // It is a pickle for joblib only.
-            _ if detected.joblib => self.add_refusal(&error, label, Verdict::Inert),
+            _ if detected.joblib => self.report.add_refusal(&error, label, Verdict::Inert),
             _ => self.report.add_error(&error, label),
         }
         Ok(None)
@@ -337,23 +319,14 @@ impl Scanner<'_> {
         };
         let times = u64::try_from(index.tensors.iter().filter(repeats).count()).unwrap_or(u64::MAX);
         if times > 0 {
-            self.report.add(Finding {
-                message: "a tensor's strides repeat its storage's elements many times".to_owned(),
-                member: label.map(str::to_owned),
-                times,
-                ..Finding::new("OverlappingView")
-            });
+            let text = "a tensor's strides repeat its storage's elements many times";
+            let finding = Finding::new("OverlappingView", Verdict::Inert, label, text);
+            self.report.add(Finding { times, ..finding });
         }
     }
 
     pub(super) fn add_polyglot(&mut self, label: Option<&str>, text: &str, readers: &'static [&'static str]) {
-        self.report.add(Finding {
-            verdict: Verdict::Unknown,
-            message: text.to_owned(),
-            member: label.map(str::to_owned),
-            readers,
-            ..Finding::new("Polyglot")
-        });
+        self.report.add(Finding { readers, ..Finding::new("Polyglot", Verdict::Unknown, label, text) });
     }
 
     /// Adds a finding where the file extension is that of another format; readers that go by the extension fail or misread it.
@@ -365,10 +338,8 @@ impl Scanner<'_> {
         let says_pickle = matches!(extension.as_str(), "pt" | "pth" | "bin" | "ckpt" | "pkl" | "pickle");
         let is_safetensors = format == Format::Safetensors;
         if (says_safetensors && !is_safetensors) || (says_pickle && is_safetensors) {
-            self.report.add(Finding {
-                message: format!("the name ends in .{extension}, the content is {}", format.name()),
-                ..Finding::new("ExtensionMismatch")
-            });
+            let text = format!("the name ends in .{extension}, the content is {}", format.name());
+            self.report.add(Finding::new("ExtensionMismatch", Verdict::Inert, None, text));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::gadgets;
 use super::report::{Finding, Verdict};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 
 /// The codes of findings that are about what a name does, and that an allowance of the name settles.
 const CODES_OF_NAMES: [&str; 6] =
@@ -82,8 +82,7 @@ fn check(pattern: &str) -> Result<()> {
     let is_valid = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '*' | '-');
     let (module, name) = pattern.rsplit_once('.').unwrap_or_default();
     if module.is_empty() || name.is_empty() || pattern.starts_with('*') || !pattern.chars().all(is_valid) {
-        let text = format!("an allowance is a name such as mylib.Config or mylib.models.*, not {pattern:?}");
-        return Err(Error::new(Code::Value, text));
+        bail!(Code::Value, "an allowance is a name such as mylib.Config or mylib.models.*, not {pattern:?}");
     }
     let found = if pattern.contains('*') {
         gadgets::names().find(|(known, _)| may_match(pattern.as_bytes(), known.as_bytes()))

@@ -2,7 +2,7 @@
 //!
 //! Values may be deep, shared and cyclic, so depth, items and bytes are bounded; nothing is read beyond these bounds.
 
-use crate::pickle::{CallId, Handle, Value, Values};
+use crate::pickle::{Call, CallId, Handle, Value, Values};
 
 /// The maximum length of a preview, in bytes.
 const PREVIEW_MAX_BYTES: usize = 256;
@@ -17,18 +17,21 @@ const STRING_MAX_BYTES: usize = 120;
 pub(super) fn arguments(values: &Values, id: CallId) -> String {
     let call = values.call(id);
     let mut out = String::new();
-    let args = match values.get(call.args) {
-        Value::Tuple(args) => args,
-        _ => &[],
-    };
     let mut line = PreviewWriter { values, out: &mut out };
-    line.items("(", args, "", MAX_DEPTH);
+    line.items("(", arguments_of(values, &call), "", MAX_DEPTH);
     if let Some(Value::Dict(pairs)) = call.kwargs.map(|kwargs| values.get(kwargs)) {
         line.add(", **");
         line.pairs(pairs, MAX_DEPTH);
     }
     line.add(")");
     truncate(out)
+}
+
+fn arguments_of<'a>(values: &'a Values, call: &Call<'_>) -> &'a [Handle] {
+    match values.get(call.args) {
+        Value::Tuple(args) => args,
+        _ => &[],
+    }
 }
 
 /// Formats one value.
@@ -98,11 +101,7 @@ impl PreviewWriter<'_> {
             Value::Call(id) => {
                 let call = self.values.call(id);
                 self.value(call.callable, depth);
-                let args = match self.values.get(call.args) {
-                    Value::Tuple(args) => args,
-                    _ => &[],
-                };
-                self.items("(", args, ")", depth);
+                self.items("(", arguments_of(self.values, &call), ")", depth);
             }
             Value::PersistentId(id) => {
                 self.add("<persistent ");
@@ -120,32 +119,28 @@ impl PreviewWriter<'_> {
     }
 
     fn items(&mut self, open: &str, items: &[Handle], close: &str, depth: usize) {
+        self.list(open, items, close, |line, &item| line.value(item, depth));
+    }
+
+    fn pairs(&mut self, pairs: &[(Handle, Handle)], depth: usize) {
+        self.list("{", pairs, "}", |line, &(key, value)| {
+            line.value(key, depth);
+            line.add(": ");
+            line.value(value, depth);
+        });
+    }
+
+    fn list<T>(&mut self, open: &str, items: &[T], close: &str, write: impl Fn(&mut Self, &T)) {
         self.add(open);
-        for (at, &item) in items.iter().take(MAX_ITEMS).enumerate() {
+        for (at, item) in items.iter().take(MAX_ITEMS).enumerate() {
             if at > 0 {
                 self.add(", ");
             }
-            self.value(item, depth);
+            write(self, item);
         }
         if items.len() > MAX_ITEMS {
             self.add(", ...");
         }
         self.add(close);
-    }
-
-    fn pairs(&mut self, pairs: &[(Handle, Handle)], depth: usize) {
-        self.add("{");
-        for (at, &(key, value)) in pairs.iter().take(MAX_ITEMS).enumerate() {
-            if at > 0 {
-                self.add(", ");
-            }
-            self.value(key, depth);
-            self.add(": ");
-            self.value(value, depth);
-        }
-        if pairs.len() > MAX_ITEMS {
-            self.add(", ...");
-        }
-        self.add("}");
     }
 }

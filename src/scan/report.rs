@@ -282,17 +282,19 @@ impl FileReport {
             (Some(outer), Some(inner)) if outer != inner => Some(format!("{outer}!{inner}")),
             (outer, inner) => outer.or(inner).map(str::to_owned),
         };
+        let code = error.code();
+        let is_unsupported = error.kind() == Kind::Unsupported;
+        let verdict = if is_unsupported { unsupported_verdict(code) } else { Verdict::Unknown };
+        self.add_refusal(error, member.as_deref(), verdict);
+    }
+
+    /// As [`add_error`](FileReport::add_error), of this member and with this verdict.
+    pub(super) fn add_refusal(&mut self, error: &Error, member: Option<&str>, verdict: Verdict) {
+        let code = error.code();
         self.add(Finding {
-            verdict: if error.kind() == Kind::Unsupported {
-                unsupported_verdict(error.code())
-            } else {
-                Verdict::Unknown
-            },
-            message: error.message().to_owned(),
-            member,
             offset: error.offset(),
-            readers: readers(error.code()),
-            ..Finding::new(error.code().as_str())
+            readers: readers(code),
+            ..Finding::new(code.as_str(), verdict, member, error.message())
         });
     }
 
@@ -431,13 +433,18 @@ pub(super) fn readers(code: Code) -> &'static [&'static str] {
 }
 
 impl Finding {
-    /// An inert finding without a location.
-    pub(super) fn new(code: &'static str) -> Finding {
+    /// A finding about a member, or about the file.
+    pub(super) fn new(
+        code: &'static str,
+        verdict: Verdict,
+        member: Option<&str>,
+        message: impl Into<String>,
+    ) -> Finding {
         Finding {
             code,
-            verdict: Verdict::Inert,
-            message: String::new(),
-            member: None,
+            verdict,
+            message: message.into(),
+            member: member.map(str::to_owned),
             offset: None,
             global: (String::new(), String::new()),
             arguments: None,

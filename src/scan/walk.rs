@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::exclude::Exclude;
 use crate::bytes::Source;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, error};
 
 /// The maximum number of files below one path.
 const MAX_FILES: usize = 1_000_000;
@@ -62,8 +62,7 @@ pub(super) fn files(
                 files.push((entry.path(), false));
             }
             if files.len() > MAX_FILES {
-                let text = format!("more than {MAX_FILES} files in one directory");
-                return Err(Error::new(Code::Value, text).in_file(path));
+                return Err(error!(Code::Value, "more than {MAX_FILES} files in one directory").in_file(path));
             }
         }
     }

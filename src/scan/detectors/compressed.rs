@@ -20,14 +20,9 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut 
     let Input { source, label, ref head, .. } = *input;
     let Some(found) = Compressed::begin(head) else { return Ok(()) };
     let Compressed::Deflate(stream) = found else {
-        let name = found.name();
-        scanner.report.add(Finding {
-            verdict: Verdict::Unknown,
-            message: format!("a {name} archive, which is not unpacked: its contents are unknown"),
-            member: label.map(str::to_owned),
-            offset: Some(0),
-            ..Finding::new("OpaqueContainer")
-        });
+        let text = format!("a {} archive, which is not unpacked: its contents are unknown", found.name());
+        let finding = Finding::new("OpaqueContainer", Verdict::Unknown, label, text);
+        scanner.report.add(Finding { offset: Some(0), ..finding });
         scanner.report.unscanned(label, "a packed archive", 0, source.len());
         scanner.report.format.get_or_insert("archive");
         detected.unpacked = Some(false);

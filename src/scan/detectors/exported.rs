@@ -127,15 +127,10 @@ impl Scanner<'_> {
         label: Option<&str>,
     ) {
         let Some(first) = members.next() else { return };
-        self.report.add(Finding {
-            verdict,
-            message: format!("native code, such as {:?}, {text}", first.name),
-            member: Some(inside(label, &first.name)),
-            offset: Some(0),
-            times: to_u64(members.count()).saturating_add(1),
-            readers: &["torch"],
-            ..Finding::new("CodeInArchive")
-        });
+        let text = format!("native code, such as {:?}, {text}", first.name);
+        let times = to_u64(members.count()).saturating_add(1);
+        let finding = Finding::new("CodeInArchive", verdict, Some(&inside(label, &first.name)), text);
+        self.report.add(Finding { offset: Some(0), times, readers: &["torch"], ..finding });
     }
 
     /// Judges the JSON of a graph or of a configuration. What is not in its schema is unscanned.
@@ -192,14 +187,9 @@ impl Scanner<'_> {
                     "is not an operator of torch that is known to compute, and the program calls it"
                 }
             };
-            self.report.add(Finding {
-                verdict,
-                message: format!("a text of the graph {what}: {}", evaluated.text),
-                member: Some(inner.to_owned()),
-                offset: Some(evaluated.offset),
-                readers: &["torch"],
-                ..Finding::new("CodeInArchive")
-            });
+            let text = format!("a text of the graph {what}: {}", evaluated.text);
+            let finding = Finding::new("CodeInArchive", verdict, Some(inner), text);
+            self.report.add(Finding { offset: Some(evaluated.offset), readers: &["torch"], ..finding });
         }
         Ok(())
     }

@@ -186,7 +186,7 @@ impl Scanner<'_> {
 /// The first BUILD of a wrapper at or behind an offset, or the first one that may be, and what follows it.
 fn next_array(recovered: &RecoveredPickle, from: u64) -> Option<(u64, Array)> {
     let values = &recovered.values;
-    let class = values.globals().find(|&(id, _)| is_wrapper(values, id))?.0;
+    let (class, _) = values.globals().find(|&(_, handle)| values.global_at(handle) == Some(WRAPPER))?;
     let is_value = pickles::is_used_as_value(recovered, class);
     let builds = values.builds();
     let follows = |build: &&Build| {
@@ -215,36 +215,27 @@ enum Made {
 
 /// What a value is, if a call makes it.
 fn made_of(values: &Values, target: Handle) -> Option<Made> {
-    let Value::Call(id) = values.get(target) else { return None };
-    let call = values.call(id);
-    let Value::Global(callee) = values.get(call.callable) else { return Some(Made::Unclear) };
-    if is_wrapper(values, callee) {
-        let is_plain = call.kind == CallKind::NewObj && values.get(call.args) == Value::Tuple(&[]);
-        return Some(if is_plain { Made::Wrapper } else { Made::Unclear });
-    }
-    let callee = values.global(callee);
-    let row = globals::row(callee.module, callee.name);
-    Some(if row.is_some_and(|row| row.kind == "alias") { Made::Unclear } else { Made::Other })
-}
-
-fn is_wrapper(values: &Values, id: pickle::GlobalId) -> bool {
-    let global = values.global(id);
-    (global.module, global.name) == WRAPPER
+    let call = values.call_at(target)?;
+    let is_plain = call.kind == CallKind::NewObj && values.get(call.args) == Value::Tuple(&[]);
+    Some(match values.global_at(call.callable) {
+        Some(WRAPPER) if is_plain => Made::Wrapper,
+        None | Some(WRAPPER) => Made::Unclear,
+        Some((module, name)) => match globals::row(module, name) {
+            Some(row) if row.kind == "alias" => Made::Unclear,
+            _ => Made::Other,
+        },
+    })
 }
 
 /// What follows the first BUILD of a wrapper.
 fn array(values: &Values, wrapper: Handle) -> Option<Array> {
-    let Value::Call(id) = values.get(wrapper) else { return None };
-    let Value::Dict(pairs) = values.get_at(*values.call(id).states.first()?) else { return None };
+    let Value::Dict(pairs) = values.get_at(*values.call_at(wrapper)?.states.first()?) else { return None };
     let of = |name: &str| {
         let is_named = |key: Handle| matches!(values.get(key), Value::Str(key) if key.as_str() == Some(name));
         pairs.iter().rev().find(|(key, _)| is_named(*key)).map(|&(_, value)| value)
     };
     let Value::Tuple(shape) = values.get(of("shape")?) else { return None };
-    let numel = shape.iter().try_fold(1_u64, |numel, &size| match values.get(size) {
-        Value::Int(size) => numel.checked_mul(u64::try_from(size).ok()?),
-        _ => None,
-    })?;
+    let numel = shape.iter().try_fold(1_u64, |numel, &size| numel.checked_mul(values.count_at(size)?))?;
     let Some(itemsize) = itemsize(values, of("dtype")?, DTYPE_DEPTH_MAX)? else {
         // `mmap_mode` maps what may be mapped.
         return (values.get(of("allow_mmap")?) == Value::Bool(false)).then_some(Array::Objects);
@@ -256,14 +247,12 @@ fn array(values: &Values, wrapper: Handle) -> Option<Array> {
 /// The size of an element of a dtype as NumPy pickles it; `Some(None)` for objects, `None` where it is not plain.
 fn itemsize(values: &Values, dtype: Handle, depth: usize) -> Option<Option<u64>> {
     let depth = depth.checked_sub(1)?;
-    let Value::Call(id) = values.get(dtype) else { return None };
-    let call = values.call(id);
-    let Value::Global(callee) = values.get(call.callable) else { return None };
-    let callee = values.global(callee);
+    let call = values.call_at(dtype)?;
+    let callee = values.global_at(call.callable)?;
     let Value::Tuple(&[code, _, _]) = values.get(call.args) else { return None };
     let Value::Str(code) = values.get(code) else { return None };
     let code = code.as_str()?;
-    if (callee.module, callee.name) != ("numpy", "dtype") || call.states.len() > 1 {
+    if callee != ("numpy", "dtype") || call.states.len() > 1 {
         return None;
     }
     // `dtype.__setstate__`: version, order, (base, shape), names, fields, size, ...

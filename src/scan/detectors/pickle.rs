@@ -9,8 +9,7 @@ use std::sync::Arc;
 use super::super::budget::take;
 use super::super::file::{Scanner, inside};
 use super::super::pickles::{self, Nested, PickleContext};
-use super::super::report::Finding;
-use super::super::report::Verdict;
+use super::super::report::{Finding, Verdict, readers};
 use super::{Detected, Input, Origin, joblib, legacy, torch_tar};
 use crate::bytes::Source;
 use crate::container::Format;
@@ -232,14 +231,8 @@ impl Scanner<'_> {
     }
 
     pub(super) fn trailing(&mut self, label: Option<&str>, at: u64, text: &str) {
-        self.report.add(Finding {
-            verdict: Verdict::Unknown,
-            message: text.to_owned(),
-            member: label.map(str::to_owned),
-            offset: Some(at),
-            readers: &["c", "python", "weights_only"],
-            ..Finding::new(Code::TrailingData.as_str())
-        });
+        let finding = Finding::new(Code::TrailingData.as_str(), Verdict::Unknown, label, text);
+        self.report.add(Finding { offset: Some(at), readers: readers(Code::TrailingData), ..finding });
     }
 
     /// Gives what follows the end of one reader to all detectors.

@@ -4,7 +4,7 @@
 //! that look like paths. The same bytes may be a pickle from byte 0, as the length of the header is: see [`pickle`](super::pickle).
 
 use super::super::file::Scanner;
-use super::super::report::Finding;
+use super::super::report::{Finding, Verdict};
 use super::{Detected, Input};
 use crate::container::Format;
 use crate::error::Result;
@@ -32,11 +32,8 @@ pub(in crate::scan) fn add_odd_names(scanner: &mut Scanner<'_>, index: &Index, l
     };
     let odd_entries: Vec<_> = index.entries.iter().filter(|entry| odd(&entry.name)).collect();
     if let Some(first) = odd_entries.first() {
-        scanner.report.add(Finding {
-            message: format!("a tensor is named {:?}", first.name),
-            member: label.map(str::to_owned),
-            times: to_u64(odd_entries.len()),
-            ..Finding::new("OddName")
-        });
+        let text = format!("a tensor is named {:?}", first.name);
+        let finding = Finding::new("OddName", Verdict::Inert, label, text);
+        scanner.report.add(Finding { times: to_u64(odd_entries.len()), ..finding });
     }
 }

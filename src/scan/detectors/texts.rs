@@ -4,7 +4,7 @@
 //! member that has neither is unscanned, whatever it contains: a reader that is not known here may act on it.
 
 use super::super::file::Scanner;
-use super::super::report::Finding;
+use super::super::report::{Finding, Verdict};
 use super::Detected;
 use crate::bytes::Source;
 use crate::container::zip::fold_case;
@@ -113,13 +113,9 @@ impl Scanner<'_> {
 
     fn bad_alignment(&mut self, text: &[u8], inner: &str) {
         let text: String = String::from_utf8_lossy(text).chars().take(40).collect();
-        self.report.add(Finding {
-            message: format!("the storage alignment is {text:?}"),
-            member: Some(inner.to_owned()),
-            offset: Some(0),
-            readers: &["torch"],
-            ..Finding::new("BadAlignment")
-        });
+        let text = format!("the storage alignment is {text:?}");
+        let finding = Finding::new("BadAlignment", Verdict::Inert, Some(inner), text);
+        self.report.add(Finding { offset: Some(0), readers: &["torch"], ..finding });
     }
 }
 

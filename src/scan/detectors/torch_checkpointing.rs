@@ -6,7 +6,7 @@
 
 use super::super::file::Scanner;
 use super::super::gadgets;
-use super::super::report::Finding;
+use super::super::report::{Finding, Verdict};
 use super::{Detected, Input};
 use crate::container::Format;
 use crate::error::Result;
@@ -17,24 +17,15 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut 
     let options = scanner.strict_options();
     let Some(pickle) = &detected.executed else { return Ok(()) };
     let Some(classes) = index::imported_classes(pickle, &options) else { return Ok(()) };
-    let member = input.label.map(str::to_owned);
-    scanner.report.add(Finding {
-        message: "torch_checkpointing unpickles this file, and those that it names, without restriction"
-            .to_owned(),
-        member: member.clone(),
-        ..Finding::new("UnrestrictedLoad")
-    });
+    let text = "torch_checkpointing unpickles this file, and those that it names, without restriction";
+    scanner.report.add(Finding::new("UnrestrictedLoad", Verdict::Inert, input.label, text));
     for class in classes.as_deref().unwrap_or_default() {
         let (module, name) = class.rsplit_once('.').unwrap_or((class, ""));
-        scanner.report.add(Finding {
-            verdict: gadgets::classify(module, name, false).verdict,
-            message: format!(
-                "a layout names {class}: its module is imported, and JSON is made an object of it"
-            ),
-            member: member.clone(),
-            global: (module.to_owned(), name.to_owned()),
-            ..Finding::new("Import")
-        });
+        let verdict = gadgets::classify(module, name, false).verdict;
+        let text =
+            format!("a layout names {class}: its module is imported, and JSON is made an object of it");
+        let global = (module.to_owned(), name.to_owned());
+        scanner.report.add(Finding { global, ..Finding::new("Import", verdict, input.label, text) });
     }
     detected.read = Some(classes.map(|_| Index::empty(Format::TorchCheckpointing, input.source).into()));
     Ok(())

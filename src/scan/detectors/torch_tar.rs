@@ -118,13 +118,10 @@ impl Walk<'_, '_, '_> {
 fn read(values: &Values, root: Handle) -> Read {
     match values.get(root) {
         Value::Int(count) => Read::Count(count),
-        Value::Tuple(&[_, _, class]) | Value::List(&[_, _, class]) => match values.get(class) {
-            Value::Global(id) => {
-                let global = values.global(id);
-                storage_itemsize(global.module, global.name).map_or(Read::Other, Read::Elements)
-            }
-            _ => Read::Other,
-        },
+        Value::Tuple(&[_, _, class]) | Value::List(&[_, _, class]) => {
+            let itemsize = values.global_at(class).and_then(|(module, name)| storage_itemsize(module, name));
+            itemsize.map_or(Read::Other, Read::Elements)
+        }
         _ => Read::Other,
     }
 }

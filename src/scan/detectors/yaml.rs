@@ -42,15 +42,9 @@ impl Scanner<'_> {
         };
         let is_whole = acts(text, |act| {
             let global = act.name.as_deref().and_then(|name| name.rsplit_once('.')).unwrap_or_default();
-            self.report.add(Finding {
-                verdict: act.verdict,
-                message: act.message,
-                member: Some(inner.to_owned()),
-                offset: Some(act.offset),
-                global: (short(global.0), short(global.1)),
-                readers: &["nemo"],
-                ..Finding::new("CodeInArchive")
-            });
+            let global = (short(global.0), short(global.1));
+            let finding = Finding::new("CodeInArchive", act.verdict, Some(inner), act.message);
+            self.report.add(Finding { offset: Some(act.offset), global, readers: &["nemo"], ..finding });
         });
         if is_whole {
             self.report.scanned(Some(inner), "YAML", 0, window.len());

@@ -135,27 +135,17 @@ impl Scanner<'_> {
         if let Some(name) = cased
             && !self.report.has(Code::ZipDuplicate.as_str())
         {
-            self.report.add(Finding {
-                verdict: Verdict::Unknown,
-                message: format!("another member's name differs from {name:?} in case only"),
-                member: label.map(str::to_owned),
-                readers: &["zip"],
-                ..Finding::new(Code::ZipCase.as_str())
-            });
+            let text = format!("another member's name differs from {name:?} in case only");
+            let finding = Finding::new(Code::ZipCase.as_str(), Verdict::Unknown, label, text);
+            self.report.add(Finding { readers: &["zip"], ..finding });
         }
         if let (times, Some(name)) = code {
-            self.report.add(Finding {
-                verdict: Verdict::Unknown,
-                message: format!(
-                    "TorchScript code, such as {name:?}, runs when torch.jit.load's result is used"
-                ),
-                member: label.map(str::to_owned),
-                times,
-                // The name of the module that the code is, for an allowance.
-                global: ("__torch__".to_owned(), "*".to_owned()),
-                readers: &["torch"],
-                ..Finding::new("CodeInArchive")
-            });
+            let text =
+                format!("TorchScript code, such as {name:?}, runs when torch.jit.load's result is used");
+            // The name of the module that the code is, for an allowance.
+            let global = ("__torch__".to_owned(), "*".to_owned());
+            let finding = Finding::new("CodeInArchive", Verdict::Unknown, label, text);
+            self.report.add(Finding { times, global, readers: &["torch"], ..finding });
         }
     }
 
@@ -247,12 +237,9 @@ impl Scanner<'_> {
             || name.ends_with(".debug_pkl")
             || name.contains("/opaque_obj_");
         if detected.pickle && !is_usual {
-            self.report.add(Finding {
-                message: "the checkpoint does not refer to this pickle; it was scanned".to_owned(),
-                member: Some(inner),
-                offset: Some(0),
-                ..Finding::new("UnreferencedRecord")
-            });
+            let text = "the checkpoint does not refer to this pickle; it was scanned";
+            let finding = Finding::new("UnreferencedRecord", Verdict::Inert, Some(&inner), text);
+            self.report.add(Finding { offset: Some(0), ..finding });
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::num::to_u64;
 use crate::pickle::{self, Call, CallId, CallKind, Global, GlobalId, Handle, Value, Values};
 use crate::scan::gadgets::{self, CallableFactory};
 use crate::scan::preview;
-use crate::scan::report::{Finding, TraceStep, Verdict, short};
+use crate::scan::report::{Finding, Verdict, short};
 
 impl Classifier<'_> {
     /// Adds a call to the trace and to the findings.
@@ -22,13 +22,9 @@ impl Classifier<'_> {
                 (("zoneinfo".to_owned(), "ZoneInfo".to_owned()), Verdict::Unknown, "DisallowedCall", text)
             }
             None => {
+                let shown = (String::new(), preview::value(values, call.callable));
                 let text = "the callable is the result of another call".to_owned();
-                (
-                    (String::new(), preview::value(values, call.callable)),
-                    Verdict::WouldExecute,
-                    "DisallowedCall",
-                    text,
-                )
+                (shown, Verdict::WouldExecute, "DisallowedCall", text)
             }
             Some(callee) => {
                 let global = values.global(callee);
@@ -42,15 +38,7 @@ impl Classifier<'_> {
             }
         };
         let effect = if code == "ExtRegistry" { "ext" } else { "call" };
-        self.report.add_step(TraceStep {
-            member: self.context.member.map(str::to_owned),
-            offset: call.offset.saturating_add(self.context.base_offset),
-            effect,
-            opcode: opcode(call.kind),
-            global: global.clone(),
-            arguments: arguments.clone(),
-            verdict,
-        });
+        self.step((effect, opcode(call.kind)), call.offset, &global, &arguments, verdict);
         let finding = self.finding(code, verdict, call.offset, message);
         let readers = &["c", "python"];
         self.report.add(Finding { global, arguments: Some(arguments), readers, ..finding });
@@ -70,11 +58,8 @@ impl Classifier<'_> {
         }
         match (global.module, global.name) {
             (pickle::RUN_TIME_MODULE, "find_class") => {
-                return (
-                    Verdict::WouldExecute,
-                    "DisallowedGlobal",
-                    "a global's name is computed by a call".to_owned(),
-                );
+                let text = "a global's name is computed by a call".to_owned();
+                return (Verdict::WouldExecute, "DisallowedGlobal", text);
             }
             (pickle::RUN_TIME_MODULE, _) => {
                 let text = "a class is named by its code in the extension registry of the process that reads the file"
@@ -96,14 +81,10 @@ impl Classifier<'_> {
             }
         }
         if classification.verdict != Verdict::WouldExecute {
-            return (
-                classification.verdict,
-                "DisallowedGlobal",
-                format!("{name} is called; what it does is unknown"),
-            );
+            let text = format!("{name} is called; what it does is unknown");
+            return (classification.verdict, "DisallowedGlobal", text);
         }
-        if let Some(class) = self.class_of_member(call, global) {
-            let (module, class) = class;
+        if let Some((module, class)) = self.class_of_member(call, global) {
             let text = format!("a member of {module}.{class} is looked up; what the class does is unknown");
             return (Verdict::Unknown, "DisallowedGlobal", text);
         }
@@ -125,11 +106,8 @@ impl Classifier<'_> {
             let text = format!("{name} makes a callable of unknown effect, which is not called");
             return (Verdict::Unknown, "DisallowedGlobal", text);
         }
-        (
-            Verdict::WouldExecute,
-            "DisallowedGlobal",
-            format!("{name} would be called: it {}", classification.reason),
-        )
+        let text = format!("{name} would be called: it {}", classification.reason);
+        (Verdict::WouldExecute, "DisallowedGlobal", text)
     }
 
     /// Whether a call is `_load_from_bytes` of one bytes object that stands in the pickle, so that these bytes are what it loads.
@@ -177,9 +155,9 @@ impl Classifier<'_> {
     /// Whether a callable is `getattr(ZoneInfo, "_unpickle")`, as `zoneinfo` pickles itself.
     fn is_time_zone(&self, callable: Handle) -> bool {
         let values = self.values_of();
-        let Value::Call(id) = values.get(callable) else { return false };
-        let Value::Tuple(&[class, name]) = values.get(values.call(id).args) else { return false };
-        self.proof.is_named(values.call(id).callable, "builtins", "getattr")
+        let Some(call) = values.call_at(callable) else { return false };
+        let Value::Tuple(&[class, name]) = values.get(call.args) else { return false };
+        self.proof.is_named(call.callable, "builtins", "getattr")
             && self.proof.is_named(class, "zoneinfo", "ZoneInfo")
             && super::is_text(values, name, "_unpickle")
     }

@@ -136,13 +136,7 @@ impl<'a> Proof<'a> {
             Value::Tuple(_) => None,
             // The items of a set are keys.
             Value::FrozenSet(_) if is_key => Some(true),
-            Value::List(_) | Value::Dict(_) | Value::Set(_) | Value::FrozenSet(_) => {
-                if is_key {
-                    Some(false)
-                } else {
-                    None
-                }
-            }
+            Value::List(_) | Value::Dict(_) | Value::Set(_) | Value::FrozenSet(_) => is_key.then_some(false),
             Value::Global(id) => Some(self.row(id).is_some_and(|row| row.is_constant())),
             Value::PersistentId(pid) => Some(!is_key && self.module_class(pid).is_none()),
             Value::Call(id) => self.plain_call(id, schema),
@@ -257,10 +251,7 @@ impl<'a> Proof<'a> {
 
     /// Whether a value is an empty dict or `OrderedDict`, also at the end.
     fn is_empty(&self, handle: Handle) -> bool {
-        let has_state = match self.values.get(handle) {
-            Value::Call(id) => !self.values.call(id).states.is_empty(),
-            _ => false,
-        };
+        let has_state = self.values.call_at(handle).is_some_and(|call| !call.states.is_empty());
         !has_state && self.pairs(handle).is_some_and(<[_]>::is_empty)
     }
 

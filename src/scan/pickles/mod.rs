@@ -18,7 +18,7 @@ mod values;
 use std::collections::{HashMap, HashSet};
 
 use self::proof::Proof;
-use super::report::{FileReport, Finding, Verdict, readers, short};
+use super::report::{FileReport, Finding, TraceStep, Verdict, readers, short};
 use crate::bytes::Region;
 use crate::error::{Code, Error, Result};
 use crate::index::PersistentIdForm;
@@ -189,13 +189,28 @@ impl<'a> Classifier<'a> {
         offset: u64,
         message: impl Into<String>,
     ) -> Finding {
-        Finding {
-            verdict,
-            message: message.into(),
+        let offset = Some(offset.saturating_add(self.context.base_offset));
+        Finding { offset, ..Finding::new(code, verdict, self.context.member, message) }
+    }
+
+    /// Adds a step to the trace.
+    fn step(
+        &mut self,
+        (effect, opcode): (&'static str, &'static str),
+        offset: u64,
+        global: &(String, String),
+        arguments: &str,
+        verdict: Verdict,
+    ) {
+        self.report.add_step(TraceStep {
             member: self.context.member.map(str::to_owned),
-            offset: Some(offset.saturating_add(self.context.base_offset)),
-            ..Finding::new(code)
-        }
+            offset: offset.saturating_add(self.context.base_offset),
+            effect,
+            opcode,
+            global: global.clone(),
+            arguments: arguments.to_owned(),
+            verdict,
+        });
     }
 
     /// Adds findings for the defects of the opcode stream, which are errors of the strict reader.
@@ -216,12 +231,8 @@ impl<'a> Classifier<'a> {
         if recovered.root.is_none() && (is_limit || recovered.end >= recovered.values.data().len()) {
             let (end, len) = (to_u64(recovered.end), to_u64(recovered.values.data().len()));
             let why = "the pickle is cut short, or a limit was reached";
-            self.report.unscanned(
-                self.context.member,
-                why,
-                end.saturating_add(self.context.base_offset),
-                len.saturating_sub(end),
-            );
+            let at = end.saturating_add(self.context.base_offset);
+            self.report.unscanned(self.context.member, why, at, len.saturating_sub(end));
         }
     }
 

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use super::proof::Proof;
 use crate::dtype::DType;
 use crate::index::globals::Row;
+use crate::num::to_u64;
 use crate::pickle::{Build, Call, CallId, Handle, Snapshot, Value};
 
 /// The bytes of a character of `U`, which is UCS-4.
@@ -125,12 +126,8 @@ pub(super) fn is_array_state(proof: &Proof<'_>, build: &Build) -> bool {
         return false;
     }
     let Value::Tuple(shape) = proof.values.get(shape) else { return false };
-    let size = |&size: &Handle| match proof.values.get(size) {
-        Value::Int(size) => usize::try_from(size).ok(),
-        _ => None,
-    };
-    let mut sizes = shape.iter().map(size);
-    sizes.try_fold(1_usize, |product, size| product.checked_mul(size?)) == Some(items.len())
+    let mut sizes = shape.iter().map(|&size| proof.values.count_at(size));
+    sizes.try_fold(1_u64, |product, size| product.checked_mul(size?)) == Some(to_u64(items.len()))
 }
 
 /// Whether these are the fields of a record of `len` bytes: each name has one, without a title, and each has bytes of the record that no

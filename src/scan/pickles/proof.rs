@@ -274,13 +274,7 @@ impl<'a> Proof<'a> {
     }
 
     pub(super) fn is_named(&self, handle: Handle, module: &str, name: &str) -> bool {
-        match self.values.get(handle) {
-            Value::Global(id) => {
-                let global = self.values.global(id);
-                (global.module, global.name) == (module, name)
-            }
-            _ => false,
-        }
+        self.values.global_at(handle) == Some((module, name))
     }
 
     /// Whether a value may be called: a class, a function, or an object of a class that defines `__call__` or is not known.

@@ -4,7 +4,7 @@ use super::{Classifier, MAX_SEARCHED_VALUES, dotted, pair};
 use crate::pickle::{Call, Handle, Value};
 use crate::scan::gadgets::{self, CallableFactory};
 use crate::scan::preview;
-use crate::scan::report::{Finding, TraceStep, Verdict};
+use crate::scan::report::{Finding, Verdict};
 
 /// The methods that unpicklers look up on an object to grow it (`Modules/_pickle.c`: `do_append`, `load_additems`).
 const GROWING_METHODS: [&[u8]; 3] = [b"append", b"extend", b"add"];
@@ -53,15 +53,7 @@ impl Classifier<'_> {
                 ((shown, Verdict::Unknown), Some(("PickleType", text)))
             }
         };
-        self.report.add_step(TraceStep {
-            member: self.context.member.map(str::to_owned),
-            offset: offset.saturating_add(self.context.base_offset),
-            effect: "setstate",
-            opcode: "BUILD",
-            global: global.clone(),
-            arguments: String::new(),
-            verdict,
-        });
+        self.step(("setstate", "BUILD"), offset, &global, "", verdict);
         if let Some((code, text)) = finding {
             let verdict = if allowed.is_some() { Verdict::Inert } else { verdict };
             let finding = self.finding(code, verdict, offset, text);

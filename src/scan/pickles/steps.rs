@@ -4,7 +4,7 @@ use super::references::used_as_values;
 use super::{Classifier, dotted, pair};
 use crate::pickle::{self, Build, CallId, GlobalId, Handle};
 use crate::scan::gadgets;
-use crate::scan::report::{Finding, GlobalUse, TraceStep, Verdict};
+use crate::scan::report::{Finding, GlobalUse, Verdict};
 
 /// The effect of one opcode.
 #[derive(Clone, Copy)]
@@ -93,15 +93,8 @@ impl Classifier<'_> {
         let global = self.values_of().global(id);
         let classification = gadgets::classify(global.module, global.name, false);
         let pair = pair(&global);
-        self.report.add_step(TraceStep {
-            member: self.context.member.map(str::to_owned),
-            offset: global.offset.saturating_add(self.context.base_offset),
-            effect: "import",
-            opcode: "GLOBAL",
-            global: pair.clone(),
-            arguments: String::new(),
-            verdict: classification.verdict.min(Verdict::Unknown),
-        });
+        let verdict = classification.verdict.min(Verdict::Unknown);
+        self.step(("import", "GLOBAL"), global.offset, &pair, "", verdict);
         if global.name.contains('.') {
             let text = format!("{} is an attribute path", dotted(&global));
             let finding = self.finding("AttributeWalk", classification.verdict, global.offset, text);

@@ -45,37 +45,22 @@ impl Classifier<'_> {
             }
         }
         let has_cycle = u64::from(self.recovered.aliased && cycles::has_cycle(values, self.recovered.root));
-        let mut add = |code, verdict, times: u64, text: String| {
-            if times > 0 {
-                let finding = Finding { offset: None, times, ..self.finding(code, verdict, 0, text) };
-                self.report.add(finding);
-            }
-        };
-        add(
-            "DuplicateKey",
-            Verdict::Inert,
-            duplicated,
-            "a dict has duplicate keys; the last value is kept".to_owned(),
-        );
-        add("SelfReference", Verdict::Inert, has_cycle, "a value contains itself".to_owned());
-        add(
-            "PersistentId",
-            Verdict::Unknown,
-            odd,
-            "a persistent id has a form that torch does not write".to_owned(),
-        );
-        add(
-            "DictKey",
-            Verdict::Unknown,
-            hashed,
-            "a key of a dict or set is hashed and compared by code of its class".to_owned(),
-        );
-        add(
-            "EncodedText",
-            Verdict::Inert,
-            u64::from(encoded.is_some()),
-            encoded.unwrap_or_default().to_owned(),
-        );
+        let found = [
+            ("DuplicateKey", Verdict::Inert, duplicated, "a dict has duplicate keys; the last value is kept"),
+            ("SelfReference", Verdict::Inert, has_cycle, "a value contains itself"),
+            ("PersistentId", Verdict::Unknown, odd, "a persistent id has a form that torch does not write"),
+            (
+                "DictKey",
+                Verdict::Unknown,
+                hashed,
+                "a key of a dict or set is hashed and compared by code of its class",
+            ),
+            ("EncodedText", Verdict::Inert, u64::from(encoded.is_some()), encoded.unwrap_or_default()),
+        ];
+        for (code, verdict, times, text) in found.into_iter().filter(|&(_, _, times, _)| times > 0) {
+            let finding = Finding { offset: None, times, ..self.finding(code, verdict, 0, text) };
+            self.report.add(finding);
+        }
         keys
     }
     /// Adds a finding for `('module', class, file, source)`, or in torch 0.1 for `(class, file, source)`. torch compares the source with that of
