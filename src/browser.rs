@@ -4,7 +4,7 @@
 //! until the next call. `read` is given a buffer of this module, and writes at most its length.
 #![expect(unsafe_code, reason = "functions of the page are called, and exported names are not mangled")]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Value as Json, json};
 
@@ -15,6 +15,7 @@ use crate::document::scanned::scanned;
 use crate::document::{Read, document};
 use crate::error::{Code, Error, Result};
 use crate::index::Options;
+use crate::parallel::lock;
 use crate::scan;
 use crate::tensor::{Request, Tensor};
 
@@ -56,14 +57,14 @@ impl ReadRanges for PageFile {
 // SAFETY: no other function of the module has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn describe(size: f64) {
-    locked(&OPENED).clear();
+    lock(&OPENED).clear();
     let file: Arc<dyn ReadRanges> = Arc::new(PageFile { size: size as u64 });
     let report = scan::scan_ranges(file.clone(), &scan::Options::new());
     let report: Option<Json> = report.ok().and_then(|report| serde_json::from_str(&report.to_json()).ok());
     let opened = Checkpoint::from_ranges(file, Options::new());
     match opened.and_then(|checkpoint| document(&checkpoint, report.as_ref(), None)) {
         Ok((data, tensors)) => {
-            *locked(&OPENED) = tensors;
+            *lock(&OPENED) = tensors;
             answer(&data);
         }
         Err(error) => answer(&json!({"error": described(&error), "scan": report.as_ref().map(scanned)})),
@@ -74,7 +75,7 @@ pub extern "C" fn describe(size: f64) {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn numbers(tensor: usize, is_sample: bool) {
-    let found = locked(&OPENED).get(tensor).cloned();
+    let found = lock(&OPENED).get(tensor).cloned();
     let none = || Error::new(Code::Value, "there is no such tensor");
     let read = Read { request: Request::new().threads(1), is_sample };
     match found.ok_or_else(none).and_then(|tensor| row_of(tensor, &read)) {
@@ -87,25 +88,20 @@ pub extern "C" fn numbers(tensor: usize, is_sample: bool) {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn answer_start() -> *const u8 {
-    locked(&ANSWER).as_ptr()
+    lock(&ANSWER).as_ptr()
 }
 
 /// The length of the last answer.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn answer_len() -> usize {
-    locked(&ANSWER).len()
+    lock(&ANSWER).len()
 }
 
 fn answer(json: &Json) {
-    *locked(&ANSWER) = json.to_string();
+    *lock(&ANSWER) = json.to_string();
 }
 
 fn described(error: &Error) -> Json {
     json!({"code": error.code().as_str(), "text": error.to_string(), "next": error.next_step()})
-}
-
-/// The lock: there is one thread.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@
 //! for their part of the norms.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use once_cell::race::OnceBox;
 
@@ -15,7 +15,7 @@ use crate::error::{Code, Result, bail};
 use crate::kernel::statistics::Products;
 use crate::kernel::{Cast, Overflow, convert};
 use crate::num::{to_u64, to_usize};
-use crate::parallel::{self, Cancel};
+use crate::parallel::{self, Cancel, lock};
 use crate::sink::HostBuffer;
 use crate::stream::{ByteTarget, ResultData, WriteItem, write_all};
 use crate::write::{Values, limit_growth};
@@ -188,10 +188,6 @@ struct Part {
 }
 
 impl Pair<'_> {
-    fn found(&self) -> MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn finish(self) -> Comparison {
         let Found { mut comparison, mut parts } =
             self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -243,14 +239,14 @@ impl Comparer<'_> {
         pair.fill(start, to_u64(one.len()) / pair.dtype.itemsize(), two)?;
         let numel = to_u64(one.len()) / pair.dtype.itemsize();
         if one == two {
-            let mut found = pair.found();
+            let mut found = lock(&pair.found);
             if found.comparison.different == 0 {
                 found.parts.push(Part { start, numel, sums: None });
                 return Ok(());
             }
         }
         let (comparison, sums) = compare_slice(pair.dtype, start, one, two, self.options)?;
-        let mut found = pair.found();
+        let mut found = lock(&pair.found);
         found.comparison.merge(&comparison);
         found.parts.push(Part { start, numel, sums: Some(sums) });
         Ok(())
@@ -259,7 +255,7 @@ impl Comparer<'_> {
     /// Sums the elements of the equal slices of pairs that differ.
     fn measure_equal(&self, threads: usize) -> Result<()> {
         let parts = self.pairs.iter().flat_map(|pair| {
-            let mut found = pair.found();
+            let mut found = lock(&pair.found);
             let differs = found.comparison.different > 0;
             let equal = found.parts.extract_if(.., |part| differs && part.sums.is_none());
             equal.map(|part| (pair, part)).collect::<Vec<_>>()
@@ -275,7 +271,7 @@ impl Comparer<'_> {
                 let bytes = buffer.bytes_mut();
                 pair.fill(part.start, part.numel, bytes)?;
                 let (_, sums) = compare_slice(pair.dtype, part.start, bytes, bytes, self.options)?;
-                pair.found().parts.push(Part { sums: Some(sums), ..part });
+                lock(&pair.found).parts.push(Part { sums: Some(sums), ..part });
                 Ok(())
             },
         )

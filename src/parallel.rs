@@ -98,6 +98,11 @@ pub fn lock_unless_stuck<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     None
 }
 
+/// Locks a mutex, also after a panic of a thread that held it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Locks a mutex if no thread holds it.
 pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
@@ -155,10 +160,10 @@ where
     let worker = || {
         let mut own = state();
         while !failed.load(Ordering::Relaxed) {
-            let Some(item) = items.lock().unwrap_or_else(PoisonError::into_inner).next() else { break };
+            let Some(item) = lock(&items).next() else { break };
             if let Err(error) = job(&mut own, item) {
                 failed.store(true, Ordering::Relaxed);
-                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                lock(&failure).get_or_insert(error);
             }
         }
     };

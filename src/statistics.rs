@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernel::statistics::{BinTally, Tally};
 use crate::num::{to_u64, to_usize};
-use crate::parallel::{self, Cancel};
+use crate::parallel::{self, Cancel, lock};
 use crate::stream::{ByteTarget, ResultSlice, WriteItem, allocate_aligned, sample_slices, write_all};
 use crate::write::{Values, limit_growth};
 
@@ -202,7 +202,7 @@ where
     ) -> Result<()> {
         let Some(mut counted) = self.empty[tensor].clone() else { return Ok(()) };
         each(&mut |position, bytes| (self.add)(&mut counted, position, bytes))?;
-        if let Some(all) = &mut *self.all[tensor].lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(all) = &mut *lock(&self.all[tensor]) {
             (self.merge)(all, counted);
         }
         Ok(())

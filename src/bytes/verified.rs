@@ -19,7 +19,7 @@ use super::read_ranges::{ReadFolder, ReadRanges};
 use super::source::Source;
 use crate::error::{Code, Error, Result, ResultExt, bail};
 use crate::num::{to_u64, to_usize};
-use crate::parallel::{self, Cancel};
+use crate::parallel::{self, Cancel, lock};
 use crate::sys::process_id;
 
 /// Units are at least so far apart where a result is cut, so that threads do not wait for each other's.
@@ -244,7 +244,7 @@ impl Cache {
     /// Locks a mutex; `None` in a forked child, which shares nothing.
     fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
         let is_own = self.process == process_id();
-        is_own.then(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+        is_own.then(|| lock(mutex))
     }
 
     /// The unit of this key: the one that is kept, or what `read` puts into the buffer that it gets.

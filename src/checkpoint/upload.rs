@@ -1,12 +1,12 @@
 //! Uploads of tensors to a GPU, with errors that name the tensor.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use super::stream::TensorError;
 use crate::error::{Code, Error, Result};
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device};
 use crate::stream::upload::{Session, Waited};
@@ -84,7 +84,7 @@ impl Upload {
             });
         }
         let ticket = self.session.submit(items, stream, cancel).map_err(TensorError::general)?;
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, tensors);
+        lock(&self.tensors).insert(ticket, tensors);
         Ok(ticket)
     }
 
@@ -115,7 +115,7 @@ impl Upload {
         if let Ok(Waited::Waiting) = waited {
             return Ok(Waited::Waiting);
         }
-        let tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
+        let tensors = lock(&self.tensors).remove(&ticket);
         let tensors = tensors.unwrap_or_default();
         for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
             same_file.iter().take(1).for_each(|tensor| tensor.opened.evict_inflated(None));

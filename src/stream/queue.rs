@@ -3,10 +3,11 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Code, Result, bail};
+use crate::parallel::lock;
 
 /// The queue, which both sides share.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ impl<T> Queue<T> {
 
     /// For the producer: waits until `bytes` more fit the window, and reserves them. Fails once the consumer has closed the queue.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.requested = Some(bytes);
         while !state.closed && !self.fits(&state, bytes) {
             state = self.space_freed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +92,7 @@ impl<T> Queue<T> {
 
     /// For the producer: hands over finished items, each with its share of the reserved bytes.
     pub fn put(&self, items: impl IntoIterator<Item = (T, u64)>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         // Items of a closed queue are dropped at the end, after the lock is released.
         if !state.closed {
             state.ready.extend(items);
@@ -101,13 +102,13 @@ impl<T> Queue<T> {
 
     /// For the producer: no further item follows.
     pub fn finish(&self) {
-        self.lock().ended = true;
+        lock(&self.state).ended = true;
         self.ready.notify_one();
     }
 
     /// For the consumer: the next item. Waits no longer than `timeout`; [`Queue::close`] wakes it.
     pub fn take(&self, timeout: Duration) -> Taken<T> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.ready.is_empty() && !state.ended && !state.closed {
             state = self.ready.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -127,7 +128,7 @@ impl<T> Queue<T> {
 
     /// For the consumer: ends the queue and drops the waiting items. The producer's next reservation fails.
     pub fn close(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.closed = true;
         let waiting = std::mem::take(&mut state.ready);
         drop(state);
@@ -136,10 +137,6 @@ impl<T> Queue<T> {
         drop(waiting);
         // A closed queue limits nothing.
         self.window_left.store(u64::MAX, Ordering::Relaxed);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -161,7 +158,7 @@ mod tests {
             loop {
                 let in_flight: u64 = in_flight_items.iter().sum();
                 let fits = in_flight_items.iter().all(|&one| one == 0) || in_flight + size <= WINDOW;
-                assert_eq!(queue.fits(&queue.lock(), size), fits, "{size} beside {in_flight_items:?}");
+                assert_eq!(queue.fits(&lock(&queue.state), size), fits, "{size} beside {in_flight_items:?}");
                 assert_eq!(
                     queue.window_left().load(Ordering::Relaxed),
                     WINDOW.saturating_sub(in_flight),
@@ -237,7 +234,7 @@ mod tests {
             move || queue.reserve(3)
         });
         // Under the lock, `requested` is set only while the producer waits.
-        while queue.lock().requested.is_none() {
+        while lock(&queue.state).requested.is_none() {
             assert!(!producer.is_finished(), "three bytes beside eight");
             thread::yield_now();
         }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest as _, Sha256};
@@ -16,6 +15,7 @@ use super::{PreparedFile, WriteOptions};
 use crate::bytes::{Digest, ListedFile, Manifest, UNIT_MAX_BYTES};
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
+use crate::parallel::lock;
 
 /// The bytes of a piece in a manifest that is written.
 const PIECE_BYTES: u64 = UNIT_MAX_BYTES;
@@ -76,7 +76,7 @@ impl PieceDigests {
             let (part, after) = rest.split_at(rest.len().min(to_usize(PIECE_BYTES - within)));
             let number = offset / PIECE_BYTES;
             if let Some(piece) = self.pieces.get(to_usize(number)) {
-                let mut piece = piece.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut piece = lock(piece);
                 self.update_piece(&mut piece, self.piece_len(number), within, part);
             }
             (offset, rest) = (offset + to_u64(part.len()), after);
@@ -125,7 +125,7 @@ impl PieceDigests {
         let mut digests = Vec::with_capacity(self.pieces.len());
         let mut buffer = Vec::new();
         for (number, piece) in (0..).zip(&self.pieces) {
-            if let Piece::Complete(digest) = *piece.lock().unwrap_or_else(PoisonError::into_inner) {
+            if let Piece::Complete(digest) = *lock(piece) {
                 digests.push(digest);
                 continue;
             }

@@ -28,14 +28,14 @@ mod writer;
 
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::builder::setters;
 use crate::bytes::ListedFile;
 use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result, bail};
 use crate::num::to_u64;
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 use crate::stream::ByteTarget;
 use manifest::ManifestBeside;
 use resume::{ResumedFile, Staging};
@@ -296,7 +296,7 @@ struct InOrder<'w>(Mutex<(&'w mut (dyn io::Write + Send), u64)>);
 
 impl ByteTarget for InOrder<'_> {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = lock(&self.0);
         let (target, position) = &mut *guard;
         if offset != *position {
             bail!(Code::InternalError, "bytes would not be written in order");

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::Values;
 use super::lock::{TargetLock, hidden_name};
@@ -18,6 +18,7 @@ use super::staged::StagedFile;
 use super::walk::remove_all;
 use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result};
+use crate::parallel::lock;
 use crate::sys;
 
 /// The version of plan and journal.
@@ -68,7 +69,7 @@ impl ResumedFile<'_> {
         }
         let (file, is_there) = StagedFile::resume(path, len, overwrite, data)?;
         if !is_there {
-            self.staging.finished.lock().unwrap_or_else(PoisonError::into_inner).restart(self.number);
+            lock(&self.staging.finished).restart(self.number);
             self.staging.note(&format!("restart {}\n", self.number))?;
         }
         Ok(file)
@@ -91,7 +92,7 @@ impl ResumedFile<'_> {
     /// there, so a later run trusts nothing of a file that has this note and no [`finish`](Self::finish) after it.
     pub(super) fn begin_sync(&self) -> Result<()> {
         self.staging.note(&format!("sync {}\n", self.number))?;
-        let journal = self.staging.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        let journal = lock(&self.staging.journal);
         sys::sync_file(&journal).map_err(|error| Error::io(error, self.staging.folder.clone()))
     }
 
@@ -152,7 +153,7 @@ impl Staging {
 
     /// Whether an earlier run has written a tensor of a file.
     fn has_tensor(&self, file: usize, tensor: usize) -> bool {
-        let finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        let finished = lock(&self.finished);
         finished.files.contains(&file) || finished.tensors.contains(&(file, tensor))
     }
 
@@ -162,7 +163,7 @@ impl Staging {
     }
 
     fn note(&self, line: &str) -> Result<()> {
-        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut journal = lock(&self.journal);
         journal.write_all(line.as_bytes()).map_err(|error| Error::io(error, self.folder.clone()))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use super::manifest::ManifestBeside;
 use super::staged::StagedFile;
@@ -12,6 +12,7 @@ use crate::error::{Code, Error, Result, bail, error};
 use crate::layout::{Dims, numel};
 use crate::memory;
 use crate::num::to_usize;
+use crate::parallel::lock;
 use crate::stream::{ByteTarget, WriteItem, write_all};
 
 /// The most names in the error for tensors that were not written.
@@ -133,7 +134,7 @@ impl Writer {
             return Ok(());
         }
         {
-            let mut written = self.lock();
+            let mut written = lock(&self.written);
             if written[at].iter().any(|other| other.overlaps(&block)) {
                 let text = "these elements were written before";
                 return Err(Error::new(Code::Value, text).in_member(&tensor.name));
@@ -147,7 +148,7 @@ impl Writer {
         let WriteOptions { memory, threads, cancel, .. } = &self.options;
         write_all(vec![item], &target, memory::buffers(*memory), *threads, cancel).map_err(|(_, error)| {
             // It may be written again.
-            self.lock()[at].retain(|other| *other != block);
+            lock(&self.written)[at].retain(|other| *other != block);
             context.add_context(error).in_member(&tensor.name)
         })
     }
@@ -155,7 +156,7 @@ impl Writer {
     /// Gives the file its name. Fails unless all elements of all tensors were written. Returns the size of the file in bytes.
     pub fn finish(self) -> Result<u64> {
         let missing: Vec<&str> = {
-            let written = self.lock();
+            let written = lock(&self.written);
             let tensors = self.tensors.iter().zip(written.iter());
             let incomplete = tensors.filter(|(tensor, blocks)| {
                 Some(blocks.iter().map(Block::numel).sum()) != numel(&tensor.shape)
@@ -192,10 +193,6 @@ impl Writer {
             .get(name)
             .copied()
             .ok_or_else(|| error!(Code::Value, "no tensor named {name:?} was declared"))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<Block>>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

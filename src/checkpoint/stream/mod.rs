@@ -21,14 +21,14 @@ pub(crate) use order::StreamStep;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use self::producer::{Plan, Producer};
 use crate::error::{Code, Error, Result};
 use crate::memory;
-use crate::parallel::{self, Cancel};
+use crate::parallel::{self, Cancel, lock};
 use crate::sink::Array;
 use crate::stream::{Queue, Taken};
 use crate::sys::process_id;
@@ -252,7 +252,7 @@ impl Stream {
             return cancel.during(|| Producer::new(plan, queue).run());
         }
         let work = Arc::new(Mutex::new(Some((plan, queue))));
-        let take = |work: &Mutex<Option<_>>| work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let take = |work: &Mutex<Option<_>>| lock(work).take();
         let of_thread = work.clone();
         let run = move || {
             if let Some((plan, queue)) = take(&of_thread) {

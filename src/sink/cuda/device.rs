@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::driver::{
 use super::ring::Ring;
 use crate::error::{Code, Error, Result, bail, error};
 use crate::num::to_u64;
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 use crate::sink::HostBuffer;
 
 /// How long a thread that waits for an event queries it again and again: about as long as the copy of a slot takes.
@@ -83,7 +83,7 @@ impl Device {
     pub fn of(ordinal: u32) -> Result<&'static Device> {
         // Before the lock, which in a forked child may stay locked by a thread of the parent.
         let driver = Driver::started()?;
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = lock(&DEVICES);
         if let Some(device) = devices.get(&ordinal) {
             return Ok(device);
         }
@@ -124,15 +124,15 @@ impl Device {
         if !Driver::is_started_by_this_process() {
             return Vec::new();
         }
-        let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        let ring = |device: &&'static Device| *device.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = lock(&DEVICES);
+        let ring = |device: &&'static Device| *lock(&device.ring);
         devices.values().filter_map(ring).collect()
     }
 
     /// The pinned ring for uploads to this device, allocated at the first call.
     pub(crate) fn ring(&'static self) -> Result<&'static Ring> {
         self.check_process()?;
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = lock(&self.ring);
         if let Some(ring) = *ring {
             return Ok(ring);
         }
@@ -143,7 +143,7 @@ impl Device {
     /// Bytes per second of H2D copies from the ring, measured once.
     pub fn h2d_rate(&'static self) -> Result<f64> {
         let ring = self.ring()?;
-        let mut rate = self.h2d_rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rate = lock(&self.h2d_rate);
         if let Some(rate) = *rate {
             return Ok(rate);
         }

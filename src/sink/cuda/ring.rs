@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::device::{Device, Event, Stream};
@@ -15,7 +15,7 @@ use super::memory::DeviceMemory;
 use super::numa::Cpus;
 use super::workers::Workers;
 use crate::error::{Code, Error, Result, bail};
-use crate::parallel::{self, Cancel};
+use crate::parallel::{self, Cancel, lock};
 use crate::sink::{Array, HostBuffer, os};
 
 /// The size of a slot, if enough slots of this size fit the cache; otherwise a half, a quarter or an eighth of it.
@@ -181,13 +181,13 @@ impl Ring {
     pub(crate) fn worker_count(&self, requested: Option<usize>, casts: bool) -> usize {
         let cores = self.cpus.count(parallel::cores());
         let count = requested.unwrap_or_else(|| if casts { cores } else { default_workers(cores) });
-        count.clamp(1, self.lock().count.max(1))
+        count.clamp(1, lock(&self.state).count.max(1))
     }
 
     /// Takes the slot whose copy began first, once that copy is done. Waits for a slot; fails if `cancel` is cancelled, the device
     /// reports an error, or no slot is left.
     pub(crate) fn take(&self, cancel: &Cancel) -> Result<Slot<'_>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let mut slot_memory = loop {
             cancel.check()?;
             if let Some(slot_memory) = state.slots.pop_front() {
@@ -210,24 +210,24 @@ impl Ring {
 
     /// An idle stream, or a new one, to be returned by [`Ring::return_stream`]: its next user's work runs after the work in it.
     pub(crate) fn stream(&self) -> Result<Stream> {
-        let idle = self.lock().streams.pop();
+        let idle = lock(&self.state).streams.pop();
         idle.map_or_else(|| self.device.stream(), Ok)
     }
 
     /// Keeps a stream for reuse.
     pub(crate) fn return_stream(&self, stream: Stream) {
-        self.lock().streams.push(stream);
+        lock(&self.state).streams.push(stream);
     }
 
     /// An event, to be returned by [`Ring::return_event`].
     pub(crate) fn event(&self) -> Result<Event> {
-        let idle = self.lock().events.pop();
+        let idle = lock(&self.state).events.pop();
         idle.map_or_else(|| self.device.event(), Ok)
     }
 
     /// Keeps an event for reuse. Streams that wait for it already are not affected.
     pub(crate) fn return_event(&self, event: Event) {
-        self.lock().events.push(event);
+        lock(&self.state).events.push(event);
     }
 
     /// Bytes per second of H2D copies from the slots: the best of three rounds.
@@ -257,10 +257,6 @@ impl Ring {
             self.take(&Cancel::new())?.copy_to_device(target, address, self.slot_bytes, stream)?;
         }
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -301,7 +297,7 @@ impl Slot<'_> {
         if recorded.is_err() && stream.synchronize().is_err() {
             // It is not known when the copy is done, so the slot must not be written to again.
             self.slot_memory = None;
-            let mut state = self.ring.lock();
+            let mut state = lock(&self.ring.state);
             state.count = state.count.saturating_sub(1);
         }
         recorded
@@ -311,7 +307,7 @@ impl Slot<'_> {
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         let Some(slot_memory) = self.slot_memory.take() else { return };
-        let mut state = self.ring.lock();
+        let mut state = lock(&self.ring.state);
         if slot_memory.in_flight {
             state.slots.push_back(slot_memory);
         } else {

@@ -7,12 +7,13 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::device::Device;
 use super::numa::Cpus;
 use crate::error::{Error, Result};
+use crate::parallel::lock;
 
 /// What a thread does until it has no more work.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
@@ -53,7 +54,7 @@ impl Workers {
     /// Runs a task on a thread that waits for one, or on a new one. If the system refuses another thread, the task waits for one of
     /// the existing threads; fails if there is none.
     pub(crate) fn run(&'static self, task: Task) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.idle <= state.tasks.len() {
             let builder = thread::Builder::new().name("rustload-upload".to_owned());
             match builder.spawn(move || self.work()) {
@@ -78,7 +79,7 @@ impl Workers {
 
     /// Waits for the running tasks and ends the threads. Tasks after that start new ones.
     pub(crate) fn end(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.ending.fetch_add(1, Ordering::Relaxed);
         let threads = std::mem::take(&mut state.threads);
         drop(state);
@@ -87,7 +88,7 @@ impl Workers {
             // Panics of tasks are caught.
             let _ = thread.join();
         }
-        let _state = self.lock();
+        let _state = lock(&self.state);
         self.ending.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -95,13 +96,13 @@ impl Workers {
         self.cpus.enter();
         // If this fails, each call of the driver does it again, and reports it.
         let _ = self.device.make_current();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 drop(state);
                 // A task reports its panics itself. None may take the thread from the tasks of other uploads.
                 let _ = catch_unwind(AssertUnwindSafe(task));
-                state = self.lock();
+                state = lock(&self.state);
             } else if self.is_ending() {
                 state.running -= 1;
                 return;
@@ -111,10 +112,6 @@ impl Workers {
                 state.idle -= 1;
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

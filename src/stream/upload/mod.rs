@@ -26,7 +26,7 @@ use shared::{LANES, Shared, Ticket};
 
 use super::ResultData;
 use crate::error::{Code, Error, Result, bail};
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device};
 
@@ -108,7 +108,7 @@ impl Session {
         let shared = &self.shared;
         shared.ring.device().check_process()?;
         let number = {
-            let mut state = shared.lock();
+            let mut state = lock(&shared.state);
             state.last_number += 1;
             state.last_number
         };
@@ -118,7 +118,7 @@ impl Session {
         let wanted = shared.sizes.workers_for(&items);
         let destinations = items.iter().map(|item| item.destination.clone()).collect();
         let missing = {
-            let mut state = shared.lock();
+            let mut state = lock(&shared.state);
             if state.closing {
                 bail!(Code::Closed, "the upload is closed");
             }
@@ -168,7 +168,7 @@ impl Session {
         shared.ring.device().check_process().map_err(|error| (None, error))?;
         // None: a timeout beyond the clock's range means no deadline.
         let deadline = Instant::now().checked_add(timeout);
-        let mut state = shared.lock();
+        let mut state = lock(&shared.state);
         loop {
             let Some(ticket) = state.tickets.get(&number) else {
                 let text = format!("there is no ticket {number}, or it was waited for before");
@@ -192,7 +192,7 @@ impl Session {
                     shared.run_worker(shared.running.enter());
                     shared.running.leave();
                 }
-                state = shared.lock();
+                state = lock(&shared.state);
                 if !is_started {
                     continue; // the ticket may have ended, without a notification that this thread could wait for
                 }
@@ -209,7 +209,7 @@ impl Session {
         }
         match ticket.wait_for_completion(shared.ring.device(), stream, sync, deadline) {
             Ok(Waited::Waiting) => {
-                shared.lock().tickets.insert(number, ticket);
+                lock(&shared.state).tickets.insert(number, ticket);
                 Ok(Waited::Waiting)
             }
             Ok(Waited::Done) => {
@@ -217,7 +217,7 @@ impl Session {
                     shared.ring.return_event(event);
                 }
                 if !sync && stream.is_none() {
-                    shared.lock().unawaited_destinations.append(&mut ticket.destinations);
+                    lock(&shared.state).unawaited_destinations.append(&mut ticket.destinations);
                 }
                 Ok(Waited::Done)
             }
@@ -237,7 +237,7 @@ impl Session {
             return;
         }
         let (planners, jobs) = {
-            let mut state = shared.lock();
+            let mut state = lock(&shared.state);
             state.closing = true;
             state.tickets.values().for_each(|ticket| ticket.cancel.cancel());
             (std::mem::take(&mut state.planners), std::mem::take(&mut state.jobs))
@@ -246,7 +246,7 @@ impl Session {
         drop((planners, jobs));
         shared.running.wait_until_none();
         let (tickets, destinations, _jobs) = {
-            let mut state = shared.lock();
+            let mut state = lock(&shared.state);
             let jobs = std::mem::take(&mut state.jobs);
             (std::mem::take(&mut state.tickets), std::mem::take(&mut state.unawaited_destinations), jobs)
         };

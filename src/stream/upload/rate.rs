@@ -9,7 +9,7 @@ use crate::bytes::memory_file;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Cast, Overflow, convert};
-use crate::parallel;
+use crate::parallel::{self, lock};
 use crate::sys::FileExt;
 
 /// The bytes of one read and cast, which stay in the core's cache, like a block of a load.
@@ -77,7 +77,7 @@ fn measure(cast: Cast, threads: usize) -> Result<f64> {
                 blocks += 1;
             }
             let rate = bytes as f64 / start.elapsed().as_secs_f64();
-            *sum.lock().unwrap_or_else(PoisonError::into_inner) += rate;
+            *lock(&sum) += rate;
             Ok(())
         },
     )?;

@@ -1,7 +1,7 @@
 //! The state that a session's workers and its caller share: tickets, jobs, and the workers' loop.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Waited;
@@ -9,7 +9,7 @@ use super::job::{HostReservation, Job, Worker};
 use super::plan::{Planner, Sizes};
 use crate::error::{Error, Result, guarded};
 use crate::num::to_usize;
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device, Event, Ring, Stream};
 
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     /// Those of the first lane, then those of the next.
     pub(super) streams: Vec<Stream>,
     pub(super) sizes: Sizes,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// Notified when there is work, and when the session closes.
     pub(super) work_available: Condvar,
     /// Notified when a ticket is completed.
@@ -69,6 +69,7 @@ struct Count {
     entered: usize,
 }
 
+#[derive(Default)]
 pub(super) struct Ticket {
     pub(super) cancel: Cancel,
     pub(super) destinations: Vec<Array>,
@@ -94,21 +95,21 @@ enum Next {
 impl Running {
     /// Counts a worker; returns its number.
     pub(super) fn enter(&self) -> usize {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = lock(&self.count);
         count.running += 1;
         count.entered += 1;
         count.entered - 1
     }
 
     pub(super) fn leave(&self) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = lock(&self.count);
         count.running = count.running.saturating_sub(1);
         drop(count);
         self.left.notify_all();
     }
 
     pub(super) fn wait_until_none(&self) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = lock(&self.count);
         while count.running > 0 {
             count = self.left.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
@@ -125,16 +126,7 @@ impl Drop for Shared {
 
 impl Ticket {
     pub(super) fn new(destinations: Vec<Array>, cancel: Cancel) -> Ticket {
-        Ticket {
-            cancel,
-            destinations,
-            is_planned: false,
-            jobs_left: 0,
-            failed: None,
-            is_completing: false,
-            completion_events: None,
-            is_waited_for: false,
-        }
+        Ticket { cancel, destinations, ..Ticket::default() }
     }
 
     /// Whether all its copies are enqueued, or it failed and no job of it is left.
@@ -223,7 +215,7 @@ impl Shared {
 
     /// Counts that so many workers could not be started. If there is no other, takes the ticket back, and returns true.
     pub(super) fn withdraw(&self, number: u64, workers: usize) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.workers = state.workers.saturating_sub(workers);
         if state.workers > 0 {
             return false;
@@ -235,7 +227,7 @@ impl Shared {
 
     /// What to do next: plan if few jobs are left, else run the first job that fits the memory budget.
     fn next(&self) -> Next {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let mut idle_since = None;
         loop {
             if state.closing || self.ring.workers().is_ending() {
@@ -288,7 +280,7 @@ impl Shared {
         });
         let planned = guard_result.map_err(|error| (None, error)).and(planned);
         let is_last_step = planned.is_err() || planner.is_done();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.planning = false;
         let jobs = match planned {
             Ok(jobs) => jobs,
@@ -316,7 +308,7 @@ impl Shared {
 
     /// Counts a job as done, and keeps its error.
     fn record_job_done(&self, number: u64, result: Result<(), (usize, Error)>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Err((item, error)) = result {
             state.fail(number, Some(item), error);
         }
@@ -329,7 +321,7 @@ impl Shared {
 
     /// Records completion events and wakes waiters once the last job of a ticket is done.
     fn finish_if_done(&self, number: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let is_done =
             |ticket: &&mut Ticket| ticket.is_planned && ticket.jobs_left == 0 && !ticket.is_completing;
         let Some(ticket) = state.tickets.get_mut(&number).filter(is_done) else { return };
@@ -337,7 +329,7 @@ impl Shared {
         let succeeded = ticket.failed.is_none();
         drop(state);
         let completion_events = if succeeded { Some(self.record_completion(number)) } else { None };
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match completion_events {
             Some(Ok(completion_events)) => {
                 if let Some(ticket) = state.tickets.get_mut(&number) {
@@ -372,10 +364,6 @@ impl Shared {
     pub(super) fn synchronize_streams(&self) -> bool {
         // Tried twice, as the first error may concern other work.
         self.streams.iter().all(|stream| stream.synchronize().or_else(|_| stream.synchronize()).is_ok())
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
