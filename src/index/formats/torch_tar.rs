@@ -123,17 +123,22 @@ impl Described<'_> {
         let (numel, nbytes) = sizes.ok_or_else(|| wrong(&format!("storage {key} has {numel} element(s)")))?;
         let region = sections.skip(nbytes)?;
         let location = if nbytes == 0 { Location::Empty } else { Location::Range(region) };
-        let storage = to_u32(self.found.storages.len());
-        let location = Found::At(location);
-        self.found.storages.push(Storage {
-            location,
-            nbytes,
-            numel,
-            big_endian: false,
-            device: Some(device),
-        });
-        self.found.by_key.insert(key, Keyed::Storage(StorageSlice { storage, dtype, start: 0, nbytes }));
+        let slice = self.add_storage(location, dtype, (numel, nbytes), Some(device));
+        self.found.by_key.insert(key, Keyed::Storage(slice));
         Ok(())
+    }
+
+    /// Adds a storage with so many elements and bytes.
+    fn add_storage(
+        &mut self,
+        location: Location,
+        dtype: DType,
+        (numel, nbytes): (u64, u64),
+        device: Option<Arc<str>>,
+    ) -> StorageSlice {
+        let (storage, location) = (to_u32(self.found.storages.len()), Found::At(location));
+        self.found.storages.push(Storage { location, nbytes, numel, big_endian: false, device });
+        StorageSlice { storage, dtype, start: 0, nbytes }
     }
 
     /// Reads the list of storages that are parts of others.
@@ -212,7 +217,7 @@ impl Described<'_> {
                 if shape.is_empty() {
                     (shape, strides) = (Sizes::from_slice(&[0]), Sizes::from_slice(&[1]));
                 }
-                self.empty_storage(dtype)
+                self.add_storage(Location::Empty, dtype, (0, 0), None)
             }
         };
         let flags = Flags::default();
@@ -231,13 +236,6 @@ impl Described<'_> {
             Some(Keyed::Storage(slice)) => Ok(*slice),
             _ => Err(wrong(&format!("a tensor is on storage {key}, which is missing"))),
         }
-    }
-
-    fn empty_storage(&mut self, dtype: DType) -> StorageSlice {
-        let storage = to_u32(self.found.storages.len());
-        let location = Found::At(Location::Empty);
-        self.found.storages.push(Storage { location, nbytes: 0, numel: 0, big_endian: false, device: None });
-        StorageSlice { storage, dtype, start: 0, nbytes: 0 }
     }
 
     /// A key that nothing has yet.

@@ -6,7 +6,7 @@ use super::files::{ChunkFiles, Place};
 use crate::bytes::Source;
 use crate::container::zip::{Archive, Trailing};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, bail};
 use crate::index::formats::contents::Contents;
 use crate::index::formats::torch;
 #[cfg(feature = "scan")]
@@ -53,24 +53,22 @@ impl ArchiveChunk {
         let limited = source.limited(&options.limits);
         let archive = Archive::open(&limited, &options.limits, Trailing::Error)?;
         let Contents { index, objects, .. } = torch::read(archive, options)?;
-        let wrong = |text: String| Error::new(Code::DcpChunk, text);
         let ([tensor], [entry]) = (&index.tensors[..], &index.entries[..]) else {
-            let text = format!("a chunk holds {} tensor(s), not one", index.tensors.len());
-            return Err(wrong(text));
+            bail!(Code::DcpChunk, "a chunk holds {} tensor(s), not one", index.tensors.len());
         };
         if !matches!(&entry.path, Path::Steps(steps) if steps.is_empty()) {
-            return Err(wrong("a chunk holds a container, not a tensor".to_owned()));
+            bail!(Code::DcpChunk, "a chunk holds a container, not a tensor");
         }
         let extra = objects.tree.as_ref().and_then(|tree| tree.extra(0));
         if extra.is_some_and(|extra| extra.quantization.is_some()) {
-            return Err(wrong("a chunk is quantized".to_owned()));
+            bail!(Code::DcpChunk, "a chunk is quantized");
         }
         let (dtype, layout) = (tensor.dtype(), tensor.layout());
         if (dtype, &layout.shape) != (stated, sizes) {
             let (shape, sizes) = (&layout.shape[..], &sizes[..]);
             let text =
                 format!("a chunk is {dtype} of shape {shape:?}, the metadata states {stated} of {sizes:?}");
-            return Err(wrong(text));
+            return Err(Error::new(Code::DcpChunk, text));
         }
         let big_endian = index.storages.get(u32_to_usize(tensor.storage())).is_some_and(|one| one.big_endian);
         let found = index.bytes(tensor.storage()).and_then(StorageBytes::into_stored)?;

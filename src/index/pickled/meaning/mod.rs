@@ -10,7 +10,6 @@ mod build;
 mod distributed;
 pub(super) mod embedded;
 mod forms;
-mod keyed;
 mod numpy;
 mod pre_0_4;
 mod quantized;
@@ -113,8 +112,31 @@ impl<'a> CallInterpreter<'a> {
         ids: PersistentIds<'a>,
         cancel: &Cancel,
     ) -> Result<CallInterpreter<'a>> {
-        let is_keyed = ids.form == PersistentIdForm::Keyed;
-        let mut interpreter = CallInterpreter::empty(values, limits, ids, cancel.clone());
+        let PersistentIds { form, locate, big_endian, objects } = ids;
+        let KeyedObjects { by_key, tensors, storages } = objects;
+        let is_keyed = form == PersistentIdForm::Keyed;
+        let mut interpreter = CallInterpreter {
+            values,
+            limits,
+            cancel: cancel.clone(),
+            locate,
+            keys: by_key,
+            bare_keyed: HashMap::new(),
+            now: 0,
+            described: HashMap::new(),
+            resolved: Vec::new(),
+            big_endian,
+            pairs: HashMap::new(),
+            numbers: HashMap::new(),
+            latin1: HashMap::new(),
+            has_paddle_uint16: false,
+            used_dtypes: HashSet::new(),
+            properties: HashMap::new(),
+            lengths: HashMap::new(),
+            devices: HashMap::new(),
+            embedded: HashMap::new(),
+            out: Meanings { form, globals: globals(values), tensors, storages, ..Meanings::default() },
+        };
         if is_keyed {
             interpreter.resolve_keys()?;
         }
@@ -146,39 +168,6 @@ impl<'a> CallInterpreter<'a> {
     /// Sets the TorchScript classes of the pickle's values.
     pub(crate) fn set_scripts(&mut self, scripts: ScriptClasses) {
         self.out.scripts = scripts;
-    }
-
-    /// An interpreter that has read no call yet.
-    fn empty(
-        values: &'a Values,
-        limits: &'a Limits,
-        ids: PersistentIds<'a>,
-        cancel: Cancel,
-    ) -> CallInterpreter<'a> {
-        let PersistentIds { form, locate, big_endian, objects } = ids;
-        let KeyedObjects { by_key, tensors, storages } = objects;
-        CallInterpreter {
-            values,
-            limits,
-            cancel,
-            locate,
-            keys: by_key,
-            bare_keyed: HashMap::new(),
-            now: 0,
-            described: HashMap::new(),
-            resolved: Vec::new(),
-            big_endian,
-            pairs: HashMap::new(),
-            numbers: HashMap::new(),
-            latin1: HashMap::new(),
-            has_paddle_uint16: false,
-            used_dtypes: HashSet::new(),
-            properties: HashMap::new(),
-            lengths: HashMap::new(),
-            devices: HashMap::new(),
-            embedded: HashMap::new(),
-            out: Meanings { form, globals: globals(values), tensors, storages, ..Meanings::default() },
-        }
     }
 
     /// The interpretation of the calls so far.

@@ -1,11 +1,12 @@
-//! Storages that persistent ids describe (torch/serialization.py: `persistent_load`).
+//! Storages that persistent ids describe (torch/serialization.py: `persistent_load`), or refer to: those of torch 0.1 are numbers of
+//! tensors and storages which the file describes before the pickle (`legacy_load`).
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use super::{
-    CallInterpreter, Class, DescribedObject, DescribedStorage, PersistentIdForm, SHORT_STRING_MAX_BYTES,
-    StorageSlice, short_string,
+    CallInterpreter, Class, DescribedObject, DescribedStorage, Keyed, PersistentIdForm,
+    SHORT_STRING_MAX_BYTES, StorageSlice, short_string,
 };
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, bail, error};
@@ -55,6 +56,39 @@ impl<'a> CallInterpreter<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Resolves every persistent id. Fails for one that is neither a class nor the key of a tensor or storage.
+    pub(super) fn resolve_keys(&mut self) -> Result<()> {
+        let values = self.values;
+        for value in values.iter() {
+            let Value::PersistentId(pid) = value else { continue };
+            if self.out.module(values, pid).is_some() {
+                continue;
+            }
+            if let Keyed::Tensor(tensor) = self.keyed(pid)? {
+                self.out.keyed_tensors.insert(pid, tensor);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a persistent id refers to.
+    fn keyed(&self, pid: Handle) -> Result<Keyed> {
+        let key = key(self.values, pid).ok_or_else(|| {
+            Error::new(Code::PersistentId, "a persistent id is neither a number nor (class, file, source)")
+        })?;
+        self.keys.get(&key).copied().ok_or_else(|| {
+            error!(Code::TarContent, "the pickle refers to {key}, which is neither a tensor nor a storage")
+        })
+    }
+
+    /// The storage that a persistent id refers to.
+    pub(super) fn keyed_storage(&self, pid: Handle) -> Result<StorageSlice> {
+        match self.keyed(pid)? {
+            Keyed::Storage(slice) => Ok(slice),
+            Keyed::Tensor(_) => Err(Error::new(Code::TarContent, "a tensor stands where a storage belongs")),
+        }
     }
 
     /// The storage that a tensor's first argument refers to.
@@ -211,7 +245,15 @@ fn both(key: &str) -> Error {
     error!(Code::StorageConflict, "{key} is the key of a storage and of a view")
 }
 
+/// The number that a persistent id is: an integer, or its digits (`legacy_load` calls `int`).
+fn key(values: &Values, pid: Handle) -> Option<i64> {
+    match values.get(pid) {
+        Value::Int(key) => Some(key),
+        _ => short_string(values, pid).filter(|key| is_key(key))?.parse().ok(),
+    }
+}
+
 /// Whether a key is a decimal number as torch writes it, without sign and leading zeros.
-pub(super) fn is_key(key: &str) -> bool {
+fn is_key(key: &str) -> bool {
     !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) && (key == "0" || !key.starts_with('0'))
 }

@@ -2,7 +2,6 @@
 
 mod children;
 mod keys;
-mod number;
 mod object;
 mod view;
 

@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::number::number;
-use super::object::{DictKind, Object};
+use super::object::{DictKind, Object, number};
 use crate::error::Result;
 use crate::index::model::{Extra, Sparse, SparseLayout};
 use crate::index::pickled::known::{Known, Rebuild};
