@@ -25,6 +25,7 @@ pub(crate) struct Leaf<'t> {
 }
 
 /// The tree, parents before their children.
+#[derive(Default)]
 pub(super) struct Columns<'t> {
     /// The positions of the tensors, in the order of the tree.
     pub(super) in_order: Vec<usize>,
@@ -53,14 +54,7 @@ pub(super) fn columns<'t>(tensors: impl Iterator<Item = Leaf<'t>>) -> Columns<'t
     let mut nodes = built(tensors);
     sign(&mut nodes);
     let (mut labels, mut folds) = (Numbered::default(), Numbered::default());
-    let mut made = Columns {
-        in_order: Vec::new(),
-        labels: Vec::new(),
-        roots: nodes[0].children.len(),
-        nodes: Vec::new(),
-        folds: Vec::new(),
-        fold: Vec::new(),
-    };
+    let mut made = Columns { roots: nodes[0].children.len(), ..Columns::default() };
     let mut pending = with_folds(&nodes, 0, &mut folds);
     while let Some((at, fold)) = pending.pop() {
         let node = &nodes[at];

@@ -2,12 +2,15 @@
 //!
 //! The parts of one name together have to be the whole tensor. Equal boxes are copies of each other (replicas), and so are whole
 //! tensors of one name: the first file's is used, as torch.distributed.checkpoint saves one of them.
+//!
+//! The files of a checkpoint of DeepSpeed are joined by what they state.
 
 use std::collections::{HashMap, HashSet};
 
-use super::Shard;
+use super::{Opened, Shard};
+use crate::container::shards::ZeroFile;
 use crate::error::{Code, Error, Result};
-use crate::index::{Index, Options, TensorPart};
+use crate::index::{self, Index, Options, TensorPart, ZeroInput, ZeroJoin};
 use crate::layout::{Dims, numel};
 
 /// What was joined.
@@ -175,4 +178,27 @@ fn whole_shape<'a>(shards: &'a [Shard], ids: &[Id], parts: &mut Vec<TensorPart<'
         parts.push(TensorPart { index, tensor: number, offsets: offsets.clone() });
     }
     Ok(stated.flatten().cloned().unwrap_or(reach))
+}
+
+impl Opened {
+    /// Gives the parameters and the optimizer's states of all ranks their names, in place of those of the files' own tensors.
+    pub(super) fn join_zero(&mut self, files: &[ZeroFile]) -> Result<()> {
+        let mut inputs = Vec::new();
+        for (shard, file) in self.shards.iter().zip(files) {
+            let Some(tree) = shard.objects.tree.as_deref().filter(|_| !shard.is_inner) else {
+                let error =
+                    Error::new(Code::ZeroState, "the file is not one of torch.save, as DeepSpeed writes");
+                return Err(error.in_known_file(shard.path.as_deref()));
+            };
+            inputs.push(ZeroInput { file, index: &shard.index, tree, path: shard.path.as_deref() });
+        }
+        let ZeroJoin { whole, kept, notes } = index::join_zero(&inputs, &self.options)?;
+        for (shard, kept) in self.shards.iter_mut().zip(kept) {
+            shard.index.entries = kept;
+        }
+        self.notes.extend(notes);
+        self.joins = Some(Joins::of_runs(self.shards.len() as u32));
+        self.push_joined(whole);
+        Ok(())
+    }
 }

@@ -5,7 +5,6 @@ mod payload;
 mod quantized;
 mod reopen;
 mod schemes;
-mod zero;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -203,6 +202,12 @@ impl Opened {
         }
     }
 
+    /// Adds a checkpoint of joined tensors, which is in no file.
+    fn push_joined(&mut self, index: Index) {
+        let file = self.shards.len();
+        self.shards.push(Shard { path: None, file, is_inner: false, index, objects: Objects::default() });
+    }
+
     /// Joins the parts of tensors that several files have. Their names are then those of the whole tensors.
     fn join(&mut self) -> Result<()> {
         let Some((index, joins)) = join::join(&self.shards, &self.options)? else { return Ok(()) };
@@ -210,8 +215,7 @@ impl Opened {
         for shard in &mut self.shards {
             shard.index.metadata.retain(|(key, _)| !index::is_sharding_key(key));
         }
-        let file = self.shards.len();
-        self.shards.push(Shard { path: None, file, is_inner: false, index, objects: Objects::default() });
+        self.push_joined(index);
         self.joins = Some(joins);
         Ok(())
     }

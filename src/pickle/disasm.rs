@@ -85,27 +85,23 @@ impl<'a> Disasm<'a> {
 
     /// A disassembler that refuses what unpicklers treat differently.
     pub fn strict(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
-        Disasm::new(data, start, limits, true)
-    }
-
-    /// A disassembler that enforces neither PROTO nor FRAME; see [`Disasm::take_strict_error`].
-    pub fn lenient(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
-        Disasm::new(data, start, limits, false)
-    }
-
-    fn new(data: &'a [u8], start: usize, limits: &Limits, strict: bool) -> Disasm<'a> {
         Disasm {
             data,
             position: start,
             start,
             frame_end: NO_FRAME,
-            strict,
+            strict: true,
             strict_error: None,
             done: false,
             is_truncated: false,
             line: to_usize(limits.line),
             digits: to_usize(limits.int_digits),
         }
+    }
+
+    /// A disassembler that enforces neither PROTO nor FRAME; see [`Disasm::take_strict_error`].
+    pub fn lenient(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
+        Disasm { strict: false, ..Disasm::strict(data, start, limits) }
     }
 
     /// In lenient mode, the strict mode's error at the opcode that was yielded last; returned once.
