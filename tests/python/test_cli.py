@@ -7,13 +7,16 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from support import child
 
 torch = pytest.importorskip("torch")
 
+import rustload  # noqa: E402
 from rustload import _rustload  # noqa: E402
+from rustload._cli import main  # noqa: E402
 from rustload._common import tree  # noqa: E402 - after the check for torch, which the fixtures need
 
 GOLDEN = """\
@@ -269,6 +272,34 @@ def test_output_that_cannot_be_written_is_no_error_of_a_file(folder, monkeypatch
     full = ["rustload: error: the output could not be written: no space left on device"]
     assert (code, messages) == ((141, []) if error.errno == 32 else (3, full))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["scan", "m.pt", "--sarif-file", "link"],
+        ["manifest", "m.pt", "-o", "link", "--overwrite"],
+        ["manifest", ".", "-o", "m.pt", "--overwrite"],
+        ["convert", "m.pt", "out.safetensors", "--objects", "link", "--overwrite"],
+    ],
+)
+def test_no_output_replaces_a_file_that_was_read(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "m.pt")
+    Path("link").symlink_to("m.pt")
+    before = Path("m.pt").read_bytes()
+    assert main(command) == 3
+    assert "is a file of the checkpoint" in capsys.readouterr().err
+    assert Path("m.pt").read_bytes() == before
+    assert not Path("out.safetensors").exists()
+
+
+def test_objects_of_tensors_do_not_replace_their_file(tmp_path):
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="is a file of the checkpoint"):
+        rustload.save(dict(rustload.open(path)), tmp_path / "out.safetensors", objects=path, overwrite=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["m.pt"]
 
 
 def test_ctrl_c_exits_with_130_without_a_message(monkeypatch, capsys):

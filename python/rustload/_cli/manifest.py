@@ -11,6 +11,7 @@ from rustload import _rustload
 from rustload._cli.arguments import file, size
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import report_error
+from rustload._common.paths import refuse_input
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         if is_url(args.path):
             raise ValueError(f"{name_of(args.path)}: only files on disk are hashed: download it")
         made = rustload.Manifest.of(args.path, piece=args.piece)
+        if args.output is not None:
+            refuse_input(args.output, (args.path, *(os.path.join(args.path, name) for name in made.files)))
         text = made.to_json(os.path.basename(os.path.abspath(args.path)))
         if args.output is not None:
             _rustload.PreparedText(args.output, text, overwrite=args.overwrite, sync=True).commit()

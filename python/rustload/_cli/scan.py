@@ -12,6 +12,7 @@ from rustload import _rustload
 from rustload._cli.arguments import REPEATED, add_color, add_json
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED, USAGE
 from rustload._cli.report import Error, print_document, report_error
+from rustload._common.paths import refuse_input
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json, print_messages
 from rustload._remote.resolve import remote_source
@@ -285,6 +286,8 @@ def _write_sarif(path: str, report: dict[str, Any], code: int) -> int:
     import json
 
     try:
+        # An older log among the files is skipped, as it holds no pickle.
+        refuse_input(path, (file["path"] for file in report["files"] if file["status"] != "skipped"))
         text = json.dumps(_sarif(report, code), indent=1) + "\n"
         _rustload.PreparedText(path, text, overwrite=True, sync=False).commit()
     except (OSError, ValueError) as error:

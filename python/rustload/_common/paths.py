@@ -148,3 +148,20 @@ def _checkpoints_below(folder: Path) -> Iterator[str]:
                 yield str(entry.parent)
             elif entry.suffix in _WEIGHT_SUFFIXES:
                 yield str(entry)
+
+
+def refuse_input(output: str, inputs: Iterable[str]) -> None:
+    """Checks that an output does not replace a file that was read.
+
+    Raises:
+        ValueError: It is one of `inputs`.
+    """
+    if any(_is_same(output, path) for path in inputs):
+        raise _error("Value", f"the output {output!r} is a file of the checkpoint", "name another output")
+
+
+def _is_same(one: str, two: str) -> bool:
+    try:
+        return os.path.samefile(one, two)
+    except (OSError, ValueError):
+        return False

@@ -162,6 +162,7 @@ def convert(
                 objects,
                 document(next(iter(trees.values())) if len(trees) == 1 else trees),
                 target,
+                (path for part in parts for path in part.paths),
                 overwrite=bool(how["overwrite"]),
                 sync=bool(how["fsync"]),
             )

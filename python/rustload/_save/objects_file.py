@@ -7,8 +7,11 @@ import os
 from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
+from rustload._common.paths import refuse_input
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rustload._save.target import Target
 
 
@@ -24,14 +27,19 @@ class ObjectsFile:
         in_target: The name and the text of a file in the folder that is written, which appears with it.
     """
 
-    def __init__(self, path: Any, text: str, target: Target, *, overwrite: bool, sync: bool) -> None:
+    def __init__(
+        self, path: Any, text: str, target: Target, inputs: Iterable[str], *, overwrite: bool, sync: bool
+    ) -> None:
         """Writes the JSON, without its name, unless it is a file of the folder that is the tensors' target.
+
+        The files of the source, `inputs`, are not replaced.
 
         Raises:
             OSError: The file cannot be written.
-            ValueError: It is a symbolic link to nothing.
+            ValueError: It is a symbolic link to nothing, or a file of the source.
         """
         self._path, self._target = os.fsdecode(path), target.path
+        refuse_input(self._path, inputs)
         self._text, self._options = text, {"overwrite": overwrite, "sync": sync}
         folder, name = os.path.split(os.path.abspath(self._path))
         is_inside = not target.is_file and folder == os.path.abspath(target.path)

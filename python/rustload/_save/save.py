@@ -120,7 +120,11 @@ def save_with(
         target = Target(where, is_file=is_file, joins=False)
         check_objects_path(objects, target, overwrite=bool(how["overwrite"]))
         text = document(given.objects.json())
-        file = ObjectsFile(objects, text, target, overwrite=bool(how["overwrite"]), sync=bool(how["fsync"]))
+        # Those of lazy tensors.
+        opened = [core for value in given.items.values() for core in getattr(value, "_files", list)()]
+        inputs = {path for core in opened for path in core.files}
+        overwrite, sync = bool(how["overwrite"]), bool(how["fsync"])
+        file = ObjectsFile(objects, text, target, inputs, overwrite=overwrite, sync=sync)
         others = [*others, *file.in_target]
     with file or contextlib.nullcontext(), watching(how, job.nbytes, "saving") as watch:
         writing = write_options(how, watch.report)

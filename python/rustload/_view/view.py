@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.paths import refuse_input
 from rustload._common.request import Request
 from rustload._common.terminal import Page
 from rustload._describe.describe import describe
@@ -128,9 +129,7 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
         FileExistsError: It exists, and neither `view` wrote it nor `overwrite` is set.
         ValueError: It is a file of the checkpoint.
     """
-    if any(_is_same(target, file) for file in files):
-        text = f"the output {str(target)!r} is a file of the checkpoint"
-        raise _error("Value", text, "name another output")
+    refuse_input(str(target), files)
     if not target.exists():
         return False
     if not target.is_file():
@@ -142,13 +141,6 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
     if not start.startswith((GENERATOR.encode(), SVG_GENERATOR.encode())):
         raise _exists(target, _pass("overwrite", "to replace what rustload view did not write", value=True))
     return True
-
-
-def _is_same(target: Path, file: str) -> bool:
-    try:
-        return os.path.samefile(target, file)
-    except (OSError, ValueError):
-        return False
 
 
 def _exists(target: Path, note: str | _Remedy) -> BaseException:
