@@ -356,6 +356,21 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
     assert_same_bits(rustload.open(folder)["t5"].torch(), tensors["t5"].half())
 
 
+class Wrapper(torch.Tensor):
+    """Has a shape and no memory of its own, as DTensor."""
+
+    __torch_dispatch__ = None
+
+
+def wrapper(*shape):
+    return torch.Tensor._make_wrapper_subclass(Wrapper, shape)
+
+
+def test_a_wrapper_without_elements_is_an_empty_tensor(tmp_path):
+    rustload.save({"w": wrapper(0, 2)}, tmp_path / "w.safetensors")
+    assert rustload.open(tmp_path / "w.safetensors")["w"].shape == (0, 2)
+
+
 def test_what_cannot_be_written_says_why(tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"old")
@@ -368,6 +383,13 @@ def test_what_cannot_be_written_says_why(tmp_path):
             {"n": torch.nested.nested_tensor([x], layout=torch.jagged)},
             rustload.UnsupportedError,
             "'n' is a nested tensor",
+        ),
+        ({"w": wrapper(2)}, rustload.UnsupportedError, "'w' is a .*Wrapper without elements"),
+        ({"u": torch.nn.UninitializedParameter()}, rustload.UnsupportedError, "without elements"),
+        (
+            {"f": torch.zeros((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)},
+            rustload.UnsupportedError,
+            "float4",
         ),
         ({"o": np.array([None])}, rustload.UnsupportedError, "object"),
         ({"m": np.ma.masked_equal([1, 2], 2)}, rustload.UnsupportedError, "'m' is a masked array"),

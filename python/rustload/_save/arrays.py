@@ -44,7 +44,7 @@ def values_of(name: str, value: Any) -> Values:
 
     Raises:
         TypeError: The value is not a tensor or array.
-        UnsupportedError: It is a sparse, quantized or meta tensor, which safetensors has no form for.
+        UnsupportedError: It is a sparse, quantized or meta tensor, or a wrapper of others, which safetensors has no form for.
     """
     if isinstance(value, LazyTensor):
         return value._core
@@ -113,9 +113,22 @@ def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
         raise unsupported(name, "a quantized tensor", "write .dequantize() or .int_repr()")
     if tensor.device.type == "meta":
         raise unsupported(name, "on the meta device", "it has no elements: give it some first")
-    dtype, shape = _dtype(name, tensor.dtype), tuple(tensor.shape)
+    dtype = _dtype(name, tensor.dtype)
+    try:
+        shape = tuple(tensor.shape)
+        tie = tensor.untyped_storage().data_ptr() if tensor.numel() else None
+    except RuntimeError:  # a wrapper of other tensors, or without a shape yet
+        tie = 0
+    if tie == 0:
+        raise unsupported(
+            name,
+            f"{kind_of(tensor)} without elements of its own",
+            "write the tensors in it, such as .full_tensor() of a DTensor, or leave it out",
+        )
 
     def make() -> Any:
+        if not tensor.numel():
+            return torch.utils.dlpack.to_dlpack(torch.empty(0, dtype=torch.uint8))
         plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
         if type(plain) is not torch.Tensor:
             plain = plain.as_subclass(torch.Tensor)
@@ -123,7 +136,6 @@ def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
         flat = plain.reshape(-1).as_strided((plain.numel(),), (1,))
         return torch.utils.dlpack.to_dlpack(flat.view(torch.uint8))
 
-    tie = tensor.untyped_storage().data_ptr() if tensor.numel() else None
     return dtype, shape, tie, make
 
 

@@ -82,8 +82,11 @@ impl FilePlan {
 }
 
 fn code(tensor: &Declaration) -> Result<&'static str> {
-    tensor.dtype.safetensors().ok_or_else(|| {
-        error!(Code::NotSafetensors, "{} has no form in a safetensors file", tensor.dtype)
+    // The two elements in a byte take a dimension.
+    let lacks_dimension = tensor.dtype == DType::F4E2M1FnX2 && tensor.shape.is_empty();
+    tensor.dtype.safetensors().filter(|_| !lacks_dimension).ok_or_else(|| {
+        let shape = if lacks_dimension { " without dimensions" } else { "" };
+        error!(Code::NotSafetensors, "{}{shape} has no form in a safetensors file", tensor.dtype)
             .in_member(&tensor.name)
     })
 }
@@ -232,6 +235,7 @@ mod tests {
         let code = |tensors: &[Declaration]| FilePlan::new(tensors, &[]).unwrap_err().code();
         let plain = declaration("a", DType::U8, &[1]);
         assert_eq!(code(&[declaration("c", DType::C128, &[1])]), Code::NotSafetensors);
+        assert_eq!(code(&[declaration("p", DType::F4E2M1FnX2, &[])]), Code::NotSafetensors);
         assert_eq!(code(&[plain.clone(), plain.clone()]), Code::DuplicateName);
         assert_eq!(code(&[declaration("__metadata__", DType::U8, &[1])]), Code::DuplicateName);
         assert_eq!(code(&[declaration("x", DType::U8, &[u64::MAX, 2])]), Code::TensorShape);
