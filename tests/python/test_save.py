@@ -514,7 +514,20 @@ def test_a_declaration_of_a_writer_is_a_dtype_and_a_shape(declared, tmp_path):
         rustload.Writer(tmp_path / "m.safetensors", {5: ("float32", (1,))})  # type: ignore[dict-item]
 
 
-def test_a_writer_has_the_working_directory_of_its_start(tmp_path, monkeypatch):
+def test_the_block_of_a_writer_may_end_it(tmp_path):
+    path = tmp_path / "m.safetensors"
+    with rustload.Writer(path, {"x": ("uint8", (1,))}) as writer:
+        writer.write("x", torch.ones(1, dtype=torch.uint8))
+        assert writer.close() == path.stat().st_size
+    with rustload.Writer(path, {"x": ("uint8", (1,))}) as writer:
+        writer.discard()
+    assert rustload.open(path)["x"].torch().tolist() == [1]
+    assert names(tmp_path) == ["m.safetensors"]
+
+
+def test_a_writer_has_the_working_directory_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "later").mkdir()
     monkeypatch.chdir(tmp_path)
     with rustload.Writer("m.safetensors", {"x": ("uint8", (1,))}, write_manifest=True) as writer:

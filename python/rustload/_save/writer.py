@@ -33,7 +33,7 @@ class Writer:
     array([3., 3.], dtype=float32)
     """
 
-    __slots__ = ("_core",)
+    __slots__ = ("_core", "_has_ended")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Writer:
             # The program may change its working directory before `close`, which gives the file its name.
             where = os.path.join(os.getcwd(), where)
         declared = [_declared(name, what) for name, what in tensors.items()]
+        self._has_ended = False
         self._core = _rustload.Writer(
             where,
             declared,
@@ -116,7 +117,9 @@ class Writer:
             ValueError: Not all tensors were written; then nothing is left. Or another thread is still writing; then the writer
                 stays open. Or the writer is closed.
         """
-        return self._core.finish()
+        size = self._core.finish()
+        self._has_ended = True
+        return size
 
     def discard(self) -> None:
         """Leaves nothing of the file. Does nothing after `close`.
@@ -124,15 +127,16 @@ class Writer:
         A `write` of another thread ends with a `ValueError` (code "Closed"), and the file is gone once it has.
         """
         self._core.discard()
+        self._has_ended = True
 
     def __enter__(self) -> Self:
         """Returns the writer itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Closes the file; after an exception, discards it."""
+        """Closes the file, unless the block has closed or discarded it; after an exception, discards it."""
         try:
-            if kind is None:
+            if kind is None and not self._has_ended:
                 self.close()
         finally:
             self.discard()
