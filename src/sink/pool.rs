@@ -27,7 +27,8 @@ use crate::sys::{Instant, process_id};
 /// The most bytes that are kept, however much memory the machine has.
 const POOL_MAX_BYTES: u64 = 4 << 30;
 
-/// At most one part in this many of the machine's memory, or of the cgroup's limit, is kept.
+/// At most one part in this many of the machine's memory, of the cgroup's limit, or of what RLIMIT_AS and RLIMIT_DATA leave at the
+/// first use, is kept: under these two the system takes nothing back.
 const POOL_MEMORY_DIVISOR: u64 = 8;
 
 /// Memory that was kept for longer is unmapped at the next use of the pool.
@@ -174,8 +175,9 @@ fn pool_limit() -> usize {
     let configured = std::env::var("RUSTLOAD_POOL").ok().and_then(|text| text.trim().parse().ok());
     let bytes: u64 = configured.unwrap_or_else(|| {
         let memory = Memory::now();
-        let cgroup = memory.group.map_or(u64::MAX, |group| group.limit);
-        (memory.total.min(cgroup) / POOL_MEMORY_DIVISOR).min(POOL_MAX_BYTES)
+        let cgroup = memory.group.map(|group| group.limit);
+        let limits = [cgroup, memory.address_space, memory.data].into_iter().flatten();
+        (limits.fold(memory.total, u64::min) / POOL_MEMORY_DIVISOR).min(POOL_MAX_BYTES)
     });
     to_usize(bytes)
 }

@@ -216,6 +216,24 @@ def test_the_pool_is_freed_if_an_allocation_would_fail(save):
     ]
 
 
+@pytest.mark.parametrize("bound", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_little_is_kept_where_the_system_cannot_take_it_back(save, bound):
+    """Memory that is free for the process, but mapped, would be what other allocations lack."""
+    code = f"""
+    import resource, sys, rustload
+    from process_memory import status
+    used = status("VmSize" if {bound!r} == "RLIMIT_AS" else "VmData")
+    resource.setrlimit(resource.{bound}, (used + (400 << 20), resource.getrlimit(resource.{bound})[1]))
+    result = rustload.open(sys.argv[1], framework="dlpack")["t"].materialize(copy=True, threads=1)
+    del result
+    print(rustload.memory().kept >> 20, rustload.memory().keeps >> 20)
+    """
+    path = save({"t": torch.zeros(100 * MIB, dtype=torch.uint8)})
+    kept, keeps = map(int, child(code, path, env={"MALLOC_ARENA_MAX": "1"}).stdout.split())
+    assert kept == 0
+    assert 30 < keeps <= 50
+
+
 @pytest.mark.parametrize(("asked", "kept"), [("0", 0), ("8388608", 8), ("nonsense", 16)])
 def test_the_environment_sets_the_bound_of_the_pool(save, asked, kept):
     code = """
