@@ -110,6 +110,15 @@ def test_names_are_names_and_patterns(ckpt, names, wanted):
         assert list(ckpt.select(names)) == wanted
 
 
+def test_a_name_with_surrogates_is_an_unknown_name(ckpt):
+    name = "head\ud800"
+    assert name not in ckpt
+    assert ckpt.get(name, 3) == 3
+    for use in (lambda: ckpt[name], lambda: ckpt.materialize([name]), lambda: ckpt.select(name)):
+        with pytest.raises(rustload.TensorNotFoundError):
+            use()
+
+
 def test_a_pattern_without_a_match_warns_and_an_unknown_name_raises(ckpt):
     with pytest.warns(
         RustloadWarning,

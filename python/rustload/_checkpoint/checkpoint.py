@@ -99,13 +99,15 @@ class Checkpoint(TensorMapping):
         except TensorNotFoundError as error:
             self._note_other_value(name, error)
             raise
+        except UnicodeEncodeError:  # it has surrogates, which no name has
+            raise self._unknown(None, name) from None
 
     def _handles(self, names: list[str]) -> list[LazyTensor]:
         self._check_open()
         wrap, tensor, context = LazyTensor._wrap, self._core.tensor, self._context
         try:
             return [wrap(tensor(name), context) for name in names]
-        except (TensorNotFoundError, TypeError):
+        except (TensorNotFoundError, TypeError, UnicodeEncodeError):
             return super()._handles(names)  # raises the error of the first wrong name
 
     def _note_other_value(self, name: str, error: TensorNotFoundError) -> None:
@@ -167,7 +169,10 @@ class Checkpoint(TensorMapping):
 
     def __contains__(self, name: object) -> bool:
         """Whether a tensor has that name."""
-        return isinstance(name, str) and name in self._core
+        try:
+            return isinstance(name, str) and name in self._core
+        except UnicodeEncodeError:  # it has surrogates, which no name has
+            return False
 
     @property
     def format(self) -> str:
