@@ -27,8 +27,8 @@ use crate::sys::{Instant, process_id};
 /// The most bytes that are kept, however much memory the machine has.
 const POOL_MAX_BYTES: u64 = 4 << 30;
 
-/// At most one part in this many of the machine's memory, of the cgroup's limit, or of what RLIMIT_AS and RLIMIT_DATA leave at the
-/// first use, is kept: under these two the system takes nothing back.
+/// At most one part in this many of the machine's memory, of the cgroup's limit, or of what RLIMIT_AS and RLIMIT_DATA leave at
+/// the first use, is kept: under these two the system takes nothing back.
 const POOL_MEMORY_DIVISOR: u64 = 8;
 
 /// Memory that was kept for longer is unmapped at the next use of the pool.
