@@ -122,17 +122,17 @@ clean:
 build-rust: lint-rust
 	$(CARGO) test --locked --workspace --features internals --no-run
 
-# The core with all its tests, benches and fuzz targets; all features, which include the binding; and the documentation.
+# All features, which include the binding, with all tests, benches and fuzz targets; none; and the documentation.
 lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets --features internals -- -D warnings
-	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 
-# What others depend on, with its default features; and all features for other systems.
+# What others depend on, with its default features; what the core's tests are built with; and all features for other systems.
 lint-features: $(INSTALLED) cargo
 	$(CARGO) clippy --locked -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets --features internals -- -D warnings
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings --cfg rustload_portable
 
 # The types of the core and the binding for other systems: nothing can be linked for macOS here.
