@@ -126,7 +126,7 @@ def test_a_log_has_all_rules_whatever_was_found():
 def test_every_code_that_the_scanner_writes_is_in_the_catalogue():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/scan").rglob("*.rs")]
     text = "\n".join(sources)
-    written = set(re.findall(r'Finding::new\("(\w+)"\)|\.finding\("(\w+)"', text))
+    written = set(re.findall(r'Finding::new\(\s*"(\w+)",|\.finding\("(\w+)"', text))
     codes = {name for pair in written for name in pair if name}
     assert len(codes) > 10
     known = {*SCAN_CODES, *(code for code, *_ in _rustload.CODES)}
