@@ -278,6 +278,7 @@ def test_output_that_cannot_be_written_is_no_error_of_a_file(folder, monkeypatch
     "command",
     [
         ["scan", "m.pt", "--sarif-file", "link"],
+        ["scan", "note.txt", "--sarif-file", "note.txt"],
         ["manifest", "m.pt", "-o", "link", "--overwrite"],
         ["manifest", ".", "-o", "m.pt", "--overwrite"],
         ["convert", "m.pt", "out.safetensors", "--objects", "link", "--overwrite"],
@@ -287,10 +288,11 @@ def test_no_output_replaces_a_file_that_was_read(tmp_path, monkeypatch, capsys, 
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "m.pt")
     Path("link").symlink_to("m.pt")
+    Path("note.txt").write_text("no pickle")
     before = Path("m.pt").read_bytes()
     assert main(command) == 3
     assert "is a file of the checkpoint" in capsys.readouterr().err
-    assert Path("m.pt").read_bytes() == before
+    assert (Path("m.pt").read_bytes(), Path("note.txt").read_text()) == (before, "no pickle")
     assert not Path("out.safetensors").exists()
 
 

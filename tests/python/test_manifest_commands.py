@@ -212,3 +212,12 @@ def test_a_name_that_a_manifest_cannot_have_is_to_be_changed(name, why, tmp_path
     assert "a manifest cannot list" in error
     assert why in error
     assert "Rename the file." in error
+
+
+def test_a_manifest_in_the_folder_is_replaced_and_does_not_list_itself(tmp_path, capsys):
+    folder = _model(tmp_path / "m")[0].parent
+    arguments = ["manifest", str(folder), "-o", str(folder / "m.json"), "--overwrite"]
+    assert (main(arguments), main(arguments)) == (0, 0)
+    assert list(rustload.Manifest(folder / "m.json").files) == ["m.bin"]
+    assert main(["verify", str(folder), "--manifest", str(folder / "m.json")]) == 0
+    assert "not listed: m.json" in capsys.readouterr().out

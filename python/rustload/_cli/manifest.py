@@ -11,7 +11,7 @@ from rustload import _rustload
 from rustload._cli.arguments import file, size
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import report_error
-from rustload._common.paths import refuse_input
+from rustload._common.paths import is_same_file, refuse_input
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name_of(args.path)}: only files on disk are hashed: download it")
         made = rustload.Manifest.of(args.path, piece=args.piece)
         if args.output is not None:
-            refuse_input(args.output, (args.path, *(os.path.join(args.path, name) for name in made.files)))
+            _check_output(args.output, args.path, made)
         text = made.to_json(os.path.basename(os.path.abspath(args.path)))
         if args.output is not None:
             _rustload.PreparedText(args.output, text, overwrite=args.overwrite, sync=True).commit()
@@ -66,3 +66,21 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(text)
     return 0
+
+
+def _check_output(output: str, path: str, made: rustload.Manifest) -> None:
+    """Takes an earlier manifest, which the new one replaces, off its list; refuses any other file that was hashed."""
+    paths = {name: os.path.join(path, name) for name in made.files}
+    kept = {name: listed for name, listed in made.files.items() if not is_same_file(output, paths[name])}
+    if len(kept) < len(made.files) and _is_manifest(output):
+        made._take(kept)
+    else:
+        refuse_input(output, (path, *paths.values()))
+
+
+def _is_manifest(path: str) -> bool:
+    try:
+        rustload.Manifest(path)
+    except (RustloadError, ValueError):
+        return False
+    return True

@@ -235,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
         _print_text(report, quiet=args.quiet, color=args.color)
     if {file["status"] for file in report["files"]} == {"skipped"}:
         print_messages(["rustload: nothing was scanned: no file holds a pickle, as far as is known"])
-    return code if args.sarif_file is None else _write_sarif(args.sarif_file, report, code)
+    return code if args.sarif_file is None else _write_sarif(args.sarif_file, args.paths, report, code)
 
 
 def _policy(args: argparse.Namespace) -> Policy | None:
@@ -281,13 +281,14 @@ def _sarif(report: dict[str, Any], code: int) -> dict[str, Any]:
     return sarif(report, exit_code=code)
 
 
-def _write_sarif(path: str, report: dict[str, Any], code: int) -> int:
+def _write_sarif(path: str, given: list[str], report: dict[str, Any], code: int) -> int:
     """Writes the log and returns the exit code."""
     import json
 
     try:
-        # An older log among the files is skipped, as it holds no pickle.
-        refuse_input(path, (file["path"] for file in report["files"] if file["status"] != "skipped"))
+        # An older log in a folder was skipped, as it holds no pickle.
+        read = (file["path"] for file in report["files"] if file["status"] != "skipped")
+        refuse_input(path, (*given, *read))
         text = json.dumps(_sarif(report, code), indent=1) + "\n"
         _rustload.PreparedText(path, text, overwrite=True, sync=False).commit()
     except (OSError, ValueError) as error:

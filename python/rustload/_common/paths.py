@@ -156,11 +156,12 @@ def refuse_input(output: str, inputs: Iterable[str]) -> None:
     Raises:
         ValueError: It is one of `inputs`.
     """
-    if any(_is_same(output, path) for path in inputs):
+    if any(is_same_file(output, path) for path in inputs):
         raise _error("Value", f"the output {output!r} is a file of the checkpoint", "name another output")
 
 
-def _is_same(one: str, two: str) -> bool:
+def is_same_file(one: str, two: str) -> bool:
+    """Whether both paths are of one file that exists."""
     try:
         return os.path.samefile(one, two)
     except (OSError, ValueError):
