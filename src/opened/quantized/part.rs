@@ -2,7 +2,7 @@
 
 use crate::bytes::{RangeRead, Source};
 use crate::dtype::DType;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail};
 use crate::index::{Location, StorageBytes};
 use crate::kernel::{self, Cast, Overflow, convert};
 use crate::layout::{Dims, numel};
@@ -38,8 +38,7 @@ impl Part {
         let is_plain =
             is_in_place && layout.is_contiguous() && !flags.conjugate && !flags.negative && !flags.meta;
         if !is_plain {
-            let text = format!("{:?} is not stored in one place and in C order", named.name);
-            return Err(Error::new(Code::QuantUnknown, text));
+            bail!(Code::QuantUnknown, "{:?} is not stored in one place and in C order", named.name);
         }
         Ok(Part {
             id: opened.id(named),

@@ -101,8 +101,7 @@ impl<'a> CallInterpreter<'a> {
             && slice.nbytes.checked_rem(dtype.itemsize()) != Some(0)
         {
             let nbytes = slice.nbytes;
-            let text = format!("a storage of {nbytes} byte(s) is not a whole number of {dtype}");
-            return Err(Error::new(Code::StorageBounds, text));
+            bail!(Code::StorageBounds, "a storage of {nbytes} byte(s) is not a whole number of {dtype}");
         }
         let flags = match flags {
             Some((requires_grad, metadata)) => self.flags(requires_grad, metadata)?,
