@@ -80,6 +80,7 @@ mod parallel;
 mod pickle;
 #[cfg(feature = "python")]
 mod python;
+mod sha256;
 mod sink;
 pub mod statistics;
 mod stream;

@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Code, Error, Result, bail};
 use crate::num::{to_u64, to_usize};
+use crate::sha256::Hash;
 
 /// The most bytes that are read, hashed and kept at once. A longer piece is hashed as a whole once; the states of that hash before
 /// each unit of this size are kept, and tell from then on whether a unit is still the same.
@@ -80,12 +81,12 @@ pub struct ListedFile {
 struct Piece {
     digest: Digest,
     /// The hash of all that is before each of its units, known once a piece of several units was found to have its digest.
-    before: OnceBox<Vec<Sha256>>,
+    before: OnceBox<Vec<Hash>>,
 }
 
 /// What the bytes of a unit are hashed after, and what the digest of both has to be.
 pub(super) struct Expected {
-    pub(super) before: Sha256,
+    pub(super) before: Hash,
     pub(super) digest: Digest,
 }
 
@@ -172,18 +173,18 @@ impl ListedFile {
     pub(super) fn expected(
         &self,
         unit: Unit,
-        read: impl FnMut(u64, &mut Vec<u8>, u64, &mut Sha256) -> Result<()>,
+        read: impl FnMut(u64, &mut Vec<u8>, u64, &mut Hash) -> Result<()>,
     ) -> Result<Expected> {
         let missing = || Error::new(Code::ManifestMismatch, "the file is longer than in the manifest");
         let piece = self.pieces.get(unit.piece).ok_or_else(missing)?;
         if unit.piece_len <= UNIT_MAX_BYTES {
-            return Ok(Expected { before: Sha256::new(), digest: piece.digest });
+            return Ok(Expected { before: Hash::new(), digest: piece.digest });
         }
         let all = piece.before.get_or_try_init(|| Ok(Box::new(self.states(unit, piece, read)?)))?;
         let number = to_usize(unit.start.saturating_sub(unit.piece_start) / UNIT_MAX_BYTES);
         let before = all.get(number).ok_or_else(missing)?.clone();
         let after = all.get(number.saturating_add(1));
-        let digest = after.map_or(piece.digest, |after| after.clone().finalize().into());
+        let digest = after.map_or(piece.digest, |after| after.clone().finish());
         Ok(Expected { before, digest })
     }
 
@@ -198,9 +199,9 @@ impl ListedFile {
         &self,
         unit: Unit,
         piece: &Piece,
-        mut read: impl FnMut(u64, &mut Vec<u8>, u64, &mut Sha256) -> Result<()>,
-    ) -> Result<Vec<Sha256>> {
-        let (mut hash, mut before, mut bytes) = (Sha256::new(), Vec::new(), Vec::new());
+        mut read: impl FnMut(u64, &mut Vec<u8>, u64, &mut Hash) -> Result<()>,
+    ) -> Result<Vec<Hash>> {
+        let (mut hash, mut before, mut bytes) = (Hash::new(), Vec::new(), Vec::new());
         let end = unit.piece_start.saturating_add(unit.piece_len);
         let mut at = unit.piece_start;
         while at < end {
@@ -208,8 +209,7 @@ impl ListedFile {
             read(at, &mut bytes, UNIT_MAX_BYTES.min(end.saturating_sub(at)), &mut hash)?;
             at = at.saturating_add(UNIT_MAX_BYTES);
         }
-        let found: Digest = hash.finalize().into();
-        if found == piece.digest { Ok(before) } else { Err(self.mismatch(unit)) }
+        if hash.finish() == piece.digest { Ok(before) } else { Err(self.mismatch(unit)) }
     }
 
     /// The error for bytes without the digest of their piece.

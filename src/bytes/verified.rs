@@ -5,12 +5,11 @@
 //! unit is wanted, in memory of its own, which is kept for the reads of the rest.
 #![forbid(unsafe_code)]
 
+use std::array;
 use std::collections::VecDeque;
 use std::mem;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use sha2::{Digest as _, Sha256};
 
 use super::access::Access;
 use super::folder::Folder;
@@ -20,6 +19,7 @@ use super::source::Source;
 use crate::error::{Code, Error, Result, ResultExt, bail};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel, lock};
+use crate::sha256::{self, Hash};
 use crate::sys::process_id;
 
 /// Units are at least so far apart where a result is cut, so that threads do not wait for each other's.
@@ -108,7 +108,7 @@ impl Verified {
     fn unit(&self, unit: Unit) -> Result<Arc<Vec<u8>>> {
         self.folder.shared.cache.get_or_read(self.key(unit), |bytes| {
             resize(bytes, unit.len)?;
-            self.read_unit(unit, bytes)
+            self.read_units([unit], [bytes])
         })
     }
 
@@ -116,36 +116,54 @@ impl Verified {
         (self.listed.serial, unit.start)
     }
 
-    /// Fills `out` with a unit, which is as long. What is there after a failure is not of the file.
-    fn read_unit(&self, unit: Unit, out: &mut [u8]) -> Result<()> {
-        // One thread hashes a long piece, and the others wait for it.
-        let lock = || self.folder.shared.cache.lock(&self.listed.pass);
-        let pass = (!self.listed.is_known(unit)).then(lock);
-        let Expected { before: mut hash, digest } = self.listed.expected(unit, |at, bytes, len, hash| {
-            resize(bytes, len)?;
-            self.read(at, bytes, hash)
-        })?;
-        drop(pass);
-        let read = self.read(unit.start, out, &mut hash);
-        if read.is_ok() && Digest::from(hash.finalize()) == digest {
-            return Ok(());
+    /// Fills each of `outs` with a unit, which is as long; all are equally long. What is there after a failure is not of the file.
+    fn read_units<const N: usize>(&self, units: [Unit; N], mut outs: [&mut [u8]; N]) -> Result<()> {
+        let (mut hashes, mut digests) = (units.map(|_| Hash::new()), units.map(|_| Digest::default()));
+        for ((unit, hash), digest) in units.into_iter().zip(&mut hashes).zip(&mut digests) {
+            Expected { before: *hash, digest: *digest } = self.expected(unit)?;
         }
-        out.fill(0);
-        read.and_then(|()| Err(self.listed.mismatch(unit)))
+        let read = self.read(units.map(|unit| unit.start), &mut outs, &mut hashes);
+        let mut result = read;
+        let is_read = result.is_ok();
+        for (((unit, out), hash), digest) in units.into_iter().zip(outs).zip(hashes).zip(digests) {
+            if !is_read || hash.finish() != digest {
+                out.fill(0);
+                result = result.and_then(|()| Err(self.listed.mismatch(unit)));
+            }
+        }
+        result
     }
 
-    /// Fills `out`, at most a unit, and hashes each block when it was read, as long as it is in the processor's cache.
-    fn read(&self, offset: u64, out: &mut [u8], hash: &mut Sha256) -> Result<()> {
+    /// What a unit has to be.
+    fn expected(&self, unit: Unit) -> Result<Expected> {
+        // One thread hashes a long piece, and the others wait for it.
+        let lock = || self.folder.shared.cache.lock(&self.listed.pass);
+        let _pass = (!self.listed.is_known(unit)).then(lock);
+        self.listed.expected(unit, |at, bytes, len, hash| {
+            resize(bytes, len)?;
+            self.read([at], &mut [bytes], array::from_mut(hash))
+        })
+    }
+
+    /// Fills each of `outs`, at most a unit, and hashes each block when it was read, as long as it is in the processor's cache.
+    fn read<const N: usize>(
+        &self,
+        starts: [u64; N],
+        outs: &mut [&mut [u8]; N],
+        hashes: &mut [Hash; N],
+    ) -> Result<()> {
         if Cancel::is_current_cancelled() {
             bail!(Code::Cancelled, "the operation was cancelled");
         }
+        let len = outs.iter().map(|out| out.len()).min().unwrap_or(0);
         // A request to a store is not divided.
-        let block = if self.source.file().is_some() { HASHED_AT_ONCE_BYTES } else { out.len().max(1) };
-        let mut at = offset;
-        for block in out.chunks_mut(block) {
-            self.source.read_at(at, block)?;
-            hash.update(&*block);
-            at = at.saturating_add(to_u64(block.len()));
+        let block = if self.source.file().is_some() { HASHED_AT_ONCE_BYTES } else { len.max(1) };
+        for at in (0..len).step_by(block) {
+            let range = at..len.min(at.saturating_add(block));
+            for (start, out) in starts.into_iter().zip(outs.iter_mut()) {
+                self.source.read_at(start.saturating_add(to_u64(at)), &mut out[range.clone()])?;
+            }
+            Hash::update(hashes, outs.each_ref().map(|out| &out[range.clone()]));
         }
         Ok(())
     }
@@ -174,18 +192,31 @@ impl ReadRanges for Verified {
         let (mut at, mut rest) = (offset, out);
         while !rest.is_empty() {
             let unit = self.listed.unit_at(at, self.source.len());
+            let next = self.listed.unit_at(at.saturating_add(unit.len), self.source.len());
             let (start, len) = (to_usize(at.saturating_sub(unit.start)), to_usize(unit.len));
-            let count = rest.len().min(len.saturating_sub(start));
-            let (out, later) = mem::take(&mut rest).split_at_mut(count);
-            if out.is_empty() {
-                return Err(outside());
-            } else if count == len && !self.folder.shared.cache.has(self.key(unit)) {
-                self.read_unit(unit, out)?;
+            let is_fresh = |unit: Unit, at: usize| {
+                rest.len().saturating_sub(at) >= len && !self.folder.shared.cache.has(self.key(unit))
+            };
+            // Whole units go to where they are wanted, two side by side.
+            let wholes = match start == 0 && is_fresh(unit, 0) {
+                true if next.len == unit.len && is_fresh(next, len) => 2,
+                is_whole => usize::from(is_whole),
+            };
+            let count = if wholes > 0 {
+                wholes.saturating_mul(len)
             } else {
-                let bytes = self.unit(unit)?;
-                out.copy_from_slice(
-                    bytes.get(start..).and_then(|found| found.get(..count)).ok_or_else(outside)?,
-                );
+                rest.len().min(len.saturating_sub(start))
+            };
+            let (out, later) = mem::take(&mut rest).split_at_mut(count);
+            match (wholes, out.split_at_mut(len.min(count))) {
+                _ if count == 0 => return Err(outside()),
+                (2, (one, two)) => self.read_units([unit, next], [one, two])?,
+                (1, (one, _)) => self.read_units([unit], [one])?,
+                (_, (part, _)) => {
+                    let bytes = self.unit(unit)?;
+                    let found = bytes.get(start..).and_then(|found| found.get(..count));
+                    part.copy_from_slice(found.ok_or_else(outside)?);
+                }
             }
             (at, rest) = (at.saturating_add(to_u64(count)), later);
         }
@@ -198,7 +229,9 @@ impl ReadRanges for Verified {
         if unit < CUT_MIN_BYTES {
             return inner;
         }
-        let block = inner.block.max(unit);
+        // Units that are hashed side by side are read by one thread; but a request is for one of them.
+        let count = if inner.waits_for_requests() { 1 } else { sha256::lanes() };
+        let block = inner.block.max(unit.saturating_mul(count));
         Access { block, small: inner.small.max(block), alignment: unit, ..inner }
     }
 

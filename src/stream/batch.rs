@@ -205,14 +205,15 @@ impl TaskCutter {
             false => piece_count(layout, self.weight, self.threads as u64, self.access.block),
         };
         let mut rest = out;
-        let alignment = self.access.alignment;
-        let pieces = if alignment > 1 {
+        let Access { alignment, block, .. } = self.access;
+        let pieces = if alignment > 1 && layout.is_contiguous() {
             let offset = payload.source.block_offset(layout.offset.saturating_mul(src), alignment);
-            aligned_pieces(layout, src, (offset, alignment), count)
-        } else if count > 1 && rest.len() >= self.threads * HUGE_PAGE_BYTES {
+            aligned_pieces(layout, src, (offset, alignment), block)
+        } else if count > 1 && layout.is_contiguous() && rest.len() >= self.threads * HUGE_PAGE_BYTES {
             // Threads that fault in pages of one page table wait for each other; it has the pages of one huge page.
             let offset = rest.as_ptr().addr() % HUGE_PAGE_BYTES;
-            aligned_pieces(layout, dst, (offset as u64, HUGE_PAGE_BYTES as u64), count)
+            let step = rest.len() as u64 / count;
+            aligned_pieces(layout, dst, (offset as u64, HUGE_PAGE_BYTES as u64), step)
         } else {
             pieces(layout, count)
         };

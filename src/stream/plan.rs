@@ -125,20 +125,16 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
     }
 }
 
-/// As [`pieces`]. Those of a contiguous layout, but for the first, start on a block boundary (or at the last element that starts
-/// before it), so that no block is read twice, or written to by two threads. Its first byte is `block_offset` bytes into a block of
-/// `alignment` bytes, in the file or in memory.
+/// Cuts a contiguous layout into pieces of about `step` bytes. All but the first start on a block boundary (or at the last element that
+/// starts before it), so that no block is read twice, or written to by two threads. The first byte of the layout is `block_offset` bytes
+/// into a block of `alignment` bytes, in the file or in memory.
 pub(super) fn aligned_pieces(
     layout: &Layout,
     itemsize: u64,
     (block_offset, alignment): (u64, u64),
-    count: u64,
+    step: u64,
 ) -> Vec<Piece> {
-    if !layout.is_contiguous() {
-        return pieces(layout, count);
-    }
-    let numel = layout.numel();
-    let step = (numel.saturating_mul(itemsize) / count.max(1)).max(alignment);
+    let (numel, step) = (layout.numel(), step.max(alignment));
     let mut out = Vec::new();
     let mut first = 0;
     while first < numel {
@@ -349,8 +345,9 @@ mod tests {
             (5, 2, 100, 9),
             (99_999, 1, 7, 1),
         ] {
+            let step = numel * itemsize / count;
             let found =
-                aligned_pieces(&layout(&[numel], &[1]), itemsize, (block_offset, DIRECT_ALIGNMENT), count);
+                aligned_pieces(&layout(&[numel], &[1]), itemsize, (block_offset, DIRECT_ALIGNMENT), step);
             assert!(found.len() as u64 <= count + 2, "{} pieces", found.len());
             let mut next = 3;
             for piece in &found {
@@ -364,7 +361,7 @@ mod tests {
             assert_eq!(next, numel + 3);
         }
         // If a disk block starts inside an element, the piece starts with that element.
-        let found = aligned_pieces(&layout(&[10_000], &[1]), 8, (3, DIRECT_ALIGNMENT), 4);
+        let found = aligned_pieces(&layout(&[10_000], &[1]), 8, (3, DIRECT_ALIGNMENT), 20_000);
         assert!(
             found[1..]
                 .iter()

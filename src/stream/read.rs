@@ -210,7 +210,8 @@ pub(super) fn fill_piece(
     let plain = how.is_copy(payload) && is_contiguous_piece(piece);
     // Memory that is written with non-temporal stores is resident, and direct reads fault in what they write to.
     let is_fresh = !how.cast.uses_non_temporal_stores() && is_contiguous_piece(piece) && !reader.is_direct();
-    let block_max = if plain && !is_fresh { PLAIN_READ_MAX_BYTES } else { reader.access().block };
+    let block = reader.access().block;
+    let block_max = if plain && !is_fresh { PLAIN_READ_MAX_BYTES.max(block) } else { block };
     let grid = BlockGrid::new(piece, src, block_max, reader.access().gap);
     // Blocks do not overlap. So if they have as many elements as the piece, every byte of it is written: the destination may be
     // memory of an earlier result.
