@@ -1,7 +1,7 @@
 //! Turns the packed codes of quantized weights into numbers: unpacks rows of codes to f32, or looks them up among results.
 
 use super::Overflow;
-pub use super::arch::Table;
+pub use super::arch::{Groups, Table};
 use super::arch::{Level, Lookup, RowKernel};
 use super::integers::{Across, EVEN_FIRST, EvenFirst, Integers, word};
 use crate::dtype::DType;
@@ -263,18 +263,44 @@ impl Unpacker<'_> {
     }
 }
 
-/// Looks pairs of 4-bit codes up, each in the table of its group of `width` codes, of which the first is without `skip` codes. Both are
-/// even.
-pub fn look_up(
-    bytes: &[u8],
-    is_high_first: bool,
-    tables: &[Table],
-    (skip, width): (usize, usize),
-    out: &mut [u8],
-) {
-    let lens = ((width - skip) / 2, width / 2);
-    let out = out.as_chunks_mut().0;
-    Level::used().look_up(Lookup { bytes, is_high_first, tables, lens, out });
+/// Pairs of 4-bit codes, in groups of which each but the first has `width` codes, and that `skip` fewer. Both are even.
+#[derive(Clone, Copy)]
+pub struct Pairs<'a> {
+    /// Two codes each.
+    pub bytes: &'a [u8],
+    /// Whether the code in the upper half of a byte is the first.
+    pub is_high_first: bool,
+    /// The codes of a group that come before.
+    pub skip: usize,
+    /// The codes of a group.
+    pub width: usize,
+}
+
+impl<'a> Pairs<'a> {
+    /// The number of their groups.
+    pub fn groups(&self) -> usize {
+        self.skip.saturating_add(self.bytes.len() * 2).div_ceil(self.width.max(1))
+    }
+
+    /// Looks them up in the table of their group.
+    pub fn look_up(self, tables: &[Table], out: &mut [u8]) {
+        Level::used().look_up(self.into_lookup(out), tables);
+    }
+
+    /// Looks them up in what their groups say, where the level does that without tables. Returns whether it did.
+    pub fn scale_and_look_up(self, groups: Groups<'_>, out: &mut [u8]) -> bool {
+        groups
+            .first(self.groups())
+            .is_some_and(|groups| Level::used().scale_and_look_up(self.into_lookup(out), groups))
+    }
+
+    fn into_lookup<'l>(self, out: &'l mut [u8]) -> Lookup<'l>
+    where
+        'a: 'l,
+    {
+        let Pairs { bytes, is_high_first, skip, width } = self;
+        Lookup { bytes, is_high_first, lens: ((width - skip) / 2, width / 2), out: out.as_chunks_mut().0 }
+    }
 }
 
 /// The row kernel that widens a float dtype of one byte.

@@ -4,8 +4,9 @@ use std::process::Command;
 
 use super::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
 use crate::dtype::DType;
-use crate::kernel::arch::{CACHE_LINE_BYTES, Lookup};
+use crate::kernel::arch::{CACHE_LINE_BYTES, Groups, Lookup};
 use crate::kernel::cast::size;
+use crate::kernel::scaling::rescale_all;
 
 const GENERIC: usize = 0;
 
@@ -139,7 +140,7 @@ fn every_level_looks_codes_up_as_the_generic_one() {
                 let bytes = &bytes[..count];
                 let mut out = vec![[0xaa; 4]; count + 1];
                 let lens = (width - skip, width);
-                level.look_up(Lookup { bytes, is_high_first, tables, lens, out: &mut out });
+                level.look_up(Lookup { bytes, is_high_first, lens, out: &mut out }, tables);
                 for (at, (byte, out)) in bytes.iter().zip(&out).enumerate() {
                     let table = &tables[(at + skip) / width];
                     let [low, high] =
@@ -148,6 +149,38 @@ fn every_level_looks_codes_up_as_the_generic_one() {
                     assert_eq!(out.as_chunks::<2>().0, expected, "{level} {width} {skip} {at}");
                 }
                 assert_eq!(out[count], [0xaa; 4]);
+            }
+        }
+    }
+}
+
+/// Numbers that are scaled and rounded where they are looked up are those that are looked up in tables.
+#[test]
+fn every_level_scales_numbers_that_it_looks_up_as_the_generic_one() {
+    let (bytes, floats) = (noise(130), noise(4 * (16 + 2 * 18)));
+    let floats: Vec<f32> = floats.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)).collect();
+    let (numbers, factors) = floats.split_first_chunk().unwrap();
+    let (scales, zeros) = factors.split_at(18);
+    for (dtype, zeros) in [DType::BF16, DType::F16].into_iter().flat_map(|to| [(to, None), (to, Some(zeros))])
+    {
+        let groups = Groups { numbers, zeros, scales, dtype };
+        let mut scaled = vec![[0.0; 16]; scales.len()];
+        rescale_all(numbers, zeros, scales, &mut scaled);
+        let mut tables = vec![[0; 32]; scales.len()];
+        let cast = Cast::with_level(generic(), DType::F32, dtype, Overflow::Nan).unwrap();
+        convert(cast, bytemuck::cast_slice(&scaled), tables.as_flattened_mut()).unwrap();
+        for (level, width) in fast_levels().into_iter().flat_map(|level| (8..=40).map(move |at| (level, at)))
+        {
+            for (is_high_first, skip) in [(false, 0), (true, 0), (false, width - 1), (true, 1)] {
+                let lookup = |out| {
+                    let lens = (width - skip, width);
+                    Lookup { bytes: &bytes, is_high_first, lens, out }
+                };
+                let (mut expected, mut got) = (vec![[0; 4]; bytes.len()], vec![[0; 4]; bytes.len()]);
+                if level.scale_and_look_up(lookup(&mut got), groups) {
+                    generic().look_up(lookup(&mut expected), &tables);
+                    assert_eq!(got, expected, "{level} {dtype} {width} {skip}");
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lookup::{Lookup, Sixteen, Table};
+use super::lookup::{Lookup, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
@@ -61,9 +61,9 @@ impl Instructions for Avx2 {
         }
     }
 
-    fn look_up(codes: Lookup<'_>) {
+    fn look_up(codes: Lookup<'_>, tables: &[Table]) {
         // SAFETY: Level has detected the features that the function is compiled for.
-        unsafe { look_up(codes) }
+        unsafe { look_up(codes, tables) }
     }
 
     fn copy_rows() -> CopyRows {
@@ -93,7 +93,7 @@ pub(super) fn store(bytes: &mut [u8; 32], vector: __m256i) {
 
 #[inline]
 #[target_feature(enable = "sse2")]
-fn load_128(bytes: &[u8; 16]) -> __m128i {
+pub(super) fn load_128(bytes: &[u8; 16]) -> __m128i {
     // SAFETY: the reference is to as many bytes as a vector has; an unaligned load.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
@@ -170,8 +170,8 @@ fn f16_from_f32(bits: __m256i) -> __m128i {
 
 /// Looks up 16 codes at a time in the lower bytes of the results and in the upper ones.
 #[target_feature(enable = "avx2,f16c")]
-fn look_up(codes: Lookup<'_>) {
-    codes.run(|table: &Table, is_high_first, bytes: &[u8; 8], out: &mut Sixteen| {
+fn look_up(codes: Lookup<'_>, tables: &[Table]) {
+    codes.run(tables.iter(), |table, is_high_first, bytes: &[u8; 8], out| {
         let ([first, last], [first_out, last_out]) =
             (table.as_chunks().0, out.as_flattened_mut().as_chunks_mut().0)
         else {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lookup::{Sixteen, Table};
+use super::lookup::{Groups, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
@@ -65,9 +65,15 @@ impl Instructions for Avx512 {
         }
     }
 
-    fn look_up(codes: Lookup<'_>) {
+    fn look_up(codes: Lookup<'_>, tables: &[Table]) {
         // SAFETY: Level has detected the features that the function is compiled for.
-        unsafe { look_up(codes) }
+        unsafe { look_up(codes, tables) }
+    }
+
+    fn scale_and_look_up(codes: Lookup<'_>, groups: Groups<'_>) -> bool {
+        // SAFETY: Level has detected the features that the function is compiled for.
+        unsafe { scale_and_look_up(codes, groups) }
+        true
     }
 
     fn copy_rows() -> CopyRows {
@@ -128,19 +134,54 @@ fn bf16_to_f16(src: &[u8], dst: &mut [u8]) {
 
 /// Looks up 16 codes at a time.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn look_up(codes: Lookup<'_>) {
-    codes.run(|table: &Table, is_high_first, bytes: &[u8; 8], out: &mut Sixteen| {
-        let Ok(out) = out.as_flattened_mut().try_into() else { return };
-        // The index of a lane is in its lower bits; those above do not count.
-        let bytes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
-        let (lower, upper) = match is_high_first {
-            false => (bytes, _mm256_slli_epi32::<12>(bytes)),
-            true => (_mm256_srli_epi32::<4>(bytes), _mm256_slli_epi32::<16>(bytes)),
-        };
-        let codes = _mm256_or_si256(lower, upper);
-        let found = _mm256_permutexvar_epi16(codes, avx2::load(table));
-        avx2::store(out, found);
+fn look_up(codes: Lookup<'_>, tables: &[Table]) {
+    codes.run(tables.iter(), |table, is_high_first, bytes, out| {
+        look_up_16(avx2::load(table), is_high_first, bytes, out);
     });
+}
+
+/// Looks up 32 codes at a time, or 16 where groups have no more, in results that are made in a register.
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn scale_and_look_up(codes: Lookup<'_>, groups: Groups<'_>) {
+    let numbers = _mm512_castsi512_ps(load(bytemuck::cast_ref(groups.numbers)));
+    let is_f16 = groups.dtype == DType::F16;
+    let tables = groups.scales.iter().enumerate().map(|(group, &scale)| {
+        let zero = groups.zeros.and_then(|zeros| zeros.get(group));
+        let numbers = zero.map_or(numbers, |&zero| _mm512_sub_ps(numbers, _mm512_set1_ps(zero)));
+        let scaled = _mm512_castps_si512(_mm512_mul_ps(numbers, _mm512_set1_ps(scale)));
+        if is_f16 { f16_from_f32(scaled) } else { bf16_from_f32(scaled) }
+    });
+    match codes.lens.1.is_multiple_of(16) {
+        true => codes
+            .run(tables, |&table, is_high_first, bytes, out| look_up_32(table, is_high_first, bytes, out)),
+        false => codes
+            .run(tables, |&table, is_high_first, bytes, out| look_up_16(table, is_high_first, bytes, out)),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn look_up_16(table: __m256i, is_high_first: bool, bytes: &[u8; 8], out: &mut [[u8; 4]; 8]) {
+    // The index of a lane is in its lower bits; those above do not count.
+    let bytes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
+    let (lower, upper) = match is_high_first {
+        false => (bytes, _mm256_slli_epi32::<12>(bytes)),
+        true => (_mm256_srli_epi32::<4>(bytes), _mm256_slli_epi32::<16>(bytes)),
+    };
+    let codes = _mm256_or_si256(lower, upper);
+    avx2::store(bytemuck::cast_mut(out), _mm256_permutexvar_epi16(codes, table));
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn look_up_32(table: __m256i, is_high_first: bool, bytes: &[u8; 16], out: &mut [[u8; 4]; 16]) {
+    // The table twice: the bit above an index may be set.
+    let (table, bytes) = (_mm512_broadcast_i64x4(table), _mm512_cvtepu8_epi32(avx2::load_128(bytes)));
+    let (lower, upper) = match is_high_first {
+        false => (bytes, _mm512_slli_epi32::<12>(bytes)),
+        true => (_mm512_srli_epi32::<4>(bytes), _mm512_slli_epi32::<16>(bytes)),
+    };
+    store(bytemuck::cast_mut(out), _mm512_permutexvar_epi16(_mm512_or_si512(lower, upper), table));
 }
 
 /// Rounds to nearest, ties to even; a NaN keeps the upper half of its payload and becomes quiet.

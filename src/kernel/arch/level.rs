@@ -6,7 +6,7 @@ use once_cell::race::OnceBox;
 
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
-use super::{CopyRows, Job, Lookup, Overflow, RowKernel};
+use super::{CopyRows, Groups, Job, Lookup, Overflow, RowKernel, Table};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 use super::{complex, generic::Generic, map_in_place, portable_transpose::PanelTranspose, row_kernel};
@@ -146,9 +146,14 @@ impl Level {
         dispatch!(self, I => <I as super::Instructions>::copy_rows())
     }
 
-    /// Looks up codes of 4 bits.
-    pub(in crate::kernel) fn look_up(self, codes: Lookup<'_>) {
-        dispatch!(self, I => <I as super::Instructions>::look_up(codes));
+    /// Looks up codes of 4 bits in the table of their group.
+    pub(in crate::kernel) fn look_up(self, codes: Lookup<'_>, tables: &[Table]) {
+        dispatch!(self, I => <I as super::Instructions>::look_up(codes, tables));
+    }
+
+    /// Looks up codes of 4 bits in what their groups say, if that takes no tables. Returns whether it did.
+    pub(in crate::kernel) fn scale_and_look_up(self, codes: Lookup<'_>, groups: Groups<'_>) -> bool {
+        dispatch!(self, I => <I as super::Instructions>::scale_and_look_up(codes, groups))
     }
 
     /// Runs `job`, compiled for the level's instructions.

@@ -44,7 +44,7 @@ mod vector_transpose;
 pub use grid::Grid;
 pub use level::Level;
 pub(super) use lookup::Lookup;
-pub use lookup::Table;
+pub use lookup::{Groups, Table};
 pub(super) use portable_transpose::{CACHE_LINE_BYTES, LINES_PER_PASS, Panel, PanelTranspose};
 
 use super::Overflow;
@@ -89,9 +89,16 @@ trait Instructions: 'static {
         portable_transpose::panel_transpose(element_size)
     }
 
-    /// Looks up codes of 4 bits.
-    fn look_up(codes: Lookup<'_>) {
-        codes.run(|table, is_high_first, bytes, out| lookup::portable(table, is_high_first, bytes, out));
+    /// Looks up codes of 4 bits in the table of their group.
+    fn look_up(codes: Lookup<'_>, tables: &[Table]) {
+        codes.run(tables.iter(), |table, is_high_first, bytes, out| {
+            lookup::portable(table, is_high_first, bytes, out);
+        });
+    }
+
+    /// Looks up codes of 4 bits in what their groups say, if that takes no tables. Returns whether it did.
+    fn scale_and_look_up(_codes: Lookup<'_>, _groups: Groups<'_>) -> bool {
+        false
     }
 
     /// The copy of rows with non-temporal stores, where the level has them.

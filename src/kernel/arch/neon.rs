@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::lookup::{Lookup, Sixteen, Table};
+use super::lookup::{Lookup, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
     Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_panel, unpack,
@@ -59,9 +59,9 @@ impl Instructions for Neon {
         }
     }
 
-    fn look_up(codes: Lookup<'_>) {
+    fn look_up(codes: Lookup<'_>, tables: &[Table]) {
         // SAFETY: every 64-bit Arm CPU has NEON.
-        unsafe { look_up(codes) }
+        unsafe { look_up(codes, tables) }
     }
 
     fn copy_rows() -> CopyRows {
@@ -216,8 +216,8 @@ fn f16_from_f32(low: uint32x4_t, high: uint32x4_t) -> uint8x16_t {
 
 /// Looks up 16 codes at a time in the lower bytes of the results and in the upper ones.
 #[target_feature(enable = "neon")]
-fn look_up(codes: Lookup<'_>) {
-    codes.run(|table: &Table, is_high_first, bytes: &[u8; 8], out: &mut Sixteen| {
+fn look_up(codes: Lookup<'_>, tables: &[Table]) {
+    codes.run(tables.iter(), |table, is_high_first, bytes: &[u8; 8], out| {
         let ([first, last], [first_out, last_out]) =
             (table.as_chunks().0, out.as_flattened_mut().as_chunks_mut().0)
         else {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::packed::{Decoding, Last, Loaded, Packing, internal};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernel::codes::{CODES_OF_4_BITS, Unpacker, look_up};
+use crate::kernel::codes::{CODES_OF_4_BITS, Groups, Pairs, Unpacker};
 use crate::kernel::scaling::{rescale, rescale_all, shift};
 use crate::kernel::{Cast, Overflow, convert};
 use crate::num::to_usize;
@@ -39,13 +39,6 @@ pub(super) struct Factors<'f> {
     pub(super) scales: &'f [f32],
     pub(super) zeros: Option<&'f [f32]>,
     pub(super) offsets: &'f [f32],
-}
-
-/// A tile of codes that can be looked up: two to a byte.
-struct Pairs<'l> {
-    bytes: &'l [u8],
-    is_high_first: bool,
-    groups: usize,
 }
 
 impl<'d> Tiles<'d> {
@@ -103,10 +96,14 @@ impl<'d> Tiles<'d> {
         let from_group = |values| from(values, group);
         let (mut within, mut count) = (skip, width);
         if let Some(pairs) = &pairs {
+            let (zeros, scales) = (zeros.map(from_group), from_group(scales));
+            let groups = Groups { numbers: &self.sixteen, zeros, scales, dtype: self.decoding.dtype };
+            if matches!(self.decoding.last, Last::Nothing) && pairs.scale_and_look_up(groups, out) {
+                return Ok(());
+            }
             (within, count) = (0, CODES_OF_4_BITS);
-            numbers.resize(pairs.groups * count, 0.0);
-            let all = numbers.as_chunks_mut().0;
-            rescale_all(&self.sixteen, zeros.map(from_group), from_group(scales), all);
+            numbers.resize(pairs.groups() * count, 0.0);
+            rescale_all(&self.sixteen, zeros, scales, numbers.as_chunks_mut().0);
         } else {
             numbers.resize(to_usize(columns.end - columns.start), 0.0);
             self.decoding.codes.unpack(&self.unpacker, &self.codes, row, columns.clone(), numbers);
@@ -137,7 +134,7 @@ impl<'d> Tiles<'d> {
         let Some(pairs) = pairs else { return convert(cast, bytemuck::cast_slice(numbers), out) };
         rounded.resize(numbers.len() * item, 0);
         convert(cast, bytemuck::cast_slice(numbers), rounded)?;
-        look_up(pairs.bytes, pairs.is_high_first, rounded.as_chunks().0, (skip, width), out);
+        pairs.look_up(rounded.as_chunks().0, out);
         Ok(())
     }
 
@@ -168,7 +165,7 @@ fn pairs<'l>(
     if !is_even || width < MIN_LOOKED_UP || decoding.dtype.itemsize() != 2 || bytes.len() * 2 < len {
         return None;
     }
-    Some(Pairs { bytes, is_high_first, groups: (skip + len).div_ceil(width) })
+    Some(Pairs { bytes: &bytes[..len / 2], is_high_first, skip, width })
 }
 
 /// The values from that of a group on.
