@@ -694,6 +694,14 @@ def test_extra_state_may_have_tensors(save, strict):
     assert (none, count, report.missing, report.unexpected) == (None, 3, [], [])
 
 
+def test_extra_state_of_a_module_with_two_names_is_expected_under_both(save):
+    model = torch.nn.Sequential(*[Counting(2, 2)] * 2)
+    model[0].get_extra_state = lambda: {"count": 3, "sum": torch.ones(2)}
+    report = load_into(model, save(model.state_dict()))
+    assert model[1].extra["count"] == 3
+    assert (report.missing, report.unexpected) == ([], [])
+
+
 def test_an_error_while_loading_has_a_note_with_the_tensor(save):
     path = save(allocated().state_dict())
     ckpt = rustload.open(path)

@@ -359,7 +359,7 @@ def _extra_states(
 ) -> None:
     """Adds the extra state (`set_extra_state`) of modules to the plan."""
     others: dict[str | None, Any] | None = None
-    for prefix, module in model.named_modules():
+    for prefix, module in model.named_modules(remove_duplicate=False):
         if type(module).set_extra_state is torch.nn.Module.set_extra_state:
             continue
         name = f"{prefix}.{EXTRA}" if prefix else EXTRA
