@@ -161,6 +161,13 @@ def test_key_strip_and_rename_name_the_results(ckpt, order):
     assert list(stripped) == list(wanted)
 
 
+@pytest.mark.parametrize("tail", ["", ".w", ".", "..", ".w.", "..w"])
+def test_a_renamed_prefix_keeps_what_comes_after_it(save, tail):
+    ckpt = rustload.open(save({"a.b" + tail: torch.ones(1)}, "tail.safetensors"))
+    assert list(ckpt.rename({"a.b": "c.d"})) == ["c.d" + tail]
+    assert list(ckpt.rename({"a": ""})) == ["b" + tail]
+
+
 class Text(str):
     __slots__ = ()
 

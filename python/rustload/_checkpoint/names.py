@@ -260,15 +260,14 @@ def _mapping_renamer(rename: Mapping[Any, str | None]) -> Callable[[str], str | 
             _pair((key, new))
 
     def change(name: str) -> str | None:
-        head, tail = name, ""
+        head = name
         while head:
             if head in exact:
-                new = exact[head]
+                new, tail = exact[head], name[len(head) :]
                 if new is None or not tail:
                     return new
-                return f"{new.rstrip('.')}.{tail}" if new else tail
-            head, _, last = head.rpartition(".")
-            tail = f"{last}.{tail}" if tail else last
+                return new.rstrip(".") + tail if new else tail[1:]
+            head = head.rpartition(".")[0]
         for pattern, new in patterns:
             if pattern.search(name):
                 if new is None:
