@@ -182,6 +182,16 @@ def test_key_strip_and_rename_change_the_names(save):
     assert list(state_dict(path, key="sd", strip="module", rename={"a": "c"})) == ["c", "b"]
 
 
+@pytest.mark.parametrize("start", ["", "module."])
+def test_torch_takes_a_prefix_off_the_names_and_versions(save, start):
+    saved = torch.nn.DataParallel(net()).state_dict() if start else dict(net().state_dict())
+    found, expected = state_dict(save(saved)), copy.copy(saved)
+    for one in (found, expected):
+        torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(one, "module.")
+    assert list(found) == list(expected)
+    assert getattr(found, "_metadata", {}) == getattr(expected, "_metadata", {})
+
+
 PATTERNS = [(r"^encoder\.", "body."), (r"^body\.layer(\d)", r"blocks.\1"), (r"nothing", "never")]
 
 

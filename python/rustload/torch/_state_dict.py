@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,10 +30,17 @@ class StateDict(dict[str, TorchHandle]):
 
     _module_versions: Callable[[], dict[str, dict[str, Any]]] | None = None
 
-    @property
-    def _metadata(self) -> dict[str, dict[str, Any]] | None:
-        """The versions of modules, which `torch.save` stores and `Module.load_state_dict` uses."""
-        return (self._module_versions() or None) if self._module_versions else None
+    @functools.cached_property
+    def _metadata(self) -> dict[str, dict[str, Any]]:
+        """The versions of modules, which `torch.save` stores and `Module.load_state_dict` uses.
+
+        Raises:
+            AttributeError: The file has none, as a plain dict.
+        """
+        found = self._module_versions() if self._module_versions else None
+        if not found:
+            raise AttributeError("the state dict has no versions of modules")
+        return found
 
     def __missing__(self, name: str) -> TorchHandle:
         """Raises, with similar names in the note.
