@@ -32,15 +32,8 @@ class StateDict(dict[str, TorchHandle]):
 
     @functools.cached_property
     def _metadata(self) -> dict[str, dict[str, Any]]:
-        """The versions of modules, which `torch.save` stores and `Module.load_state_dict` uses.
-
-        Raises:
-            AttributeError: The file has none, as a plain dict.
-        """
-        found = self._module_versions() if self._module_versions else None
-        if not found:
-            raise AttributeError("the state dict has no versions of modules")
-        return found
+        """The versions of modules, which `torch.save` stores and `Module.load_state_dict` uses; empty if the file has none."""
+        return self._module_versions() if self._module_versions else {}
 
     def __missing__(self, name: str) -> TorchHandle:
         """Raises, with similar names in the note.
