@@ -130,7 +130,7 @@ mod x86 {
     }
 
     /// As [`compress`](super::compress). Each step is made for all states, so that none waits for itself.
-    #[target_feature(enable = "sha,sse4.1,ssse3")]
+    #[target_feature(enable = "sha,sse4.1")]
     pub(super) fn compress<const N: usize>(states: &mut [State; N], blocks: [&[Block]; N]) {
         // The order of the instructions: a, b, e and f in one vector, c, d, g and h in the other.
         let pairs = states.map(|[a, b, c, d, e, f, g, h]| (vector([f, e, b, a]), vector([h, g, d, c])));

@@ -27,6 +27,7 @@ mod remote;
 mod request_meter;
 mod scratch;
 mod source;
+mod unit_cache;
 mod verified;
 
 pub use access::Access;

@@ -6,21 +6,20 @@
 #![forbid(unsafe_code)]
 
 use std::array;
-use std::collections::VecDeque;
 use std::mem;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::access::Access;
 use super::folder::Folder;
 use super::manifest::{Digest, Expected, ListedFile, Manifest, Unit};
 use super::read_ranges::{ReadFolder, ReadRanges};
 use super::source::Source;
+use super::unit_cache::{Key, UnitCache};
 use crate::error::{Code, Error, Result, ResultExt, bail};
 use crate::num::{to_u64, to_usize};
-use crate::parallel::{self, Cancel, lock};
+use crate::parallel::Cancel;
 use crate::sha256::{self, Hash};
-use crate::sys::process_id;
 
 /// Units are at least so far apart where a result is cut, so that threads do not wait for each other's.
 const CUT_MIN_BYTES: u64 = 1 << 20;
@@ -39,7 +38,7 @@ pub struct VerifiedFolder {
 
 struct Shared {
     manifest: Arc<Manifest>,
-    cache: Cache,
+    cache: UnitCache,
 }
 
 impl VerifiedFolder {
@@ -50,7 +49,7 @@ impl VerifiedFolder {
 
     /// As [`VerifiedFolder::new`], where names in the manifest begin with `prefix`: the path from the folder that it is of.
     pub fn below(folder: Folder, prefix: String, manifest: Arc<Manifest>) -> VerifiedFolder {
-        VerifiedFolder { folder, prefix, shared: Arc::new(Shared { manifest, cache: Cache::new() }) }
+        VerifiedFolder { folder, prefix, shared: Arc::new(Shared { manifest, cache: UnitCache::new() }) }
     }
 }
 
@@ -252,72 +251,6 @@ impl ReadRanges for Verified {
     }
 }
 
-/// The file and the offset of a unit.
-type Key = (u64, u64);
-
-/// The units that were verified last, of all files of a folder. A unit that several threads want is read by one of them.
-struct Cache {
-    slots: Mutex<VecDeque<Arc<Slot>>>,
-    slots_max: usize,
-    /// The process that made it. A forked child might wait for ever for a thread of its parent.
-    process: u32,
-}
-
-struct Slot {
-    key: Key,
-    bytes: Mutex<Option<Arc<Vec<u8>>>>,
-}
-
-impl Cache {
-    fn new() -> Cache {
-        let slots_max = parallel::cores().clamp(8, 16);
-        Cache { slots: Mutex::default(), slots_max, process: process_id() }
-    }
-
-    /// Locks a mutex; `None` in a forked child, which shares nothing.
-    fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
-        let is_own = self.process == process_id();
-        is_own.then(|| lock(mutex))
-    }
-
-    /// The unit of this key: the one that is kept, or what `read` puts into the buffer that it gets.
-    fn get_or_read(&self, key: Key, read: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Arc<Vec<u8>>> {
-        let (slot, mut bytes) = self.slot(key);
-        let mut kept = slot.as_ref().and_then(|slot| self.lock(&slot.bytes));
-        if let Some(Some(found)) = kept.as_deref() {
-            return Ok(found.clone());
-        }
-        read(&mut bytes)?;
-        let bytes = Arc::new(bytes);
-        if let Some(kept) = &mut kept {
-            **kept = Some(bytes.clone());
-        }
-        Ok(bytes)
-    }
-
-    /// Whether the unit of this key is kept, or is being read.
-    fn has(&self, key: Key) -> bool {
-        self.lock(&self.slots).is_some_and(|slots| slots.iter().any(|slot| slot.key == key))
-    }
-
-    /// The slot of this key, and memory that a unit no longer needs.
-    fn slot(&self, key: Key) -> (Option<Arc<Slot>>, Vec<u8>) {
-        let Some(mut slots) = self.lock(&self.slots) else { return (None, Vec::new()) };
-        if let Some(found) = slots.iter().find(|slot| slot.key == key) {
-            return (Some(found.clone()), Vec::new());
-        }
-        let dropped = if slots.len() >= self.slots_max { slots.pop_front() } else { None };
-        let slot = Arc::new(Slot { key, bytes: Mutex::new(None) });
-        slots.push_back(slot.clone());
-        drop(slots);
-        let spare = dropped
-            .and_then(Arc::into_inner)
-            .and_then(|slot| slot.bytes.into_inner().unwrap_or_else(PoisonError::into_inner))
-            .and_then(Arc::into_inner);
-        (Some(slot), spare.unwrap_or_default())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use crate::sys::FileExt;
@@ -499,7 +432,7 @@ mod tests {
             let folder = VerifiedFolder::new(Folder::Store(Arc::new(store.clone())), listed);
             assert_eq!(read(&*folder.open("a").unwrap(), 0, bytes.len()).unwrap(), bytes);
             assert_eq!(store.0.1.load(Ordering::Relaxed), passes * to_u64(bytes.len()));
-            assert!(folder.shared.cache.slots.lock().unwrap().is_empty());
+            assert!(folder.shared.cache.is_empty());
         }
         let (root, mut out) = (tempfile::tempdir().unwrap(), vec![7; 3_000]);
         let mut bad = content(3_000);
@@ -508,19 +441,5 @@ mod tests {
         let file = on_disk(root.path(), pieces(&content(3_000), 1_000)).open("a").unwrap();
         assert_eq!(code(file.read_at(0, &mut out)), Some(Code::ManifestMismatch));
         assert_eq!(out, [&content(1_000)[..], &[0; 1_000], &[7; 1_000]].concat());
-    }
-
-    #[test]
-    fn few_units_are_kept() {
-        let cache = Cache::new();
-        for number in 0..100 {
-            let unit = cache.get_or_read((1, number), |bytes| {
-                assert!(number < 17 || bytes.capacity() > 0, "memory is used again");
-                *bytes = vec![1; 10];
-                Ok(())
-            });
-            assert_eq!(unit.unwrap().len(), 10);
-        }
-        assert_eq!(cache.slots.lock().unwrap().len(), cache.slots_max);
     }
 }
