@@ -47,6 +47,12 @@ pub trait ReadRanges: Send + Sync {
     /// Callers keep the range inside [`ReadRanges::size`].
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()>;
 
+    /// As [`ReadRanges::read_at`], into memory that has been in use before and is not read right after: a source that computes its bytes
+    /// may write them with non-temporal stores. By default it does not.
+    fn read_at_non_temporal(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read_at(offset, out)
+    }
+
     /// Reads several ranges. They come in any order and may overlap. Fails if one of them fails.
     ///
     /// By default they are read one after another; a source whose reads take long should send all requests at once.

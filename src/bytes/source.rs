@@ -226,6 +226,18 @@ impl Source {
         read.map_err(|error| self.locate_error(error))
     }
 
+    /// As [`Source::read_at`], and as [`ReadRanges::read_at_non_temporal`].
+    pub fn read_at_non_temporal(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        match &self.backing {
+            Backing::Remote(remote) if self.deferred.is_none() && !remote.access().waits_for_requests() => {
+                let range = self.range(offset, out.len() as u64)?;
+                let read = remote.ranges().read_at_non_temporal(range.start(), out);
+                read.map_err(|error| self.locate_error(error))
+            }
+            _ => self.read_at(offset, out),
+        }
+    }
+
     /// Keeps up to `len` bytes at `offset` of the window for reads that follow, where requests are expensive. The part outside of the
     /// window is left out.
     pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {

@@ -161,9 +161,9 @@ fn every_level_scales_numbers_that_it_looks_up_as_the_generic_one() {
     let floats: Vec<f32> = floats.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)).collect();
     let (numbers, factors) = floats.split_first_chunk().unwrap();
     let (scales, zeros) = factors.split_at(18);
-    for (dtype, zeros) in [DType::BF16, DType::F16].into_iter().flat_map(|to| [(to, None), (to, Some(zeros))])
-    {
-        let groups = Groups { numbers, zeros, scales, dtype };
+    let kinds = [DType::BF16, DType::F16].into_iter().flat_map(|to| [(to, None), (to, Some(zeros))]);
+    for ((dtype, zeros), non_temporal) in kinds.flat_map(|kind| [(kind, false), (kind, true)]) {
+        let groups = Groups { numbers, zeros, scales, dtype, non_temporal };
         let mut scaled = vec![[0.0; 16]; scales.len()];
         rescale_all(numbers, zeros, scales, &mut scaled);
         let mut tables = vec![[0; 32]; scales.len()];
@@ -176,8 +176,11 @@ fn every_level_scales_numbers_that_it_looks_up_as_the_generic_one() {
                     let lens = (width - skip, width);
                     Lookup { bytes: &bytes, is_high_first, lens, out }
                 };
-                let (mut expected, mut got) = (vec![[0; 4]; bytes.len()], vec![[0; 4]; bytes.len()]);
-                if level.scale_and_look_up(lookup(&mut got), groups) {
+                let (mut expected, mut got) = (vec![[0; 4]; bytes.len()], vec![[0; 4]; bytes.len() + 16]);
+                // Non-temporal stores need whole cache lines.
+                let line = got.as_ptr().align_offset(64);
+                let got = &mut got[line..][..bytes.len()];
+                if level.scale_and_look_up(lookup(got), groups) {
                     generic().look_up(lookup(&mut expected), &tables);
                     assert_eq!(got, expected, "{level} {dtype} {width} {skip}");
                 }

@@ -228,7 +228,11 @@ pub(super) fn fill_piece(
             if is_fresh {
                 sink::populate(part);
             }
-            reader.read_at(block.src.saturating_mul(src), part, scratch)?;
+            let offset = block.src.saturating_mul(src);
+            match how.cast.uses_non_temporal_stores() && !reader.is_direct() {
+                true if part.len() >= HUGE_PAGE_BYTES => payload.source.read_at_non_temporal(offset, part)?,
+                _ => reader.read_at(offset, part, scratch)?,
+            }
             continue;
         }
         let bytes = match block.reads.is_empty() {

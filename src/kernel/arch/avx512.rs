@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 use super::lookup::{Groups, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
-    Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
+    FenceOnDrop, Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8,
+    transpose_panel, unpack,
 };
 use super::{CopyRows, Grid, Instructions, Job, Lookup, RowKernel, avx2, map_vectors};
 use crate::dtype::DType;
@@ -144,7 +145,8 @@ fn look_up(codes: Lookup<'_>, tables: &[Table]) {
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn scale_and_look_up(codes: Lookup<'_>, groups: Groups<'_>) {
     let numbers = _mm512_castsi512_ps(load(bytemuck::cast_ref(groups.numbers)));
-    let is_f16 = groups.dtype == DType::F16;
+    let (is_f16, non_temporal) = (groups.dtype == DType::F16, groups.non_temporal);
+    let _fence = non_temporal.then_some(FenceOnDrop);
     let tables = groups.scales.iter().enumerate().map(|(group, &scale)| {
         let zero = groups.zeros.and_then(|zeros| zeros.get(group));
         let numbers = zero.map_or(numbers, |&zero| _mm512_sub_ps(numbers, _mm512_set1_ps(zero)));
@@ -152,8 +154,13 @@ fn scale_and_look_up(codes: Lookup<'_>, groups: Groups<'_>) {
         if is_f16 { f16_from_f32(scaled) } else { bf16_from_f32(scaled) }
     });
     match codes.lens.1.is_multiple_of(16) {
-        true => codes
-            .run(tables, |&table, is_high_first, bytes, out| look_up_32(table, is_high_first, bytes, out)),
+        true => codes.run(tables, |&table, is_high_first, bytes, out| {
+            let results = Vector512(look_up_32(table, is_high_first, bytes));
+            match bytemuck::try_cast_mut(out) {
+                Ok(line) if non_temporal => Vector512::stream_line([results], line),
+                _ => Vector512::store_line([results], bytemuck::cast_mut(out)),
+            }
+        }),
         false => codes
             .run(tables, |&table, is_high_first, bytes, out| look_up_16(table, is_high_first, bytes, out)),
     }
@@ -174,14 +181,14 @@ fn look_up_16(table: __m256i, is_high_first: bool, bytes: &[u8; 8], out: &mut [[
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn look_up_32(table: __m256i, is_high_first: bool, bytes: &[u8; 16], out: &mut [[u8; 4]; 16]) {
+fn look_up_32(table: __m256i, is_high_first: bool, bytes: &[u8; 16]) -> __m512i {
     // The table twice: the bit above an index may be set.
     let (table, bytes) = (_mm512_broadcast_i64x4(table), _mm512_cvtepu8_epi32(avx2::load_128(bytes)));
     let (lower, upper) = match is_high_first {
         false => (bytes, _mm512_slli_epi32::<12>(bytes)),
         true => (_mm512_srli_epi32::<4>(bytes), _mm512_slli_epi32::<16>(bytes)),
     };
-    store(bytemuck::cast_mut(out), _mm512_permutexvar_epi16(_mm512_or_si512(lower, upper), table));
+    _mm512_permutexvar_epi16(_mm512_or_si512(lower, upper), table)
 }
 
 /// Rounds to nearest, ties to even; a NaN keeps the upper half of its payload and becomes quiet.

@@ -16,6 +16,8 @@ pub struct Groups<'a> {
     pub scales: &'a [f32],
     /// That of results.
     pub dtype: DType,
+    /// Whether results are written with non-temporal stores, where they fill cache lines.
+    pub non_temporal: bool,
 }
 
 impl Groups<'_> {

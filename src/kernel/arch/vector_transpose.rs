@@ -347,7 +347,7 @@ fn transpose_lanes<
 
 /// Issues a store fence when it is dropped: non-temporal stores are weakly ordered, and other threads must see them before what this
 /// thread stores next. Also on unwinding, since the code that catches the panic can read the destination.
-struct FenceOnDrop;
+pub(super) struct FenceOnDrop;
 
 impl Drop for FenceOnDrop {
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::packed::{Decoding, Last, Loaded, Packed, RowGroups, internal};
+use super::packed::{Decoding, Last, Loaded, Packed, Packing, RowGroups, Scales, internal};
 use super::part::Part;
 use super::tiles::{Factors, Tiles};
 use crate::bytes::{Access, ReadRanges};
@@ -47,14 +47,18 @@ impl Decoding {
 
     /// Decodes `out.len()` bytes' worth of numbers of one row, or of several rows from the first column of the first to the last of the
     /// last.
-    fn decode(&self, start: u64, end: u64, out: &mut [u8]) -> Result<()> {
+    fn decode(&self, start: u64, end: u64, non_temporal: bool, out: &mut [u8]) -> Result<()> {
         let (first, last) = (start / self.columns, (end - 1) / self.columns);
         let columns = match first == last {
             true => start % self.columns..(end - 1) % self.columns + 1,
             false => 0..self.columns,
         };
         let ends = start % self.columns..(end - 1) % self.columns + 1;
-        let codes = self.codes.load(first..last + 1, columns.clone(), ends)?;
+        let codes = self.codes.load(first..last + 1, columns.clone(), ends.clone())?;
+        let (last, columns, ends) = match first < last && ends == (0..self.columns) && self.is_gapless() {
+            true => (first, 0..end - start, 0..end - start),
+            false => (last, columns, ends),
+        };
         let groups = match &self.scales.rows {
             RowGroups::Index { part, count } => Some(indices(part, first, last + 1 - first, *count)?),
             RowGroups::Every { .. } => None,
@@ -75,7 +79,8 @@ impl Decoding {
             _ => 0,
         };
         let unpack_zeros = self.zeros.as_ref().map(|packed| (packed, packed.codes.unpacker()));
-        let mut tiles = Tiles::new(self, codes, column_groups, columns.start, grid_columns.start)?;
+        let firsts = (columns.start, grid_columns.start);
+        let mut tiles = Tiles::new(self, codes, column_groups, firsts, non_temporal)?;
         let mut factors: Option<LoadedFactors> = None;
         let (mut rest, mut zeros, mut zeros_of) = (out, Vec::new(), None);
         for row in first..=last {
@@ -94,8 +99,8 @@ impl Decoding {
                 packed.unpack(with, loaded, group, factors.columns.clone(), &mut zeros);
                 zeros_of = Some(group);
             }
-            let from = if row == first { start % self.columns } else { 0 };
-            let to = if row == last { (end - 1) % self.columns + 1 } else { self.columns };
+            let from = if row == first { ends.start } else { 0 };
+            let to = if row == last { ends.end } else { columns.end };
             let len = to_usize((to - from) * self.dtype.itemsize());
             let (own, others) = std::mem::take(&mut rest).split_at_mut_checked(len).ok_or_else(internal)?;
             let offsets = factors.of(&factors.offsets, group);
@@ -104,6 +109,19 @@ impl Decoding {
             rest = others;
         }
         if rest.is_empty() { Ok(()) } else { Err(internal()) }
+    }
+
+    /// Whether rows are one after another, in codes and scales, so that several are as one.
+    fn is_gapless(&self) -> bool {
+        let Scales { columns, width, rows, column_groups, .. } = &self.scales;
+        let has_own_scales = matches!(rows, RowGroups::Every { height: 1, matrix, count } if matrix == count)
+            && columns.checked_mul(*width) == Some(self.columns);
+        let codes = &self.codes.codes;
+        has_own_scales
+            && column_groups.is_none()
+            && self.zeros.is_none()
+            && matches!(self.codes.packing, Packing::InRows(pitch)
+                if codes.bytes(0, self.columns).1 == pitch && codes.bytes(self.columns, self.columns).0 == pitch)
     }
 
     fn factors(&self, rows: Range<u64>, columns: Range<u64>) -> Result<LoadedFactors> {
@@ -142,12 +160,8 @@ pub(super) fn indices(part: &Part, start: u64, len: u64, count: u64) -> Result<V
     part.integers(start, len)?.into_iter().map(checked).collect()
 }
 
-impl ReadRanges for Decoding {
-    fn size(&self) -> u64 {
-        self.nbytes().unwrap_or_default()
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+impl Decoding {
+    fn read(&self, offset: u64, non_temporal: bool, out: &mut [u8]) -> Result<()> {
         let item = self.dtype.itemsize();
         if !offset.is_multiple_of(item) || !(out.len() as u64).is_multiple_of(item) {
             return Err(internal());
@@ -167,10 +181,25 @@ impl ReadRanges for Decoding {
             let len = to_usize((until - at) * item);
             let (own, others) = std::mem::take(&mut rest).split_at_mut_checked(len).ok_or_else(internal)?;
             // What follows from bytes that changed is no fault of the file as it was.
-            self.decode(at, until, own).map_err(|error| self.check_unchanged().err().unwrap_or(error))?;
+            let decoded = self.decode(at, until, non_temporal, own);
+            decoded.map_err(|error| self.check_unchanged().err().unwrap_or(error))?;
             (rest, at) = (others, until);
         }
         Ok(())
+    }
+}
+
+impl ReadRanges for Decoding {
+    fn size(&self) -> u64 {
+        self.nbytes().unwrap_or_default()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read(offset, false, out)
+    }
+
+    fn read_at_non_temporal(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read(offset, true, out)
     }
 
     fn access(&self) -> Access {

@@ -27,6 +27,8 @@ pub(super) struct Tiles<'d> {
     /// The first column, and the first group whose scales are known.
     first_column: u64,
     first_group: u64,
+    /// Whether looked up numbers are written with non-temporal stores.
+    non_temporal: bool,
     cast: Cast,
     widen: Cast,
     numbers: Vec<f32>,
@@ -46,8 +48,8 @@ impl<'d> Tiles<'d> {
         decoding: &'d Decoding,
         codes: Loaded,
         column_groups: Option<Vec<u64>>,
-        first_column: u64,
-        first_group: u64,
+        (first_column, first_group): (u64, u64),
+        non_temporal: bool,
     ) -> Result<Tiles<'d>> {
         let packed = &decoding.codes.codes;
         Ok(Tiles {
@@ -62,6 +64,7 @@ impl<'d> Tiles<'d> {
             column_groups,
             first_column,
             first_group,
+            non_temporal,
         })
     }
 
@@ -73,6 +76,9 @@ impl<'d> Tiles<'d> {
         factors: Factors<'_>,
         out: &mut [u8],
     ) -> Result<()> {
+        if self.scale_and_look_up(row, &columns, factors, out) {
+            return Ok(());
+        }
         let (mut at, mut rest) = (columns.start, out);
         while at < columns.end {
             let until = (at / TILE_ELEMENTS + 1).saturating_mul(TILE_ELEMENTS).min(columns.end);
@@ -82,6 +88,28 @@ impl<'d> Tiles<'d> {
             (rest, at) = (others, until);
         }
         Ok(())
+    }
+
+    /// Looks all columns up without tables, if that can be done. Returns whether it was.
+    fn scale_and_look_up(
+        &self,
+        row: u64,
+        columns: &Range<u64>,
+        Factors { scales, zeros, .. }: Factors<'_>,
+        out: &mut [u8],
+    ) -> bool {
+        let (group, skip, width) = self.group(columns);
+        let groups = Groups {
+            numbers: &self.sixteen,
+            zeros: zeros.map(|zeros| from(zeros, group)),
+            scales: from(scales, group),
+            dtype: self.decoding.dtype,
+            non_temporal: self.non_temporal,
+        };
+        let can_be = matches!(self.decoding.last, Last::Nothing) && self.column_groups.is_none();
+        can_be
+            && pairs(self.decoding, &self.codes, row, columns, (skip, width))
+                .is_some_and(|pairs| pairs.scale_and_look_up(groups, out))
     }
 
     fn tile(&mut self, row: u64, columns: Range<u64>, factors: Factors<'_>, out: &mut [u8]) -> Result<()> {
@@ -96,14 +124,10 @@ impl<'d> Tiles<'d> {
         let from_group = |values| from(values, group);
         let (mut within, mut count) = (skip, width);
         if let Some(pairs) = &pairs {
-            let (zeros, scales) = (zeros.map(from_group), from_group(scales));
-            let groups = Groups { numbers: &self.sixteen, zeros, scales, dtype: self.decoding.dtype };
-            if matches!(self.decoding.last, Last::Nothing) && pairs.scale_and_look_up(groups, out) {
-                return Ok(());
-            }
             (within, count) = (0, CODES_OF_4_BITS);
             numbers.resize(pairs.groups() * count, 0.0);
-            rescale_all(&self.sixteen, zeros, scales, numbers.as_chunks_mut().0);
+            let numbers = numbers.as_chunks_mut().0;
+            rescale_all(&self.sixteen, zeros.map(from_group), from_group(scales), numbers);
         } else {
             numbers.resize(to_usize(columns.end - columns.start), 0.0);
             self.decoding.codes.unpack(&self.unpacker, &self.codes, row, columns.clone(), numbers);
