@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.request import request_for_out
-from rustload._cuda import driver_gpu, results
 from rustload._rustload import Buffer
 
 if TYPE_CHECKING:
@@ -24,12 +23,20 @@ def check_device(device: Any) -> int | None:
     Raises:
         DeviceError: The device is neither, or there is no such GPU.
     """
-    return driver_gpu.ordinal(device)
+    if device is None:
+        return None
+    from rustload._cuda.driver_gpu import ordinal
+
+    return ordinal(device)
 
 
 def gpu_for(device: int | None) -> Gpu | None:
     """The GPU, with memory that the CUDA driver allocates."""
-    return None if device is None else driver_gpu.DriverGpu(device)
+    if device is None:
+        return None
+    from rustload._cuda.driver_gpu import DriverGpu
+
+    return DriverGpu(device)
 
 
 def make(core: Core, request: Request, device: None, context: HandleContext) -> Buffer:
@@ -55,5 +62,7 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     if kind == 1:
         core.materialize_into(request, out.as_bytes().__dlpack__(max_version=(1, 0)))
     else:
+        from rustload._cuda import driver_gpu, results
+
         results.fill(core, request, out, driver_gpu.DriverGpu(number), cast="cpu", sync=sync)
     return True
