@@ -7,15 +7,10 @@ from rustload._rustload import Buffer, Limits, __version__
 
 # isort: split
 from rustload import errors
-from rustload._checkpoint.checkpoint import Checkpoint, OpaqueClass
+from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.open import open
-from rustload._checkpoint.stream import Stream
 from rustload._checkpoint.tensors import Selection
-from rustload._common.dtypes import DType
-from rustload._common.files import Ranges
-from rustload._common.memory import Memory, memory, trim
 from rustload._tensor.handle import LazyTensor, Quantization
-from rustload._tensor.scheme import Scheme
 from rustload.errors import (
     DeviceError,
     DisallowedError,
@@ -33,7 +28,12 @@ from rustload.errors import (
 
 if _TYPE_CHECKING:
     from rustload._checkpoint.nesting import unflatten
+    from rustload._checkpoint.opaque_class import OpaqueClass
+    from rustload._checkpoint.stream import Stream
+    from rustload._common.dtypes import DType
+    from rustload._common.files import Ranges
     from rustload._common.manifest import Fault, Manifest
+    from rustload._common.memory import Memory, memory, trim
     from rustload._common.statistics import ExponentCount, Histogram, Statistics
     from rustload._cuda.info import cuda_info
     from rustload._diff.diff import diff
@@ -49,6 +49,7 @@ if _TYPE_CHECKING:
     from rustload._tensor.inert import DefaultDict, Global, Opaque, Sparse
     from rustload._tensor.joined import JoinedTensor, concat, stack
     from rustload._tensor.part import Part
+    from rustload._tensor.scheme import Scheme
     from rustload._view.view import view
 
 __all__ = [
@@ -128,9 +129,14 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
 
     # Public names that few programs use are imported at the first access (PEP 562).
     _LAZY_MODULES = {
+        "_common.dtypes": ("DType",),
+        "_common.files": ("Ranges",),
         "_common.manifest": ("Fault", "Manifest"),
+        "_common.memory": ("Memory", "memory", "trim"),
         "_common.statistics": ("ExponentCount", "Histogram", "Statistics"),
         "_checkpoint.nesting": ("unflatten",),
+        "_checkpoint.opaque_class": ("OpaqueClass",),
+        "_checkpoint.stream": ("Stream",),
         "_cuda.info": ("cuda_info",),
         "_diff.diff": ("diff",),
         "_diff.report": ("DiffReport", "TensorDiff", "ValueDiff"),
@@ -145,6 +151,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
         "_tensor.inert": ("DefaultDict", "Global", "Opaque", "Sparse"),
         "_tensor.joined": ("JoinedTensor", "concat", "stack"),
         "_tensor.part": ("Part",),
+        "_tensor.scheme": ("Scheme",),
         "_view.view": ("view",),
     }
     _LAZY_IMPORTS = {name: f"rustload.{module}" for module, names in _LAZY_MODULES.items() for name in names}

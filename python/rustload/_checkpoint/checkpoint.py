@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from rustload._checkpoint.distributed import merged_trees, object_tree
 from rustload._checkpoint.tensors import TensorMapping
-from rustload._common.json_values import Positive
-from rustload._common.patterns import unknown_name
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._frameworks.adapters import HandleContext
@@ -20,6 +15,7 @@ from rustload.errors import RustloadError, TensorNotFoundError, _error, _Note, _
 
 if TYPE_CHECKING:
     from rustload import _rustload
+    from rustload._checkpoint.opaque_class import OpaqueClass
 
 _OBJECT_SEARCH_MAX_TENSORS = 10_000
 """The most tensors for which a failed lookup also searches the object tree."""
@@ -27,20 +23,6 @@ _OBJECT_SEARCH_MAX_TENSORS = 10_000
 
 _HANDLES_AT_ONCE = 256
 """How many handles are made at once for a consumer that may stop early."""
-
-
-class OpaqueClass(NamedTuple):
-    """A class whose values are kept as inert data.
-
-    Attributes:
-        class_name: `module.name`, as the pickle spells it; for an array of a NumPy file, the class of its elements.
-        count: The number of values.
-        at: The dotted paths of the first few.
-    """
-
-    class_name: str
-    count: Positive  # type: ignore[assignment]  # hides tuple.count
-    at: list[str]
 
 
 class Checkpoint(TensorMapping):
@@ -112,6 +94,8 @@ class Checkpoint(TensorMapping):
 
     def _note_other_value(self, name: str, error: TensorNotFoundError) -> None:
         """Adds a note if the name is that of a container of tensors, or of another value, rather than of a tensor."""
+        import contextlib
+
         inside = sum(other.startswith(name + ".") for other in self)
         if self._is_in_codes(name):
             error.add_note(
@@ -137,9 +121,10 @@ class Checkpoint(TensorMapping):
 
     def _is_in_codes(self, name: str) -> bool:
         """Whether a name that no tensor has is that of a quantized weight."""
-        with contextlib.suppress(RustloadError, OSError):
+        try:
             return any(name == found[0] for found in self._core.quantized_weights())
-        return False
+        except (RustloadError, OSError):
+            return False
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the file's order."""
@@ -216,19 +201,26 @@ class Checkpoint(TensorMapping):
         """
         self._check_open()
         if self._objects is None:
-            wrap = functools.partial(LazyTensor._wrap, context=self._context)
+
+            def wrap(core: _rustload.Tensor) -> LazyTensor:
+                return LazyTensor._wrap(core, self._context)
+
             if self.format == "safetensors":
                 from rustload._checkpoint.nesting import nested
 
                 self._objects = nested(dict(self.items()), self.metadata)
                 return self._objects
             if self.format == "torch-dcp":
+                from rustload._checkpoint.distributed import object_tree
+
                 self._objects = object_tree(self._core, wrap)
                 return self._objects
             trees = self._core.objects(wrap)
             if len(trees) == 1:
                 self._objects = trees[0]
             elif self._core.is_joined:
+                from rustload._checkpoint.distributed import merged_trees
+
                 self._objects = merged_trees(trees)
             elif all(isinstance(tree, dict) for tree in trees):
                 self._objects = {key: value for tree in trees for key, value in tree.items()}
@@ -245,6 +237,8 @@ class Checkpoint(TensorMapping):
     @property
     def opaque(self) -> list[OpaqueClass]:
         """The classes whose values are kept as inert data, each once, with the paths of their values."""
+        from rustload._checkpoint.opaque_class import OpaqueClass
+
         return [OpaqueClass(*found) for found in self._core.opaque()]
 
     @property
@@ -261,6 +255,8 @@ class Checkpoint(TensorMapping):
         return name
 
     def _unknown(self, argument: str | None, name: str) -> BaseException:
+        from rustload._common.patterns import unknown_name
+
         return unknown_name(argument, name, self._core.names())
 
     def _check_open(self) -> None:

@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from rustload._checkpoint.names import resolve_names, select_names
 from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
-from rustload._common.patterns import is_literal, matching, unknown_name, warn_user
 from rustload._common.sizes import format_bytes, sizes_once
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable
 
     from rustload import _rustload
@@ -101,6 +99,10 @@ class TensorMapping(Mapping[str, LazyTensor]):
                 `RustloadWarning`.
             ValueError: The braces of a pattern are wrong.
         """
+        import re
+
+        from rustload._common.patterns import is_literal, matching, warn_user
+
         self._check_open()
         given: Any = pattern
         if callable(given):
@@ -164,6 +166,8 @@ class TensorMapping(Mapping[str, LazyTensor]):
         return self._renamed(rename=rename)
 
     def _renamed(self, **options: Unpack[NamesOptions]) -> Selection:
+        from rustload._checkpoint.names import select_names
+
         self._check_open()
         names = select_names(self, **options)
         return Selection._of(self._root(), {new: self._file_name(old) for new, old in names.items()})
@@ -172,6 +176,8 @@ class TensorMapping(Mapping[str, LazyTensor]):
         self, names: str | Iterable[str] | None, **options: Unpack[NamesOptions]
     ) -> tuple[list[str], list[LazyTensor]]:
         """The names of results, and the tensors, for the arguments of `stream` and `materialize`."""
+        from rustload._checkpoint.names import resolve_names, select_names
+
         self._check_open()
         source: TensorMapping = self
         if isinstance(names, Selection) and names._source is self._root():
@@ -432,6 +438,8 @@ class Selection(TensorMapping):
         return self._names[name]
 
     def _unknown(self, argument: str | None, name: str) -> BaseException:
+        from rustload._common.patterns import unknown_name
+
         return unknown_name(argument, name, self, "selected tensor")
 
     def _root(self) -> TensorMapping:

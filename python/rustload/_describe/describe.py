@@ -6,8 +6,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 
-from rustload._checkpoint.checkpoint import OpaqueClass
 from rustload._checkpoint.nesting import NESTING_KEY
+from rustload._checkpoint.opaque_class import OpaqueClass
 from rustload._common.dtypes import DTYPE_ROWS
 from rustload._common.json_values import Format, Positive, Signed
 from rustload._describe.needed import Needed

@@ -17,7 +17,7 @@ from rustload._scan.text import VERDICT_COLORS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rustload._checkpoint.checkpoint import OpaqueClass
+    from rustload._checkpoint.opaque_class import OpaqueClass
     from rustload._describe.describe import (
         ContainerValue,
         Described,

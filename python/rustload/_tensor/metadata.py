@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from rustload import _rustload
-from rustload._common.dtypes import Size
-from rustload._tensor.scheme import Scheme
 from rustload.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from rustload._common.dtypes import Size
     from rustload._tensor.part import Part
+    from rustload._tensor.scheme import Scheme
 
 
 class Metadata(_rustload.Handle):
@@ -45,6 +45,8 @@ class Metadata(_rustload.Handle):
     @property
     def size(self) -> Size:
         """The number of elements, as in NumPy; called as in torch, `size()` is the shape and `size(dim)` one of it."""
+        from rustload._common.dtypes import Size
+
         return Size._of(self.numel(), self.shape)
 
     def numel(self) -> int:
@@ -80,7 +82,11 @@ class Metadata(_rustload.Handle):
     def scheme(self) -> Scheme | None:
         """The scheme that it is decoded from; None for what is as it is stored. See `rustload.open(dequantize=True)`."""
         found = self._core.scheme
-        return None if found is None else Scheme(found[0], found[1], tuple(found[2]), found[3])
+        if found is None:
+            return None
+        from rustload._tensor.scheme import Scheme
+
+        return Scheme(found[0], found[1], tuple(found[2]), found[3])
 
     def _is_scaled(self) -> bool:
         """Whether `dequantize=True` makes other numbers of the elements, or fails because it does not know how."""
