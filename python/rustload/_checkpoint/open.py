@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.tensors import Selection, TensorMapping
-from rustload._common.files import FileObject, file_name, is_file_object, source_of
-from rustload._common.hub import hub_snapshot
 from rustload._common.options import OpenOptions, filled, takes
-from rustload._common.paths import (
-    StrPath,
-    file_bytes,
-    note_checkpoints_below,
-    note_path_as_bytes,
-    path_list,
-)
+from rustload._common.paths import StrPath, file_bytes, is_file_object, open_bytes, open_paths
 from rustload._frameworks import adapters
 from rustload._remote.folder import ObjectFolder, ObjectList, in_folder
 from rustload._remote.ranges import ObjectRanges
@@ -28,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from io import BytesIO
 
+    from rustload._common.files import FileObject
     from rustload._common.manifest import ManifestLike
     from rustload._frameworks.adapters import Framework
     from rustload._rustload import Limits
@@ -102,20 +95,19 @@ def open(
         source = ObjectList([source]) if listed is None else in_folder(source)
     content = file_bytes(source)
     if content is None and is_file_object(source):
+        from rustload._common.files import file_name, source_of
+
         source = source_of(source, from_start=True)
         if isinstance(source, builtins.bytes):
             content = source
         elif not isinstance(source, str):
             source = (source, 0, file_name(source))
     if content is not None:
-        with note_path_as_bytes(content):
-            core = _rustload.open(content, how, listed)
+        core = open_bytes(content, how, listed)
     elif isinstance(source, (ObjectFolder, tuple)):
         core = _rustload.open(source, how, listed)
     else:
-        paths = [hub_snapshot(one) for one in path_list(source)]
-        with note_checkpoints_below(paths):
-            core = _rustload.open(paths, how, listed)
+        core = open_paths(source, how, listed)
     return Checkpoint._wrap(core, chosen)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from rustload._common.patterns import matches
-
 
 class TensorInfo(Protocol):
     """The properties of a tensor that a per-tensor rule reads; a user's callable gets the `LazyTensor` itself."""
@@ -35,6 +33,8 @@ D = TypeVar("D", bound=TensorInfo)
 def value_for(value: T | Mapping[str, T] | Callable[[D], T] | None, tensor: D) -> T | None:
     """Resolves an argument for one tensor: the value itself, a callable's result, or the value of the first matching pattern."""
     if isinstance(value, Mapping):
+        from rustload._common.patterns import matches
+
         return next((found for pattern, found in value.items() if matches(tensor.name, pattern)), None)
     if callable(value) and not isinstance(value, type):
         return value(tensor)

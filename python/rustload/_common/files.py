@@ -60,11 +60,6 @@ class Ranges(Protocol):
 FileObject: TypeAlias = BinaryFile | Ranges
 
 
-def is_file_object(given: object) -> bool:
-    """Whether it is an open file, or has `read_ranges`."""
-    return hasattr(given, "read_ranges") or hasattr(given, "read")
-
-
 def file_name(file: Any) -> str:
     """A name for messages: the object's `name` if that is a string, else its class."""
     name = getattr(file, "name", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import errno
 import itertools
 import os
@@ -11,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rustload._common.hub import hub_cache_folder
+from rustload import _rustload
+from rustload._common.hub import hub_cache_folder, hub_snapshot
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import FormatError, _error, _printable
 
@@ -38,11 +38,17 @@ def file_bytes(given: Any) -> bytes | None:
     return None
 
 
-@contextlib.contextmanager
-def note_path_as_bytes(content: bytes) -> Iterator[None]:
-    """If the body raises that `content` has no known format, and it may be a path, adds a note on how to pass a path."""
+def is_file_object(given: object) -> bool:
+    """Whether it is an open file, or has `read_ranges`."""
+    return hasattr(given, "read_ranges") or hasattr(given, "read")
+
+
+def open_bytes(
+    content: bytes, options: _rustload.OpenOptions, manifest: _rustload.Manifest | None = None
+) -> _rustload.Checkpoint:
+    """Opens the content of a file; if it has no known format, and may be a path, a note says how to pass a path."""
     try:
-        yield
+        return _rustload.open(content, options, manifest)
     except FormatError as error:
         is_path = 0 < len(content) < _PATH_MAX_BYTES and b"\0" not in content
         if error.code == "UnknownFormat" and is_path and os.fsdecode(content).isprintable():
@@ -90,6 +96,7 @@ def path_list(given: Any) -> list[str]:
 
 def _missing(given: str) -> BaseException:
     """The error for a path that does not exist, with a note: a similar name, or what the path may be instead of a file."""
+    import contextlib
     from pathlib import Path
 
     path = Path(given)
@@ -121,17 +128,23 @@ def _missing(given: str) -> BaseException:
     return error
 
 
-@contextlib.contextmanager
-def note_checkpoints_below(given: list[str]) -> Iterator[None]:
-    """If the body raises that a folder has no checkpoint, adds a note with checkpoints in its subfolders."""
+def open_paths(
+    given: Any, options: _rustload.OpenOptions, manifest: _rustload.Manifest | None = None
+) -> _rustload.Checkpoint:
+    """Opens a path or a list of paths; if a folder has no checkpoint, a note lists those in its subfolders.
+
+    Raises:
+        FileNotFoundError: As for `path_list`, which also raises the TypeError.
+    """
+    paths = [hub_snapshot(one) for one in path_list(given)]
     try:
-        yield
+        return _rustload.open(paths, options, manifest)
     except FormatError as error:
         # Only for the folder itself: an error about a file inside it needs no such note.
         from pathlib import Path
 
-        if len(given) == 1 and error.path == given[0] and error.code == "UnknownFormat":
-            found = sorted({*_checkpoints_below(Path(given[0]))}) if Path(given[0]).is_dir() else []
+        if len(paths) == 1 and error.path == paths[0] and error.code == "UnknownFormat":
+            found = sorted({*_checkpoints_below(Path(paths[0]))}) if Path(paths[0]).is_dir() else []
             if found:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 error.add_note(

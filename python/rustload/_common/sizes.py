@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from typing import TYPE_CHECKING, Any
 
 from rustload.errors import _error
@@ -35,6 +34,8 @@ def parse_bytes(value: int | str, name: str) -> int:
         TypeError: It is neither an int nor a str.
     """
     if isinstance(value, str):
+        import re
+
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
         if found is None or found[2] not in _UNITS:
             raise _error("Value", f"{name}={value!r} is not a size; write 268435456, '256MiB' or '1GB'")

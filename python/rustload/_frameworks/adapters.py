@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import re
 import sys
-import threading
-import weakref
+from _thread import allocate_lock  # defined there; importing `threading` takes longer
+from _weakref import ref  # as well
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from rustload import _rustload
@@ -16,6 +14,7 @@ from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
 
     from rustload._common.request import Cast, Core, Request
     from rustload._cuda.gpu import Gpu
@@ -30,7 +29,7 @@ _UNSUPPORTED = ("tf", "tensorflow", "keras", "mlx", "paddle", "tinygrad", "minds
 _MINIMUM_VERSIONS = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as in the extras of pyproject.toml
 
 
-_STORAGES_LOCK = threading.Lock()
+_STORAGES_LOCK = allocate_lock()
 register_at_fork(
     before=_STORAGES_LOCK.acquire,
     after_in_parent=_STORAGES_LOCK.release,
@@ -48,7 +47,7 @@ class Storages:
     __slots__ = ("_references", "_room")
 
     def __init__(self) -> None:
-        self._references: dict[tuple[int, int, str], weakref.ref[Any]] = {}
+        self._references: dict[tuple[int, int, str], ref[Any]] = {}
         self._room = 1024
 
     def get(self, key: tuple[int, int, str]) -> Any | None:
@@ -58,7 +57,7 @@ class Storages:
 
     def setdefault(self, key: tuple[int, int, str], storage: Any) -> Any:
         """The storage of the key; if there is none, it is this one from now on."""
-        mine = weakref.ref(storage)
+        mine = ref(storage)
         if self._references.setdefault(key, mine) is not mine:
             with _STORAGES_LOCK:
                 live = self.get(key)
@@ -166,9 +165,15 @@ def default_framework() -> str:
     return next((name for name in ("torch", "numpy") if _is_installed(name)), "dlpack")
 
 
+def _find_spec(name: str) -> ModuleSpec | None:
+    import importlib.util
+
+    return importlib.util.find_spec(name)
+
+
 def _is_installed(name: str) -> bool:
     """Whether the package is installed. A namespace package, such as a user's folder of that name, does not count."""
-    spec = importlib.util.find_spec(name)
+    spec = _find_spec(name)
     return spec is not None and spec.origin is not None
 
 
@@ -225,10 +230,8 @@ def import_framework(name: str) -> Any:
         "numpy": "numpy ml_dtypes",
     }.get(name, name)
     what = f"framework {name!r}" if name in NAMES else f"rustload.{name}"
-    if name not in sys.modules and importlib.util.find_spec(name) is not None and not _is_installed(name):
-        folder = next(
-            iter(getattr(importlib.util.find_spec(name), "submodule_search_locations", None) or ()), ""
-        )
+    if name not in sys.modules and _find_spec(name) is not None and not _is_installed(name):
+        folder = next(iter(getattr(_find_spec(name), "submodule_search_locations", None) or ()), "")
         raise ImportError(
             f"{what} needs {name}, and {folder!r} is a folder of that name only: pip install {requirement}"
         )
@@ -247,7 +250,7 @@ def import_framework(name: str) -> Any:
 
 
 def _import_failed_note(name: str, requirement: str) -> str:
-    spec = importlib.util.find_spec(name)
+    spec = _find_spec(name)
     where = f" ({spec.origin})" if spec and spec.origin else ""
     other = "dlpack" if name == "numpy" else "numpy"
     without = f", or do without: framework={other!r}" if name in NAMES else ""
@@ -275,4 +278,6 @@ def _check_version(name: str, module: Any, requirement: str) -> None:
 
 def _major_minor(version: str) -> tuple[int, ...]:
     """The major and minor number of a version."""
+    import re
+
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

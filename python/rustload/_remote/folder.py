@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
-from rustload._common.waiting import in_parallel
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -87,6 +86,8 @@ class ObjectFolder(ABC):
 
     def _look_up(self, names: Sequence[str]) -> list[int | None]:
         """The sizes, for which each file is asked."""
+        from rustload._common.waiting import in_parallel
+
         if len(names) > LOOKUPS_MAX:
             text = (
                 f"{self.name}: {len(names)} files would be looked up one by one, which is over {LOOKUPS_MAX}"

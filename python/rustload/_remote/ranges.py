@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
-import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from rustload._common.waiting import interruptible
 from rustload._remote.urls import name_of
 from rustload.errors import RustloadError, RustloadWarning, _error
 
@@ -118,6 +115,8 @@ class ObjectRanges(ABC):
 
 def attempt(name: str, call: Callable[[], Any]) -> Any:
     """The result of `call`; an error of the store is raised outside of the handler, so that it has no context with secrets."""
+    from rustload._common.waiting import interruptible
+
     try:
         return interruptible(call, name)
     except Exception as cause:  # noqa: BLE001  # stores raise anything
@@ -132,6 +131,7 @@ def identity_of(name: str, size: int, version: tuple[str, str] | None, path: str
     """
     if version is None:
         return None
+    import re
     from hashlib import sha256  # a tenth of the time that `import rustload` takes
 
     public = re.sub(r"://[^/?#]*@", "://", path)  # without user information
@@ -140,6 +140,8 @@ def identity_of(name: str, size: int, version: tuple[str, str] | None, path: str
 
 def warn_of_no_version(name: str) -> None:
     """Warns, once for each server, of objects that cannot be told from what replaces them."""
+    import warnings
+
     server = "/".join(name.split("/")[:3])
     if server not in _warned:
         _warned.add(server)

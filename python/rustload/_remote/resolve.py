@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload._common.waiting import in_parallel
 from rustload._remote.folder import ObjectFolder, ObjectList
 from rustload._remote.urls import (
     DEFAULT_SCHEMES,
@@ -89,6 +88,8 @@ def _shards(
     given: Any, options: dict[str, Any], remote: Collection[str], commits: dict[tuple[str, ...], str]
 ) -> Any:
     """The shards of one checkpoint, each a URL or a source."""
+    from rustload._common.waiting import in_parallel
+
     others = [one for one in given if not (is_url(one) or hasattr(one, "read_ranges"))]
     if others:
         text = f"a list of shards has URLs and a {type(others[0]).__name__}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -28,12 +27,20 @@ PACKAGES = {
 DEFAULT_SCHEMES = frozenset(PACKAGES) - {"http"}
 """What `remote=` allows by default; `http` has no encryption, so it must be named."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*(?:::[A-Za-z][A-Za-z0-9+.\-]*)*)://")
-
 
 def is_url(given: object) -> bool:
     """Whether it is a `str` with a scheme. Objects of `pathlib` are paths."""
-    return isinstance(given, str) and _URL.match(given) is not None
+    return isinstance(given, str) and _scheme_of(given) != ""
+
+
+def _scheme_of(text: str) -> str:
+    """The scheme that it begins with, or a chain of schemes; empty for a path."""
+    if "://" not in text:
+        return ""
+    import re  # takes longer than opening a file
+
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*(?:::[A-Za-z][A-Za-z0-9+.\-]*)*)://", text)
+    return found[1] if found else ""
 
 
 def check_scheme(url: str, remote: Collection[str], *, by_fsspec: bool = False) -> str:
@@ -49,8 +56,7 @@ def check_scheme(url: str, remote: Collection[str], *, by_fsspec: bool = False) 
         ValueError: The scheme is not allowed, or the URL is chained.
     """
     remote = allowed_schemes(remote)
-    found = _URL.match(url)
-    scheme = found[1].lower() if found else ""
+    scheme = _scheme_of(url).lower()
     note: str | _Remedy
     if "::" in url and (by_fsspec or scheme not in ("http", "https")):
         note = "open it with fsspec.open(...), and pass what that returns"
@@ -96,8 +102,10 @@ def name_of(url: str) -> str:
     """The URL without user information, query and fragment, which may be secrets."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return _printable(re.split(r"[?#]", url, maxsplit=1)[0])
-    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+        return _printable(url.partition("?")[0].partition("#")[0])
+    import re
+
+    host, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
     # What follows the host is a port or, in a malformed URL, the rest of a password.
     host = re.sub(r":(?!\d{1,5}$)[^\]]*$", "", host.rpartition("@")[2])
     return _printable(f"{scheme}://{host}{slash}{path}")

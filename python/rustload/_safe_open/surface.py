@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
 
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.dtypes import DTYPE_ROWS
-from rustload._common.files import is_file_object
+from rustload._common.paths import is_file_object
 from rustload._frameworks import adapters
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source

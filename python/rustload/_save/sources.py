@@ -10,9 +10,8 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from rustload._common.files import is_file_object
 from rustload._common.hub import hub_snapshot
-from rustload._common.paths import file_bytes, path_list
+from rustload._common.paths import file_bytes, is_file_object, path_list
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
-from rustload._common.files import FileObject, file_name, is_file_object, source_of
-from rustload._common.paths import file_bytes, path_list
+from rustload._common.files import FileObject, file_name, source_of
+from rustload._common.paths import file_bytes, is_file_object, path_list
 from rustload._remote.folder import ObjectFolder, in_folder
 from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,6 +74,8 @@ def deep_copy(root: Any, memo: dict[int, Any]) -> Any:
                 filled.append(value)
                 waiting += _held(value)
             else:
+                import copy
+
                 memo[id(value)] = copy.deepcopy(value, memo)
     for value in filled:
         _fill(value, copied(value), copied)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._common.files import file_name, read_to_end, source_of, text_mode
-from rustload._common.hub import hub_snapshot
-from rustload._common.paths import note_checkpoints_below, note_path_as_bytes, path_list
+from rustload._common.paths import open_bytes, open_paths, path_list
 from rustload._remote.folder import ObjectFolder
 
 if TYPE_CHECKING:
@@ -69,22 +68,20 @@ def opened(f: Any, limits: Limits | None) -> _rustload.Checkpoint:
     if isinstance(f, ObjectFolder):
         return _rustload.open(f, options)
     if are_paths(f):
-        paths = [hub_snapshot(one) for one in path_list(f)]
-        with note_checkpoints_below(paths):
-            return _rustload.open(paths, options)
+        return open_paths(f, options)
     if isinstance(f, (bytes, bytearray, memoryview)):
-        return _from_memory(bytes(f), options)
+        return open_bytes(bytes(f), options)
     if not is_archive(f):
         # A legacy stream has its own end marker, and other data may follow it in the file, as in torch.
         options = _rustload.OpenOptions(limits=limits, trailing="ignore")
     start = f.tell() if hasattr(f, "tell") else 0
     if isinstance(f, io.BytesIO):
-        return _from_memory(f.getvalue() if start == 0 else f.read(), options)
+        return open_bytes(f.getvalue() if start == 0 else f.read(), options)
     source = source_of(f, from_start=False)
     if isinstance(source, str):
         return _rustload.open((source, start), options)
     if isinstance(source, builtins.bytes):
-        return _from_memory(source, options)
+        return open_bytes(source, options)
     return _rustload.open((f, start, file_name(f)), options)
 
 
@@ -116,11 +113,6 @@ def seek_past(f: Any, start: int, core: _rustload.Checkpoint) -> None:
         f.seek(0, os.SEEK_END)
     else:
         f.seek(start + core.end)
-
-
-def _from_memory(data: bytes, options: _rustload.OpenOptions) -> _rustload.Checkpoint:
-    with note_path_as_bytes(data):
-        return _rustload.open(data, options)
 
 
 def seekable(f: Any) -> Any:
