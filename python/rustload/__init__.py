@@ -1,7 +1,5 @@
 """rustload opens PyTorch and safetensors checkpoints safely, lazily and fast; see `rustload.open`."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
 from rustload._rustload import DEBUG as _DEBUG
 from rustload._rustload import Buffer, Limits, __version__
 
@@ -26,7 +24,8 @@ from rustload.errors import (
     UnsupportedError,
 )
 
-if _TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:
     from rustload._checkpoint.nesting import unflatten
     from rustload._checkpoint.opaque_class import OpaqueClass
     from rustload._checkpoint.stream import Stream
@@ -116,7 +115,7 @@ __all__ = [
     "view",
 ]
 
-if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
+if not TYPE_CHECKING:  # type checkers must still report unknown attributes
     _HINTS = {
         "load": "rustload.open(path) opens a checkpoint; rustload.torch.load(path) replaces torch.load",
         "load_file": "rustload.open(path).materialize() gives a dict of tensors",
@@ -172,7 +171,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
 
     def __dir__() -> list[str]:
         """All names, those that are imported lazily included."""
-        return sorted({*globals(), *_LAZY_IMPORTS})
+        return sorted({*globals(), *_LAZY_IMPORTS} - {"TYPE_CHECKING"})
 
 
 if _DEBUG:

@@ -29,9 +29,9 @@ from rustload.torch._load_into import load_into
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rustload._common.dtype_args import TensorInfo
-    from rustload._common.options import Key, Rename, Strip
+    from rustload._common.patterns import Key, Rename, Strip
     from rustload._common.progress import Progress
+    from rustload._common.rules import TensorInfo
     from rustload._rustload import Limits
 
 __all__ = ["from_pretrained"]

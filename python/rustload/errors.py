@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import sys
 from _pickle import UnpicklingError  # defined there; importing `pickle` takes longer
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import Any, TypeAlias
 
 __all__ = [
     "DeviceError",
@@ -200,17 +201,17 @@ def _shown(text: str) -> str:
     return _printable(_clipped(text))
 
 
-class _Remedy(NamedTuple):
-    """What to try next, as in the core (src/error/remedy.rs). Each face words it."""
+_Remedy: TypeAlias = tuple[str, str, object, str]
+"""What to try next, as in the core (src/error/remedy.rs), which each face words: `"say"`, `"raise"`, `"pass"`, `"call"` or
+`"list"`; the words, limit, argument or function; the value of an argument, where `...` stands for any; and why."""
 
-    act: Literal["say", "raise", "pass", "call", "list"]
-    name: str = ""  # the words, limit, argument or function
-    value: Any = ...  # of the argument; `...` stands for any
-    why: str = ""
+
+def _say(words: str) -> _Remedy:
+    return "say", words, ..., ""
 
 
 def _pass(argument: str, why: str = "", *, value: Any = ...) -> _Remedy:
-    return _Remedy("pass", argument, value, why)
+    return "pass", argument, value, why
 
 
 def _for_python(remedy: _Remedy) -> str:
@@ -232,8 +233,8 @@ class _Note(str):
 
     remedies: tuple[_Remedy, ...]
 
-    def __new__(cls, remedies: Iterable[tuple[Any, ...]]) -> _Note:
-        made = tuple(_Remedy(*fields) for fields in remedies)
+    def __new__(cls, remedies: Iterable[_Remedy]) -> _Note:
+        made = tuple(remedies)
         note = super().__new__(cls, _sentence(made, _for_python))
         note.remedies = made
         return note
@@ -255,7 +256,7 @@ def _from_core(
     kind: str,
     code: str,
     message: str,
-    remedies: Iterable[tuple[Any, ...]] = (),
+    remedies: Iterable[_Remedy] = (),
     argument: str | None = None,
     errno: int | None = None,
     path: str | None = None,
@@ -296,7 +297,7 @@ def _error(
     from rustload import _rustload
 
     kind, remedies = next((kind, remedies) for name, kind, _, remedies in _rustload.CODES if name == code)
-    own = [_Remedy("say", note) if isinstance(note, str) else note for note in notes if note]
+    own = [_say(note) if isinstance(note, str) else note for note in notes if note]
     return _from_core(
         kind=kind, code=code, message=message, remedies=own or remedies, argument=argument, **details
     )

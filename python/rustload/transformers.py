@@ -35,7 +35,7 @@ from rustload.torch._state_dict import state_dict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rustload._common.options import Key, Rename, Strip
+    from rustload._common.patterns import Key, Rename, Strip
     from rustload._common.progress import Progress
     from rustload._rustload import Limits
     from rustload.torch._state_dict import StateDict

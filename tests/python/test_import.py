@@ -34,15 +34,23 @@ SLOW = [
     *("pathlib", "pickle", "shutil", "subprocess", "tempfile", "textwrap", "traceback", "urllib", "zipfile"),
     *("rustload._safe_open", "rustload._scan", "rustload._cuda", "rustload._cli", "rustload._tensor.joined"),
 ]
+# Modules that an open and a read of a plain buffer do without.
+NOT_PLAIN = [
+    *("contextlib", "enum", "importlib.util", "queue", "re", "threading", "typing", "weakref"),
+    *("rustload._checkpoint.names", "rustload._checkpoint.stream", "rustload._common.patterns"),
+]
 # What `typing.NamedTuple`, and the colours of argparse, need from Python 3.14 on.
 OF_TYPING, OF_ARGPARSE = (("ast",), ("dataclasses", "inspect")) if sys.version_info >= (3, 14) else ((), ())
 SLOW = [name for name in SLOW if name not in OF_TYPING]
 
 
-def test_import_and_open_load_no_slow_module(save):
-    assert child(IMPORTED.format(what="import rustload", unwanted=SLOW)).stdout.strip() == ""
-    what = "import rustload; rustload.open(sys.argv[1])['w'].shape"
-    assert child(IMPORTED.format(what=what, unwanted=SLOW), save({"w": torch.ones(2)})).stdout.strip() == ""
+def test_import_open_and_read_load_no_slow_module(save):
+    unwanted = [*SLOW, *NOT_PLAIN]
+    assert child(IMPORTED.format(what="import rustload", unwanted=unwanted)).stdout.strip() == ""
+    what = "import rustload; t = rustload.open(sys.argv[1], framework='dlpack')['w']; t.shape, t.dtype, t.materialize()"
+    assert (
+        child(IMPORTED.format(what=what, unwanted=unwanted), save({"w": torch.ones(2)})).stdout.strip() == ""
+    )
 
 
 def test_the_info_command_loads_no_slow_module_that_it_does_not_need(save):
@@ -67,9 +75,9 @@ def test_lazily_imported_names_are_attributes_of_the_package():
     assert child(code).stdout == "[] rustload._scan.scan True\n"
 
 
-def test_import_takes_less_than_100_ms():
-    code = "import time; s = time.perf_counter(); import rustload; print(time.perf_counter() - s)"
-    assert min(float(child(code).stdout) for _ in range(5)) < 0.1  # the best: the machine may be busy
+def test_import_takes_less_than_30_ms_of_processor_time():
+    code = "import time; s = time.process_time(); import rustload; print(time.process_time() - s)"
+    assert min(float(child(code).stdout) for _ in range(5)) < 0.03  # the best: the machine may be busy
 
 
 def test_import_starts_no_thread_and_opens_no_file():

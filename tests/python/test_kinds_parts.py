@@ -91,6 +91,7 @@ def test_quantization_has_dtype_scheme_and_parameters():
     assert (found.scale.name, found.zero_point.name) == ("c.scale", "c.zero_point")
     assert torch.equal(found.scale.materialize(), scales)
     assert torch.equal(found.zero_point.materialize(), zeros)
+    assert rustload.Quantization._fields == tuple(rustload.Quantization.__annotations__)
     assert ckpt["c.scale"].quantization is None
     assert ckpt["c.scale"].materialize(dequantize=True).dtype == torch.float64
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any
 
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.sizes import format_bytes
@@ -13,7 +12,10 @@ from rustload._frameworks.adapters import HandleContext
 from rustload._tensor.handle import LazyTensor, new_handle
 from rustload.errors import RustloadError, TensorNotFoundError, _error, _Note, _pass
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rustload import _rustload
     from rustload._checkpoint.opaque_class import OpaqueClass
 

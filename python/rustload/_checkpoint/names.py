@@ -13,7 +13,8 @@ from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _error, _pass
 
 if TYPE_CHECKING:
-    from rustload._common.options import Key, NamesOptions, Rename, Strip
+    from rustload._common.options import NamesOptions
+    from rustload._common.patterns import Key, Rename, Strip
     from rustload._tensor.handle import LazyTensor
 
 

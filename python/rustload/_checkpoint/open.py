@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
@@ -16,9 +15,11 @@ from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import DEFAULT_SCHEMES
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from io import BytesIO
+    from typing import Any, Unpack
 
     from rustload._common.files import FileObject
     from rustload._common.manifest import ManifestLike

@@ -6,21 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
 from rustload._common.sizes import format_bytes, sizes_once
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable
+    from typing import Any, Self, Unpack
 
     from rustload import _rustload
     from rustload._checkpoint.build_stream import Order
     from rustload._checkpoint.stream import Stream
-    from rustload._common.options import Key, Rename, Strip
+    from rustload._common.patterns import Key, Rename, Strip
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 

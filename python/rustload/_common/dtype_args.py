@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rustload._common.rules import TensorInfo
 
 
-class TensorInfo(Protocol):
-    """The properties of a tensor that a per-tensor rule reads; a user's callable gets the `LazyTensor` itself."""
-
-    @property
-    def name(self) -> str:
-        """The tensor's name."""
-
-    @property
-    def dtype(self) -> str:
-        """Its dtype, as torch spells it."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """Its shape."""
-
-    @property
-    def _is_kept_as_stored(self) -> bool:
-        """Whether a dtype for all tensors leaves it, as it is the codes of a quantized weight or belongs to some."""
-
-
-T = TypeVar("T")
-D = TypeVar("D", bound=TensorInfo)
-
-
-def value_for(value: T | Mapping[str, T] | Callable[[D], T] | None, tensor: D) -> T | None:
+def value_for(value: Any, tensor: TensorInfo) -> Any:
     """Resolves an argument for one tensor: the value itself, a callable's result, or the value of the first matching pattern."""
     if isinstance(value, Mapping):
         from rustload._common.patterns import matches
 
         return next((found for pattern, found in value.items() if matches(tensor.name, pattern)), None)
-    if callable(value) and not isinstance(value, type):
+    if callable(value) and not isinstance(
+        value, type
+    ):  # a class is a NumPy scalar type here, not a rule to call
         return value(tensor)
-    return value  # type: ignore[return-value]  # a class is a NumPy scalar type here, not a rule to call
+    return value

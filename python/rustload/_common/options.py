@@ -6,19 +6,22 @@ the signature with each keyword, and the description of each in place of that of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
-
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, ClassVar, Literal, TypeVar
     from typing import TypedDict as Group
 
+    from rustload._common.patterns import Key, Rename, Strip
     from rustload._common.progress import Progress
     from rustload._common.request import Cast, Overflow
     from rustload._rustload import Limits
+
+    _F = TypeVar("_F", bound=Callable[..., Any])
+    _G = TypeVar("_G", bound=Mapping[str, object])
 else:
 
     class Group:
@@ -35,13 +38,6 @@ else:
                 cls._types |= base._types
             cls._types |= cls.__annotations__
 
-
-Key: TypeAlias = str | tuple[Any, ...] | None
-Strip: TypeAlias = str | Iterable[str] | None
-Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
-
-F = TypeVar("F", bound=Callable[..., Any])
-G = TypeVar("G", bound=Mapping[str, object])
 
 _DEFAULTS: dict[str, object] = {
     "allow_lossy": False,
@@ -65,14 +61,14 @@ _DEFAULTS: dict[str, object] = {
 """The default of a keyword, in whatever group; None for all others."""
 
 
-def takes(group: Any) -> Callable[[F], F]:
+def takes(group: Any) -> Callable[[_F], _F]:
     """Decorates a function that has the keywords of a group as `**options`: gives it the signature and description of each."""
 
     def decorate(function: Any) -> Any:
         code = function.__code__
         own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         names = (*own, *group._types)
-        shown = FunctionType(
+        shown = type(function)(
             _nothing.__code__.replace(
                 co_argcount=code.co_argcount,
                 co_kwonlyargcount=len(names) - code.co_argcount,
@@ -102,7 +98,7 @@ def takes(group: Any) -> Callable[[F], F]:
     return decorate
 
 
-def filled(function: Callable[..., Any], options: G) -> G:
+def filled(function: Callable[..., Any], options: _G) -> _G:
     """The keywords that a function with `takes` was called with, and the defaults of the others.
 
     Raises:
@@ -118,7 +114,7 @@ def filled(function: Callable[..., Any], options: G) -> G:
     raise _error("Type", text, did_you_mean(similar(name, known)))
 
 
-def part(group: type[G], options: Mapping[str, Any]) -> G:
+def part(group: type[_G], options: Mapping[str, Any]) -> _G:
     """The keywords of one group, of those of several."""
     return {name: options[name] for name in group._types}  # type: ignore[attr-defined,return-value]  # of `Group`
 

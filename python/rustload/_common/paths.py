@@ -8,15 +8,16 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
 from rustload._common.hub import hub_cache_folder, hub_snapshot
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import FormatError, _error, _printable
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any, TypeAlias
 
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 

@@ -15,15 +15,19 @@ import itertools
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import translate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import RustloadWarning, _clipped, _error, _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
+
+Key: TypeAlias = str | tuple[Any, ...] | None
+Strip: TypeAlias = str | Iterable[str] | None
+Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
 
 NAMES_SEARCHED_MAX = 20_000
 """The most names to search for what a user may have meant."""

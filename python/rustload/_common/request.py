@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
 from rustload._rustload import Request, dtype_name
 from rustload.errors import _check_one_of, _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Literal, TypeAlias
+
     from rustload import _rustload
+
+    Overflow: TypeAlias = Literal["nan", "saturate"]
+    Cast: TypeAlias = Literal["auto", "cpu", "gpu"]
+    """The argument `cast=`: whether the CPU or the GPU casts for a result on a GPU."""
 
 __all__ = [
     "Cast",
@@ -21,10 +26,6 @@ __all__ = [
 ]
 
 Transpose: TypeAlias = bool | tuple[int, ...] | list[int] | None
-Overflow: TypeAlias = Literal["nan", "saturate"]
-Cast: TypeAlias = Literal["auto", "cpu", "gpu"]
-"""The argument `cast=`: whether the CPU or the GPU casts for a result on a GPU."""
-
 Core: TypeAlias = "_rustload.Tensor | _rustload.Joined"
 """A tensor of the extension: one tensor, or several joined ones."""
 

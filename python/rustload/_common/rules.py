@@ -8,8 +8,8 @@ checkpoint, embeddings too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rustload._common.patterns import matches, warn_user
 from rustload._common.request import Request
@@ -17,14 +17,32 @@ from rustload._rustload import dtype_name
 from rustload.errors import _error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rustload._common.dtype_args import TensorInfo
+    from collections.abc import Iterable
 
 DEFAULT_CAST_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 """The dtypes of tensors to which a plain `dtype=` applies."""
 
 T = TypeVar("T")
+
+
+class TensorInfo(Protocol):
+    """The properties of a tensor that a per-tensor rule reads; a user's callable gets the `LazyTensor` itself."""
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype, as torch spells it."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its shape."""
+
+    @property
+    def _is_kept_as_stored(self) -> bool:
+        """Whether a dtype for all tensors leaves it, as it is the codes of a quantized weight or belongs to some."""
 
 
 class Rules:

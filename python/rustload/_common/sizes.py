@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
 
 from rustload.errors import _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
+    from typing import Any
 
     from rustload._rustload import Tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.dtype_rows import DTYPE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

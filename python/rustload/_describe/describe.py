@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 
 from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._checkpoint.opaque_class import OpaqueClass
-from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.dtype_rows import DTYPE_ROWS
 from rustload._common.json_values import Format, Positive, Signed
 from rustload._describe.needed import Needed
 from rustload._scan.verdict import Verdict

@@ -14,7 +14,7 @@ from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.names import select_tensors
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._checkpoint.tensors import TensorMapping
-from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.dtype_rows import DTYPE_ROWS
 from rustload._common.options import NamesOptions, filled, takes
 from rustload._common.patterns import matches, no_match, patterns_of
 from rustload._common.progress import reporting

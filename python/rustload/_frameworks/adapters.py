@@ -6,23 +6,27 @@ import importlib
 import sys
 from _thread import allocate_lock  # defined there; importing `threading` takes longer
 from _weakref import ref  # as well
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from rustload import _rustload
 from rustload._common.forks import register_at_fork
 from rustload.errors import _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
+    from typing import Any, Literal, Protocol, TypeAlias
 
     from rustload._common.request import Cast, Core, Request
     from rustload._cuda.gpu import Gpu
     from rustload._rustload import Buffer, Mappings
 
-Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
+    Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
+else:
+    Protocol = object
+
+NAMES: tuple[Framework, ...] = ("torch", "numpy", "jax", "cupy", "dlpack")
 _ALIASES = {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}
-NAMES = tuple(name for name in get_args(Framework) if name not in _ALIASES)
 _OWNERS = {"rustload": "dlpack", "jaxlib": "jax"}
 """The framework of objects of packages with other names."""
 _UNSUPPORTED = ("tf", "tensorflow", "keras", "mlx", "paddle", "tinygrad", "mindspore")

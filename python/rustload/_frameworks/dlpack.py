@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rustload._common.request import request_for_out
 from rustload._rustload import Buffer
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rustload._common.request import Cast, Core, Request
     from rustload._cuda.gpu import Gpu
     from rustload._frameworks.adapters import HandleContext

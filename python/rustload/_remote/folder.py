@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
 
 from rustload.errors import _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any, Self
 
 LOOKUPS_MAX = 10_000
 """The most files that are looked up one by one, where a store does not list folders."""

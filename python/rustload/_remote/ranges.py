@@ -6,13 +6,14 @@ import errno
 import os
 import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
 
 from rustload._remote.urls import name_of
 from rustload.errors import RustloadError, RustloadWarning, _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from typing import Any
 
     from rustload._remote.folder import ObjectFolder
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rustload._remote.folder import ObjectFolder, ObjectList
 from rustload._remote.urls import (
     DEFAULT_SCHEMES,
@@ -16,8 +14,10 @@ from rustload._remote.urls import (
 )
 from rustload.errors import _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from typing import Any
 
 
 def remote_source(

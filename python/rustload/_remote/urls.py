@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from rustload.errors import _error, _pass, _printable, _Remedy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 ENVIRONMENT = "RUSTLOAD_REMOTE"
 """The environment variable with the default schemes of this process, separated by commas; empty for none."""

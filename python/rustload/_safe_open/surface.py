@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
 
 from rustload._checkpoint.open import open as open_checkpoint
-from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.dtype_rows import DTYPE_ROWS
 from rustload._common.paths import is_file_object
 from rustload._frameworks import adapters
 from rustload._remote.folder import ObjectFolder
@@ -26,7 +26,6 @@ from rustload.errors import (
     UnsupportedError,
     _error,
     _Note,
-    _Remedy,
     _safetensor_error,
 )
 
@@ -330,7 +329,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         except TensorNotFoundError as cause:
             error = _safetensor_error(f"File does not contain tensor {name}")
             for note in cause.__notes__:
-                is_list = isinstance(note, _Note) and note.remedies == (_Remedy("list"),)
+                is_list = isinstance(note, _Note) and note.remedies == (("list", "", ..., ""),)
                 error.add_note("keys() lists the names" if is_list else note)
             raise error from None
 

@@ -6,13 +6,13 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
-from rustload.errors import UnsupportedError, _Note, _pass, _Remedy
+from rustload.errors import UnsupportedError, _Note, _pass, _Remedy, _say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FULL = (
-    _Remedy("say", "the whole target is reserved first: write to another disk"),
+    _say("the whole target is reserved first: write to another disk"),
     _pass("dtype", "to write less", value="bfloat16"),
     _pass("select", "to write a part"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
+from collections import namedtuple
 
 from rustload import _rustload
 from rustload._common.dtype_args import value_for
@@ -14,8 +14,10 @@ from rustload._tensor.metadata import Metadata
 from rustload._tensor.operators import Operators, index_note
 from rustload.errors import _clipped, _error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, NamedTuple, Self, Unpack
 
     import numpy as np
     import torch
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
+else:  # importing `typing` takes as long as all of rustload
+    NamedTuple = type("Fields", (namedtuple("Fields", "dtype scheme scale zero_point axis packed"),), {})
 
 
 class Quantization(NamedTuple):
@@ -131,8 +135,7 @@ class LazyTensor(Operators, Metadata):
         Raises:
             ValueError: It has fewer than two dimensions.
         """
-        ndim = self.ndim
-        if ndim < 2:
+        if (ndim := self.ndim) < 2:
             raise _error(
                 "Value", f".mT needs two dimensions, and the shape is {list(self.shape)}", ".T reverses all"
             )
@@ -340,7 +343,7 @@ class LazyTensor(Operators, Metadata):
             self._warn_of_codes()
         request = Request(
             dtype=requested,
-            transpose=order,  # type: ignore[arg-type]  # checked there
+            transpose=order,
             threads=threads,
             writable=writable,
             mappings=self._context.mappings,
@@ -442,8 +445,7 @@ class LazyTensor(Operators, Metadata):
         rows += [("dtype", self.dtype), ("shape", str(list(self.shape))), ("size", format_bytes(self.nbytes))]
         if not self.is_contiguous and isinstance(self._core, _rustload.Tensor):
             rows.append(("strides", str(list(self.strides))))
-        quantization = self.quantization
-        if quantization is not None:
+        if quantization := self.quantization:
             rows.append(("quantized", f"{quantization.dtype}, {quantization.scheme}"))
         if self.part is not None:
             rows.append(("part", self.part._text()))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from rustload import _rustload
 from rustload._tensor.deep_copy import Container
 from rustload.errors import _clipped, _shown
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any, NoReturn
 
     import torch
 
     from rustload._common.dtypes import DType
     from rustload._tensor.handle import LazyTensor
+else:
+    Any = object
 
 
 def _raise_not_picklable(what: str, note: str) -> NoReturn:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
-
 from rustload import _rustload
 from rustload.errors import UnsupportedError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Self
+
     from rustload._common.dtypes import Size
     from rustload._tensor.part import Part
     from rustload._tensor.scheme import Scheme
@@ -81,12 +82,10 @@ class Metadata(_rustload.Handle):
     @property
     def scheme(self) -> Scheme | None:
         """The scheme that it is decoded from; None for what is as it is stored. See `rustload.open(dequantize=True)`."""
-        found = self._core.scheme
-        if found is None:
-            return None
         from rustload._tensor.scheme import Scheme
 
-        return Scheme(found[0], found[1], tuple(found[2]), found[3])
+        found = self._core.scheme
+        return None if found is None else Scheme(found[0], found[1], tuple(found[2]), found[3])
 
     def _is_scaled(self) -> bool:
         """Whether `dequantize=True` makes other numbers of the elements, or fails because it does not know how."""

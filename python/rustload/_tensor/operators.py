@@ -6,10 +6,10 @@ equal if they are the same part of the same file, which needs no elements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 _NOTE = (
     "a lazy tensor holds no elements: compute with the result of .materialize(), .torch() or .numpy(), which may be of a slice; "

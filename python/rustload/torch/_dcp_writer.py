@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from rustload import _rustload
-from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.dtype_rows import DTYPE_ROWS
 from rustload._common.sizes import parse_bytes
 from rustload._save.job import check_name, header_texts
 from rustload.errors import _error

@@ -15,7 +15,7 @@ from rustload._frameworks import torch as adapter
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch import torch_dtype
 from rustload._tensor.joined import JoinedTensor
-from rustload.errors import NotEnoughMemoryError, _error, _Note, _pass, _Remedy
+from rustload.errors import NotEnoughMemoryError, _error, _Note, _pass, _say
 from rustload.torch._fill import fill, is_direct, is_on_gpu
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._shards import is_dtensor, local_tensor
@@ -31,8 +31,8 @@ _SHARE_WITHOUT_BOUND = 16
 _REMEDIES = (
     _pass("dtype", "for a smaller model"),
     _pass("device_map", "to divide it among devices"),
-    _Remedy("say", "let accelerate load a layer at a time (weights_map=rustload.torch.state_dict(path))"),
-    _Remedy("raise", "available_memory", ..., "if more may be taken"),
+    _say("let accelerate load a layer at a time (weights_map=rustload.torch.state_dict(path))"),
+    ("raise", "available_memory", ..., "if more may be taken"),
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rustload._common.dtypes import DTYPE_ROWS
+from rustload._common.dtype_rows import DTYPE_ROWS
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _clipped

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rustload._checkpoint.checkpoint import Checkpoint
-    from rustload._common.options import Key
+    from rustload._common.patterns import Key
     from rustload._common.request import Cast
     from rustload._common.rules import Rules
     from rustload.torch._hooks import CustomLoading

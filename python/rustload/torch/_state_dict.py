@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rustload._checkpoint.checkpoint import Checkpoint
-    from rustload._common.options import Key, Strip
+    from rustload._common.patterns import Key, Strip
 
 
 class StateDict(dict[str, TorchHandle]):

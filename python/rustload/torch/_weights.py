@@ -18,7 +18,7 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from rustload._common.options import Key, Rename, Strip
+    from rustload._common.patterns import Key, Rename, Strip
 
 _WINDOW_MIN = 64 << 20
 
