@@ -17,7 +17,7 @@ from rustload.errors import _clipped, _error
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from typing import Any, NamedTuple, Self, Unpack
+    from typing import Any, Self, Unpack
 
     import numpy as np
     import torch
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
-else:  # importing `typing` takes as long as all of rustload
-    NamedTuple = type("Fields", (namedtuple("Fields", "dtype scheme scale zero_point axis packed"),), {})
+
+_Fields = namedtuple("_Fields", "dtype scheme scale zero_point axis packed")  # without `typing`
 
 
-class Quantization(NamedTuple):
+class Quantization(_Fields):
     """The quantization parameters of a tensor: an integer q means the number `(q - zero_point) * scale`.
 
     Attributes:
@@ -38,10 +38,10 @@ class Quantization(NamedTuple):
         scale: A float; or, per channel, a LazyTensor or a list with one number per index of dimension `axis`.
         zero_point: The integer that means zero, in the same form; floats in `"per_channel_affine_float_qparams"`.
         axis: The channel dimension, in the tensor as the file has it; None for one scale for the whole tensor.
-        packed: Shape, strides and offset in elements if several elements share a byte; the LazyTensor is then all bytes of the
-            storage. None otherwise.
+        packed: Shape, strides and offset in elements where these share bytes, and the LazyTensor is all bytes of the storage.
     """
 
+    __slots__ = ()
     dtype: str
     scheme: str
     scale: float | LazyTensor | list[float]
