@@ -161,8 +161,9 @@ impl Archive {
         Ok(region)
     }
 
-    /// Verifies the local file headers of many small members ahead of [`Archive::payload`], with one read for neighbours. Errors are
-    /// not reported here; `payload` finds them again.
+    /// Verifies the local file headers of many members ahead of [`Archive::payload`], with one read for small neighbours. A header and
+    /// a data descriptor that are read later, between payloads, wait behind what the system reads ahead. Errors are not reported here;
+    /// `payload` finds them again.
     pub fn verify_headers(&self, indices: impl IntoIterator<Item = usize>) {
         if self.defers {
             return self.verify_headers_at_once(indices);
@@ -171,9 +172,11 @@ impl Archive {
         let (mut start, mut end) = (0_u64, 0_u64);
         for index in indices {
             let Some(member) = self.members.get(index) else { continue };
-            let is_small = member.end_max.saturating_sub(member.header_offset) <= BATCHED_MEMBER_MAX_BYTES;
-            let is_new = self.verified_start(index).is_none();
-            if !is_small || !is_new {
+            if member.end_max.saturating_sub(member.header_offset) > BATCHED_MEMBER_MAX_BYTES {
+                drop(self.payload_of(index, member));
+                continue;
+            }
+            if self.verified_start(index).is_some() {
                 continue;
             }
             if run.is_empty()
