@@ -14,7 +14,7 @@ import pytest
 import torch
 from ranged import Ranges
 from safetensors.torch import save_file
-from support import in_threads
+from support import child, in_threads, sparse
 
 import rustload
 import rustload.torch
@@ -279,3 +279,29 @@ def test_a_checkpoint_shows_the_name_of_its_file_object(data):
     with pytest.raises(BufferError, match="only files on this machine have views"):
         checkpoint["layers.0.weight"].materialize(copy=False)
     assert "bytes" in repr(rustload.open(io.BytesIO(data)))
+
+
+AT_EXIT = """
+import sys, time
+import rustload
+
+class Slow:
+    def __init__(self, path):
+        self.file = open(path, "rb")
+    def seek(self, *given):
+        return self.file.seek(*given)
+    def tell(self):
+        return self.file.tell()
+    def read(self, size=-1):
+        time.sleep(0.05)
+        return self.file.read(size)
+
+stream = rustload.open(Slow(sys.argv[1]), framework="numpy").stream(dtype="float16")
+next(stream)
+time.sleep(0.1)
+"""
+
+
+def test_a_stream_that_reads_ahead_ends_before_the_interpreter(tmp_path):
+    path = sparse(tmp_path / "many.safetensors", {f"w{number}": ("F32", [1 << 20]) for number in range(64)})
+    child(AT_EXIT, path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
@@ -68,8 +70,8 @@ class Stream(Iterator[tuple[str, Any]]):
     []
 
     Each tensor comes once, and `len` is the number of tensors left. Nothing is read before the first `next`. The stream ends
-    after the last tensor, with an error, by `close`, at the end of `with`, or when it is dropped; then its threads are stopped
-    and results that were not taken are freed.
+    after the last tensor, with an error, by `close`, at the end of `with`, when it is dropped, or when the interpreter exits;
+    then its threads are stopped and results that were not taken are freed.
 
     Threads may share a stream: each pair goes to one of them, an error is raised in one of them, and then the stream ends for the
     others. A stream that was started before a fork works in the parent only.
@@ -77,6 +79,7 @@ class Stream(Iterator[tuple[str, Any]]):
 
     # No `__del__`: a dropped producer stops by itself, and a KeyboardInterrupt inside `__del__` would be lost.
     __slots__ = (
+        "__weakref__",
         "_busy",
         "_display",
         "_ended",
@@ -179,8 +182,10 @@ class Stream(Iterator[tuple[str, Any]]):
                 return []
             try:
                 self._busy = True
-                if self._taken == 0 and self._progress:
-                    self._display = _ProgressDisplay(self._progress, sum(self._sizes))
+                if self._taken == 0:
+                    _started[id(self)] = weakref.ref(self)
+                    if self._progress:
+                        self._display = _ProgressDisplay(self._progress, sum(self._sizes))
                 tensors = producer.next(many=many)
                 first = self._taken
                 self._taken = end = first + len(tensors)
@@ -235,6 +240,7 @@ class Stream(Iterator[tuple[str, Any]]):
     def _end(self) -> None:
         """Closes the producer and the display."""
         self._ended = True
+        _started.pop(id(self), None)
         producer, self._producer = self._producer, None
         if producer is None:
             return
@@ -261,3 +267,19 @@ class Stream(Iterator[tuple[str, Any]]):
     def __reduce__(self) -> NoReturn:
         """Not picklable; always raises TypeError."""
         raise TypeError("a stream cannot be pickled; create one where it is used")
+
+
+# Streams that have not ended, by `id`. References without a callback, in which a KeyboardInterrupt would be lost.
+_started: dict[int, weakref.ref[Stream]] = {}
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends the threads of streams: none may be in a call of Python, such as `read` of a file object, when Python ends.
+
+    Another thread that uses a stream afterwards waits for its lock until the process ends, as it would for the interpreter.
+    """
+    for started in list(_started.values()):
+        stream = started()
+        if stream is not None and stream._is_own() and stream._lock.acquire(blocking=False):
+            stream.close()
