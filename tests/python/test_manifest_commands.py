@@ -1,6 +1,7 @@
 """`--manifest` of every command that opens files, and a policy that demands a manifest."""
 
 import json
+import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -212,6 +213,15 @@ def test_a_name_that_a_manifest_cannot_have_is_to_be_changed(name, why, tmp_path
     assert "a manifest cannot list" in error
     assert why in error
     assert "Rename the file." in error
+
+
+def test_a_folder_whose_own_name_is_not_utf_8_has_a_manifest(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"\xff\xfe")
+    _model(folder)
+    assert main(["manifest", str(folder)]) == 0
+    (tmp_path / "m.json").write_text(capsys.readouterr().out)
+    assert json.loads((tmp_path / "m.json").read_text())["subject"][0]["name"] == "\ufffd\ufffd"
+    assert main(["verify", str(folder), "--manifest", str(tmp_path / "m.json")]) == 0
 
 
 def test_a_manifest_in_the_folder_is_replaced_and_does_not_list_itself(tmp_path, capsys):

@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         made = rustload.Manifest.of(args.path, piece=args.piece)
         if args.output is not None:
             _check_output(args.output, args.path, made)
-        text = made.to_json(os.path.basename(os.path.abspath(args.path)))
+        name = os.fsencode(os.path.basename(os.path.abspath(args.path)))
+        text = made.to_json(name.decode(errors="replace"))
         if args.output is not None:
             _rustload.PreparedText(args.output, text, overwrite=args.overwrite, sync=True).commit()
     except (RustloadError, OSError, ValueError) as error:
