@@ -282,7 +282,7 @@ def test_a_checkpoint_shows_the_name_of_its_file_object(data):
 
 
 AT_EXIT = """
-import sys, time
+import sys, threading, time
 import rustload
 
 class Slow:
@@ -298,10 +298,13 @@ class Slow:
 
 stream = rustload.open(Slow(sys.argv[1]), framework="numpy").stream(dtype="float16")
 next(stream)
+if sys.argv[2] == "daemon":
+    threading.Thread(target=lambda: print(len(list(stream))), daemon=True).start()
 time.sleep(0.1)
 """
 
 
-def test_a_stream_that_reads_ahead_ends_before_the_interpreter(tmp_path):
+@pytest.mark.parametrize("consumer", ["none", "daemon"])
+def test_a_stream_that_reads_ahead_ends_before_the_interpreter(consumer, tmp_path):
     path = sparse(tmp_path / "many.safetensors", {f"w{number}": ("F32", [1 << 20]) for number in range(64)})
-    child(AT_EXIT, path)
+    assert not child(AT_EXIT, path, consumer).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
@@ -83,6 +84,7 @@ class Stream(Iterator[tuple[str, Any]]):
         "_busy",
         "_display",
         "_ended",
+        "_is_cut",
         "_lock",
         "_names",
         "_process",
@@ -95,6 +97,7 @@ class Stream(Iterator[tuple[str, Any]]):
     _names: list[str]
     _taken: int
     _ended: bool
+    _is_cut: bool
     _lock: threading.RLock
     _busy: bool
     _producer: Producer | None
@@ -124,7 +127,7 @@ class Stream(Iterator[tuple[str, Any]]):
         # One thread at a time calls `next`. The lock is reentrant because a signal handler or the progress callback may use the
         # stream.
         made._lock = threading.RLock()
-        made._busy = made._ended = False
+        made._busy = made._ended = made._is_cut = False
         made._producer, made._process, made._taken = producer, None, 0
         if names is None:
             names = [tensor.name for tensor in tensors]
@@ -152,7 +155,7 @@ class Stream(Iterator[tuple[str, Any]]):
 
         Raises:
             StopIteration: The stream has ended.
-            ValueError: It was started before a fork (code `Forked`), or its own progress callback calls `next`.
+            ValueError: It was started before a fork (code `Forked`), its own progress callback calls `next`, or Python ends.
             KeyboardInterrupt: Ctrl-C, within a tenth of a second.
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor. The stream ends.
         """
@@ -171,6 +174,15 @@ class Stream(Iterator[tuple[str, Any]]):
     def _take(self, *, many: bool) -> list[tuple[str, Any]]:
         """Waits for the next pair, or with `many` for all that are made by then; empty after the last. Errors as for `next`."""
         self._claim()
+        taken = self._take_alone(many=many)
+        if not taken and self._is_cut:
+            # Not all tensors came. Python ends other threads soon, without a word.
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(_AT_EXIT_SECONDS)
+            raise _error("Value", "the stream was closed, as Python ends")
+        return taken
+
+    def _take_alone(self, *, many: bool) -> list[tuple[str, Any]]:
         with self._lock:
             if self._busy:
                 raise _error(
@@ -237,6 +249,15 @@ class Stream(Iterator[tuple[str, Any]]):
             if not self._busy:
                 self._end()
 
+    def _cut(self) -> None:
+        """As `close`, which waits for a thread in `next` only for a while."""
+        self._is_cut = self._ended = True
+        if (producer := self._producer) is not None:
+            producer.close()
+        if self._lock.acquire(timeout=_AT_EXIT_SECONDS):
+            self._lock.release()
+            self.close()
+
     def _end(self) -> None:
         """Closes the producer and the display."""
         self._ended = True
@@ -273,13 +294,14 @@ class Stream(Iterator[tuple[str, Any]]):
 _started: dict[int, weakref.ref[Stream]] = {}
 
 
+# How long the end of Python and threads that still use a stream wait for each other.
+_AT_EXIT_SECONDS = 5.0
+
+
 @atexit.register
 def _close_all() -> None:
-    """Ends the threads of streams: none may be in a call of Python, such as `read` of a file object, when Python ends.
-
-    Another thread that uses a stream afterwards waits for its lock until the process ends, as it would for the interpreter.
-    """
+    """Ends the threads of streams: none may be in a call of Python, such as `read` of a file object, when Python ends."""
     for started in list(_started.values()):
         stream = started()
-        if stream is not None and stream._is_own() and stream._lock.acquire(blocking=False):
-            stream.close()
+        if stream is not None and stream._is_own():
+            stream._cut()
