@@ -195,6 +195,8 @@ class Stream(Iterator[tuple[str, Any]]):
             try:
                 self._busy = True
                 if self._taken == 0:
+                    for key in [key for key, started in list(_started.items()) if started() is None]:
+                        _started.pop(key, None)
                     _started[id(self)] = weakref.ref(self)
                     if self._progress:
                         self._display = _ProgressDisplay(self._progress, sum(self._sizes))
