@@ -267,6 +267,8 @@ impl Opened {
         for (number, shard) in self.shards.iter_mut().enumerate() {
             total += shard.index.entries.len() as u64;
             Limits::check("tensors", self.options.limits.tensors, total)?;
+            self.by_name.reserve(shard.index.entries.len());
+            self.entries.reserve(shard.index.entries.len());
             shard.index.metadata.drain(..).for_each(|(key, value)| set_metadata(key, value));
             let notes = shard.index.notes.drain(..).map(into_printable);
             self.notes.extend(notes.filter(|note| noted.insert(note.clone())));

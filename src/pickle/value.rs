@@ -8,6 +8,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use super::arena::{Arena, ByteRange, Node, Span};
+use super::globals::NameId;
 use crate::bytes::Chunk;
 use crate::num::{to_u32, u32_to_usize};
 
@@ -291,16 +292,20 @@ impl Values {
         &self.data
     }
 
+    /// A part of a name.
+    fn text(&self, id: NameId) -> &str {
+        std::str::from_utf8(self.arena.name(&self.data, id)).unwrap_or_default()
+    }
+
     /// A global by its id.
     pub fn global(&self, id: GlobalId) -> Global<'_> {
         let Some(record) = self.arena.globals.get(id.index()) else {
             return Global { module: "", name: "", spelled: ("", ""), offset: 0 };
         };
-        let text = |id| std::str::from_utf8(self.arena.name(&self.data, id)).unwrap_or_default();
         Global {
-            module: text(record.module),
-            name: text(record.name),
-            spelled: (text(record.spelled.0), text(record.spelled.1)),
+            module: self.text(record.module),
+            name: self.text(record.name),
+            spelled: (self.text(record.spelled.0), self.text(record.spelled.1)),
             offset: u64::from(record.offset),
         }
     }
@@ -308,8 +313,8 @@ impl Values {
     /// The module and name of the global that a value is; `None` for any other value.
     pub fn global_at(&self, handle: Handle) -> Option<(&str, &str)> {
         let Value::Global(id) = self.get(handle) else { return None };
-        let global = self.global(id);
-        Some((global.module, global.name))
+        let record = self.arena.globals.get(id.index())?;
+        Some((self.text(record.module), self.text(record.name)))
     }
 
     /// The call that a value is the result of; `None` for any other value.

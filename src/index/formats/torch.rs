@@ -181,7 +181,7 @@ pub(crate) fn small_member(archive: &Archive, name: &str) -> Result<Option<Vec<u
 
 /// The member of a storage. Fails where it does not exist, or its size is not what the pickle states.
 fn locate(archive: &Arc<Archive>, root: &str, key: &str, nbytes: u64) -> Result<Found> {
-    let name = format!("{root}data/{key}");
+    let name = [root, "data/", key].concat();
     let member = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
     match member {
         None if nbytes == 0 => Ok(Found::At(Location::Empty)),

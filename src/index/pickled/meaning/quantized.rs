@@ -5,6 +5,7 @@ use super::{CallInterpreter, Meaning};
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result, bail, error};
 use crate::index::model::{Extra, Flags, Packed, Quantization, Scale, Tensor};
+use crate::index::pickled::known::Known;
 use crate::layout::Dims;
 use crate::pickle::{Handle, Snapshot, Value};
 
@@ -86,6 +87,10 @@ impl<'a> CallInterpreter<'a> {
     /// As `quantized_class`, for the persistent id of a storage.
     pub(super) fn quantized_id(&self, pid: Handle) -> Option<(&'static str, u64)> {
         let Value::Tuple(&[_, class, ..]) = self.values.get(pid) else { return None };
+        // The usual case, without a look at its name.
+        if matches!(self.known(class), Some(Known::Storage(Some(dtype))) if dtype.kind() != Kind::Int) {
+            return None;
+        }
         quantized_dtype(self.values.global_at(class)?.1)
     }
 
