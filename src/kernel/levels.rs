@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
+use super::{Axis, Cast, Grid, Level, Overflow, convert, gather, swap_bytes_with_level, transpose};
 use crate::dtype::DType;
 use crate::kernel::arch::{CACHE_LINE_BYTES, Groups, Lookup};
 use crate::kernel::cast::size;
@@ -238,6 +238,31 @@ fn every_level_transposes_as_the_generic_one() {
                     gather(oracle, &src, &mut expected[3..], &axes).unwrap();
                     gather(cast, &src, &mut got[3..], &axes).unwrap();
                     assert!(got == expected, "{level} {cast:?} {axes:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Matrices of few columns, whose rows are shorter than a vector, as [`transpose`] gets them; the last row ends where the source does.
+#[test]
+fn every_level_transposes_short_rows() {
+    let pairs = [(DType::U8, DType::U8), (DType::BF16, DType::BF16), (DType::F32, DType::F32)];
+    for (from, to) in pairs.into_iter().chain([(DType::F64, DType::F64), (DType::F32, DType::BF16)]) {
+        for level in Level::available() {
+            let cast = Cast::with_level(level, from, to, Overflow::Nan).unwrap();
+            for (columns, gap) in (1..=33).flat_map(|columns| [(columns, 0), (columns, 1)]) {
+                let (rows, pitch) = (300 + columns % 7, columns + gap);
+                let src = noise(((rows - 1) * pitch + columns) * size(from));
+                let (mut converted, mut got) = (vec![0; src.len() / size(from) * size(to)], Vec::new());
+                convert(cast, &src, &mut converted).unwrap();
+                got.resize(rows * columns * size(to), 0);
+                let width = rows * size(to);
+                let grid = Grid::new(&mut got, columns, width, width).unwrap();
+                transpose(cast, &src, pitch, grid, &mut Vec::new()).unwrap();
+                for (at, element) in got.chunks(size(to)).enumerate() {
+                    let from = (at % rows * pitch + at / rows) * size(to);
+                    assert!(*element == converted[from..][..size(to)], "{level} {cast:?} {columns} {gap}");
                 }
             }
         }

@@ -3,7 +3,8 @@
 //! A tile is some source rows, a few hundred columns wide. Its rows are read sequentially, so that the hardware prefetcher
 //! follows them, and converted into scratch that stays in the cache; the pitch of the scratch is not a power of two, which
 //! avoids cache set conflicts. The tile is then transposed into whole 64-byte cache lines, a few of which are stored to each
-//! destination row in succession. Rows that need no conversion are transposed straight from the source.
+//! destination row in succession. Rows that need no conversion are transposed straight from the source, and short ones without
+//! gaps are converted together.
 
 use std::ops::Range;
 
@@ -22,6 +23,8 @@ const NON_TEMPORAL_MIN_BYTES: usize = 8 << 20;
 const STREAMED_ROW_MIN_BYTES: usize = 4 * CACHE_LINE_BYTES;
 /// The number of columns whose partial cache line is stored at a time.
 const PARTIAL_LINE_COLUMNS: usize = 256;
+/// Source rows of at most this size that follow each other without gaps are converted together.
+const JOINT_ROW_MAX_BYTES: usize = 4 * CACHE_LINE_BYTES;
 
 /// The source of a transpose.
 #[derive(Clone, Copy)]
@@ -37,7 +40,7 @@ pub(super) struct Matrix<'a> {
 /// Scratch for one tile, allocated once per copy.
 pub(super) struct Tile {
     bytes: Vec<u8>,
-    /// Bytes from one row of the tile to the next.
+    /// Bytes from one row that was read to the next.
     pitch: usize,
     /// Rows and columns of a full tile.
     rows: usize,
@@ -122,8 +125,7 @@ pub(super) fn transpose_matrix(cast: Cast, src: Matrix<'_>, dst: &mut Grid<'_>, 
     let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
     let (rows, columns) = (dst.width() / dst_size, dst.rows());
     let non_temporal = cast.uses_non_temporal_stores() && dst.slice_len() > NON_TEMPORAL_MIN_BYTES;
-    let is_direct =
-        cast.is_identity() && src.column_stride == 1 && src.row_stride * src_size >= CACHE_LINE_BYTES;
+    let is_direct = cast.is_identity() && src.column_stride == 1;
     // The number of rows that are transposed straight from the source: those that fill cache lines.
     let direct_rows = if is_direct { rows - rows % tile.line_rows } else { 0 };
     for top in (0..direct_rows).step_by(tile.rows) {
@@ -186,6 +188,13 @@ impl Tile {
 
     /// Converts rows of the source into the tile.
     fn read(&mut self, cast: Cast, src: Matrix<'_>, height: usize, width: usize) {
+        let row_bytes = width * cast.dst_size();
+        if (src.row_stride, src.column_stride) == (width, 1) && row_bytes <= JOINT_ROW_MAX_BYTES {
+            self.pitch = row_bytes;
+            let count = height * width;
+            return cast.run(&src.bytes[..count * cast.src_size()], &mut self.bytes[..height * row_bytes]);
+        }
+        self.pitch = row_bytes + CACHE_LINE_BYTES;
         for (row, out) in self.bytes.chunks_mut(self.pitch).take(height).enumerate() {
             let src = Strided {
                 bytes: &src.bytes[row * src.row_stride * cast.src_size()..],

@@ -26,8 +26,8 @@ pub(in crate::kernel) type PanelTranspose = fn(Panel<'_>, &mut Grid<'_>);
 /// Source rows to transpose. `CACHE_LINE_BYTES / element size` rows fill a cache line of each column.
 #[derive(Clone, Copy)]
 pub(in crate::kernel) struct Panel<'a> {
-    /// The rows, at least [`CACHE_LINE_BYTES`] apart. Where `columns` is not a multiple of the rows that fill a cache line, other
-    /// elements follow up to the next multiple; their values are ignored.
+    /// The rows. Where `columns` is not a multiple of the rows that fill a cache line, other elements follow up to the next multiple;
+    /// their values are ignored.
     pub(in crate::kernel) bytes: &'a [u8],
     /// Bytes from one row to the next.
     pub(in crate::kernel) pitch: usize,
