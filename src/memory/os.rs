@@ -2,13 +2,17 @@
 //!
 //! A file that cannot be read counts as absent, and an absent limit as no limit. Systems other than Linux have none of these files.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use super::{Cgroup, Memory};
 
 /// A limit from here on means "no limit": cgroup v1 writes the largest multiple of the page size below 2^63.
 const UNLIMITED_MIN_BYTES: u64 = 1 << 60;
+
+/// Most of the files fit.
+const TEXT_BYTES: usize = 4 << 10;
 
 /// The memory of this process and of its cgroup, now.
 pub(super) fn memory() -> Memory {
@@ -161,13 +165,17 @@ fn field(text: &str, key: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The text of a file; empty where it cannot be read.
+/// The text of a file; empty where it cannot be read. Those of the system state no size, so they would be read in small pieces.
 fn text(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_default()
+    let mut text = String::with_capacity(TEXT_BYTES);
+    let read = File::open(path).and_then(|mut file| file.read_to_string(&mut text));
+    read.map_or_else(|_| String::new(), |_| text)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::{WINDOW_MIN_BYTES, buffers_in, window_in};
     use super::*;
 

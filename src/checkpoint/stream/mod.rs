@@ -190,7 +190,8 @@ impl Stream {
             let (per_thread, in_flight) = tensor.opened.scratch_bounds(tensor.shard());
             let reading = options.threads.or(in_flight).unwrap_or(threads) as u64;
             scratch = per_thread.saturating_mul(reading).max(scratch);
-            batch_bytes = producer::batch_bytes(tensor.opened.access(tensor.shard())).max(batch_bytes);
+            let access = tensor.opened.access(tensor.shard());
+            batch_bytes = producer::batch_bytes(access, options.results_kept).max(batch_bytes);
         }
         let budget =
             if runs_inline { INLINE_MEMORY_MAX_BYTES } else { options.window.saturating_sub(scratch).max(1) };

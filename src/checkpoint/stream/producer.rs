@@ -14,6 +14,9 @@ use crate::tensor::{Growth, MaterializePlan, OwnedPlan, Request, SharedStorage, 
 /// Bytes of results that one batch has at most: large enough to amortize starting threads.
 const BATCH_BYTES: u64 = 32 << 20;
 
+/// As many where the consumer keeps all results: at the end of a batch threads end, and some wait for others.
+const KEPT_BATCH_BYTES: u64 = 128 << 20;
+
 /// Where requests are expensive, a batch has so many for each thread. At its end, some threads wait for others.
 const ROUNDS_OF_BATCH: u64 = 2;
 
@@ -21,10 +24,11 @@ const ROUNDS_OF_BATCH: u64 = 2;
 const BATCH_MAX_TENSORS: usize = 512;
 
 /// Bytes of results that one batch has at most, for a file that is read so.
-pub(super) fn batch_bytes(access: Access) -> u64 {
+pub(super) fn batch_bytes(access: Access, results_kept: bool) -> u64 {
     let at_once = access.block.saturating_mul(access.in_flight.unwrap_or(1) as u64);
     match access.waits_for_requests() {
         true => at_once.saturating_mul(ROUNDS_OF_BATCH).max(BATCH_BYTES),
+        false if results_kept => KEPT_BATCH_BYTES,
         false => BATCH_BYTES,
     }
 }
@@ -117,7 +121,8 @@ impl Producer {
     /// follows.
     pub(super) fn advance(&mut self) -> bool {
         let plan = &self.plan;
-        let batch_bytes = plan.batch_bytes.min(plan.options.window / 4).max(1);
+        let share = if plan.options.results_kept { 2 } else { 4 };
+        let batch_bytes = plan.batch_bytes.min(plan.options.window / share).max(1);
         let mut batch = Batch::default();
         self.pending.take().into_iter().for_each(|item| batch.push(item));
         while let Some(&step) = plan.steps.get(self.position) {
