@@ -295,7 +295,6 @@ class Stream(Iterator[tuple[str, Any]]):
 # Streams that have not ended, by `id`. References without a callback, in which a KeyboardInterrupt would be lost.
 _started: dict[int, weakref.ref[Stream]] = {}
 
-
 # How long the end of Python and threads that still use a stream wait for each other.
 _AT_EXIT_SECONDS = 5.0
 

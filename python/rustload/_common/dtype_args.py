@@ -17,8 +17,7 @@ def value_for(value: Any, tensor: TensorInfo) -> Any:
         from rustload._common.patterns import matches
 
         return next((found for pattern, found in value.items() if matches(tensor.name, pattern)), None)
-    if callable(value) and not isinstance(
-        value, type
-    ):  # a class is a NumPy scalar type here, not a rule to call
+    # A class is a NumPy scalar type here, not a rule to call.
+    if callable(value) and not isinstance(value, type):
         return value(tensor)
     return value

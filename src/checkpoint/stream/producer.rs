@@ -121,6 +121,7 @@ impl Producer {
     /// follows.
     pub(super) fn advance(&mut self) -> bool {
         let plan = &self.plan;
+        // Where results are kept, one batch is filled while the one before it is taken.
         let share = if plan.options.results_kept { 2 } else { 4 };
         let batch_bytes = plan.batch_bytes.min(plan.options.window / share).max(1);
         let mut batch = Batch::default();
