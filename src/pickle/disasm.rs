@@ -1,9 +1,8 @@
 //! The pickle disassembler, for loading and for scanning: a lazy iterator over opcodes with raw arguments, from a start offset.
 //!
 //! In strict mode it refuses PROTO above 5 or anywhere but first, and frames that are nested, straddled by an opcode, longer than
-//! the data or open at STOP (PEP 3154). In lenient mode it yields those opcodes and keeps the strict error for
-//! [`Disasm::take_strict_error`]. Errors are items: after a refused PROTO or FRAME the iterator continues; an unknown opcode or a
-//! truncated argument ends it. Lengths are checked against the data; nothing is allocated.
+//! the data or open at STOP (PEP 3154). In lenient mode it yields those opcodes. Errors are items: after a refused PROTO or FRAME the
+//! iterator continues; an unknown opcode or a truncated argument ends it. Lengths are checked against the data; nothing is allocated.
 
 use super::opcode::{ArgKind, Opcode};
 use crate::error::{Code, Error, Result, bail, error};
@@ -49,8 +48,6 @@ pub struct Disasm<'a> {
     /// The end of the open frame; `NO_FRAME` when none is open.
     frame_end: usize,
     strict: bool,
-    /// The strict mode's error at the last opcode, in lenient mode.
-    strict_error: Option<Error>,
     done: bool,
     /// Whether the data ends inside the last opcode.
     is_truncated: bool,
@@ -91,7 +88,6 @@ impl<'a> Disasm<'a> {
             start,
             frame_end: NO_FRAME,
             strict: true,
-            strict_error: None,
             done: false,
             is_truncated: false,
             line: to_usize(limits.line),
@@ -99,15 +95,9 @@ impl<'a> Disasm<'a> {
         }
     }
 
-    /// A disassembler that enforces neither PROTO nor FRAME; see [`Disasm::take_strict_error`].
+    /// A disassembler that enforces neither PROTO nor FRAME.
     pub fn lenient(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
         Disasm { strict: false, ..Disasm::strict(data, start, limits) }
-    }
-
-    /// In lenient mode, the strict mode's error at the opcode that was yielded last; returned once.
-    #[inline]
-    pub fn take_strict_error(&mut self) -> Option<Error> {
-        self.strict_error.take()
     }
 
     /// The offset of the next opcode; after STOP, one past it.
@@ -194,14 +184,17 @@ impl<'a> Disasm<'a> {
             Err(error) => return Err(self.stop_at(offset, error)),
         };
         self.done = op.opcode == Opcode::Stop;
-        if let Err(error) = self.check_framing(&op) {
-            let error = at_offset(error, offset);
-            if self.strict {
-                return Err(error);
-            }
-            self.strict_error = Some(error);
+        match self.check_framing(&op) {
+            Err(error) if self.strict => Err(at_offset(error, offset)),
+            _ => Ok(op),
         }
-        Ok(op)
+    }
+
+    /// The opcode at `offset` again, which failed last; `None` where it cannot be decoded, so that nothing follows it.
+    #[cfg(feature = "scan")]
+    pub(super) fn failed_op(&mut self, offset: usize) -> Option<Op<'a>> {
+        let opcode = self.data.get(offset).copied().and_then(Opcode::from_byte)?;
+        if self.position == offset { None } else { self.decode(offset, opcode).ok() }
     }
 
     /// Ends the iteration at an opcode that cannot be decoded.

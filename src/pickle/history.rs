@@ -64,8 +64,6 @@ pub(super) struct History {
     growth: BoundedVec<Growth>,
     /// A bit per handle: whether the value was fetched.
     fetched: Vec<u64>,
-    /// Whether every container counts as fetched.
-    is_all_fetched: bool,
     /// The offset of the newest call or BUILD. Nobody reads a container between two of these.
     last_read: u32,
 }
@@ -77,7 +75,6 @@ impl History {
             builds: BoundedVec::new("nodes", limit),
             growth: BoundedVec::new("nodes", limit),
             fetched: Vec::new(),
-            is_all_fetched: false,
             last_read: 0,
         }
     }
@@ -99,20 +96,15 @@ impl History {
         Ok(())
     }
 
-    /// Counts every value as fetched, where the stack may hold a value twice without a fetch.
-    pub(super) fn fetch_all(&mut self) {
-        self.is_all_fetched = true;
-    }
-
     /// Whether any value was fetched.
     pub(super) fn has_fetches(&self) -> bool {
-        self.is_all_fetched || !self.fetched.is_empty()
+        !self.fetched.is_empty()
     }
 
     #[inline(always)]
     fn is_fetched(&self, handle: Handle) -> bool {
         let word = self.fetched.get(handle.index() >> 6);
-        self.is_all_fetched || word.is_some_and(|word| word >> (handle.index() & 63) & 1 == 1)
+        word.is_some_and(|word| word >> (handle.index() & 63) & 1 == 1)
     }
 
     /// Notes a call, or a BUILD.

@@ -190,8 +190,8 @@ impl<'d> Machine<'d> {
             }
             (Opcode::Pop, _) => self.pop_value_or_mark()?,
             (Opcode::PopMark, _) => {
-                let mark = self.pop_mark()?;
-                self.stack.truncate(mark);
+                self.mark()?;
+                self.drop_to_mark();
             }
             (Opcode::Dup, _) => {
                 let top = self.top()?;
@@ -203,9 +203,9 @@ impl<'d> Machine<'d> {
             (Opcode::Tuple2, _) => self.tuple(2)?,
             (Opcode::Tuple3, _) => self.tuple(3)?,
             (Opcode::Tuple, _) => {
-                let mark = self.pop_mark()?;
+                let mark = self.mark()?;
                 let tuple = self.arena.add_tuple(self.stack.slice_from(mark))?;
-                self.stack.truncate(mark);
+                self.drop_to_mark();
                 self.stack.push(tuple)?;
             }
             (Opcode::EmptyList, _) => self.push(Node::List(Span::default()))?,
@@ -213,25 +213,24 @@ impl<'d> Machine<'d> {
             (Opcode::EmptySet, _) => self.push(Node::Set(Span::default()))?,
             (Opcode::List | Opcode::FrozenSet | Opcode::Dict, _) => self.container(op.opcode, op.offset)?,
             (Opcode::Append, _) => {
-                let value = self.pop()?;
-                let target = self.top()?;
+                let [target, value] = self.top_values()?;
                 self.arena.append(target, &[value], op.offset)?;
+                self.stack.pop();
             }
             (Opcode::Appends | Opcode::AddItems, _) => self.extend(op.opcode, op.offset)?,
             (Opcode::SetItem, _) => {
-                let (value, key) = (self.pop()?, self.pop()?);
-                let target = self.top()?;
+                let [target, key, value] = self.top_values()?;
                 self.interner.check(&mut self.arena, self.data, key)?;
                 self.arena.set_items(target, &[key, value], op.offset)?;
+                self.replace(3, target)?;
             }
             (Opcode::SetItems, _) => {
-                let mark = self.pop_mark()?;
-                let target = self.below(mark)?;
+                let (mark, target) = (self.mark()?, self.below_mark()?);
                 for &key in self.stack.slice_from(mark).iter().step_by(2) {
                     self.interner.check(&mut self.arena, self.data, key)?;
                 }
                 self.arena.set_items(target, self.stack.slice_from(mark), op.offset)?;
-                self.stack.truncate(mark);
+                self.drop_to_mark();
             }
 
             (Opcode::BinPut | Opcode::LongBinPut, Arg::Unsigned(number)) => {
@@ -264,24 +263,24 @@ impl<'d> Machine<'d> {
             (Opcode::NewObj, _) => self.call(CallKind::NewObj, op.offset)?,
             (Opcode::NewObjEx, _) => self.call(CallKind::NewObjEx, op.offset)?,
             (Opcode::Inst, Arg::Pair(module, name)) => {
-                let mark = self.pop_mark()?;
+                let mark = self.mark()?;
                 let class = self.global_from_lines(op, module, name)?;
-                self.call_from_mark(CallKind::Inst, class, mark, mark, op.offset)?;
+                self.call_from_mark(CallKind::Inst, class, mark, op.offset)?;
             }
             (Opcode::Obj, _) => {
-                let mark = self.pop_mark()?;
+                let mark = self.mark()?;
                 let class = self.stack.get(mark).ok_or_else(underflow)?;
-                self.call_from_mark(CallKind::Obj, class, mark.saturating_add(1), mark, op.offset)?;
+                self.call_from_mark(CallKind::Obj, class, mark.saturating_add(1), op.offset)?;
             }
             (Opcode::Build, _) => {
-                let state = self.pop()?;
-                let target = self.top()?;
+                let [target, state] = self.top_values()?;
                 self.arena.build(target, state, op.offset)?;
+                self.stack.pop();
             }
 
             (Opcode::BinPersId, _) => {
-                let id = self.pop()?;
-                self.push(Node::PersistentId(id))?;
+                let id = self.arena.add(Node::PersistentId(self.top()?))?;
+                self.replace(1, id)?;
             }
             (Opcode::PersId, Arg::Bytes(line)) => self.text_persistent_id(op.payload, line)?,
             (Opcode::Ext1 | Opcode::Ext2 | Opcode::Ext4, _) => {
@@ -309,13 +308,12 @@ impl<'d> Machine<'d> {
         let start = self.stack.len().checked_sub(len).filter(|&start| start >= self.fence);
         let start = start.ok_or_else(underflow)?;
         let tuple = self.arena.add_tuple(self.stack.slice_from(start))?;
-        self.stack.truncate(start);
-        self.stack.push(tuple)
+        self.replace(len, tuple)
     }
 
     /// LIST, FROZENSET and DICT: a container of the values above the mark.
     fn container(&mut self, opcode: Opcode, offset: usize) -> Result<()> {
-        let mark = self.pop_mark()?;
+        let mark = self.mark()?;
         let step = match opcode {
             Opcode::Dict => 2,
             Opcode::FrozenSet => 1,
@@ -336,14 +334,13 @@ impl<'d> Machine<'d> {
             self.arena.items.extend(values.len(), values.iter().copied())?;
             self.arena.add(if opcode == Opcode::List { Node::List(span) } else { Node::FrozenSet(span) })?
         };
-        self.stack.truncate(mark);
+        self.drop_to_mark();
         self.stack.push(handle)
     }
 
     /// APPENDS and ADDITEMS.
     fn extend(&mut self, opcode: Opcode, offset: usize) -> Result<()> {
-        let mark = self.pop_mark()?;
-        let target = self.below(mark)?;
+        let (mark, target) = (self.mark()?, self.below_mark()?);
         if opcode == Opcode::AddItems && matches!(self.arena.node(target), Node::Set(_)) {
             for &item in self.stack.slice_from(mark) {
                 self.interner.check(&mut self.arena, self.data, item)?;
@@ -354,39 +351,44 @@ impl<'d> Machine<'d> {
             Opcode::AddItems => self.arena.add_items(target, values, offset)?,
             _ => self.arena.append(target, values, offset)?,
         }
-        self.stack.truncate(mark);
+        self.drop_to_mark();
         Ok(())
     }
 
     fn call(&mut self, kind: CallKind, offset: usize) -> Result<()> {
-        let kwargs = if kind == CallKind::NewObjEx { Some(self.pop()?) } else { None };
-        let (args, callable) = (self.pop()?, self.pop()?);
+        let (callable, args, kwargs) = if kind == CallKind::NewObjEx {
+            let [callable, args, kwargs] = self.top_values()?;
+            (callable, args, Some(kwargs))
+        } else {
+            let [callable, args] = self.top_values()?;
+            (callable, args, None)
+        };
         if !matches!(self.arena.node(args), Node::Tuple { .. }) {
             return Err(fail(Code::PickleType, "the arguments of a call are not a tuple"));
         }
         if kwargs.is_some_and(|kwargs| !matches!(self.arena.node(kwargs), Node::Dict(_))) {
             return Err(fail(Code::PickleType, "the keyword arguments of a call are not a dict"));
         }
-        self.push_call(kind, callable, args, kwargs, offset)
+        let result = self.add_call(kind, callable, args, kwargs, offset)?;
+        self.replace(if kwargs.is_some() { 3 } else { 2 }, result)
     }
 
-    /// Records a call and pushes its result. Fails where `callable` is not a global, the result of a call or a persistent object:
+    /// Records a call; returns its result. Fails where `callable` is not a global, the result of a call or a persistent object:
     /// nothing else can be callable.
-    fn push_call(
+    fn add_call(
         &mut self,
         kind: CallKind,
         callable: Handle,
         args: Handle,
         kwargs: Option<Handle>,
         offset: usize,
-    ) -> Result<()> {
+    ) -> Result<Handle> {
         match self.arena.node(callable) {
             Node::Global(id) => self.count_call(id)?,
             Node::Call { .. } | Node::PersistentId(_) => {}
             _ => return Err(fail(Code::PickleType, "the called value is not a class or function")),
         }
-        let handle = self.arena.add_call(kind, callable, args, kwargs, offset)?;
-        self.stack.push(handle)
+        self.arena.add_call(kind, callable, args, kwargs, offset)
     }
 
     /// Counts the calls of a global against the limit `tensors`. A function that makes tensors is called once per tensor, so this
@@ -400,17 +402,18 @@ impl<'d> Machine<'d> {
         Limits::check("tensors", self.limits.tensors, *count)
     }
 
+    /// A call of `callable` with the values from `first_arg` on; takes all above the topmost mark off the stack.
     fn call_from_mark(
         &mut self,
         kind: CallKind,
         callable: Handle,
         first_arg: usize,
-        mark: usize,
         offset: usize,
     ) -> Result<()> {
         let args = self.arena.add_tuple(self.stack.slice_from(first_arg))?;
-        self.stack.truncate(mark);
-        self.push_call(kind, callable, args, None, offset)
+        let result = self.add_call(kind, callable, args, None, offset)?;
+        self.drop_to_mark();
+        self.stack.push(result)
     }
 }
 

@@ -73,6 +73,7 @@ macro_rules! opcodes {
             }
 
             /// The protocol that introduced it.
+            #[inline]
             pub const fn protocol(self) -> u8 {
                 match self { $(Opcode::$name => $protocol,)* }
             }

@@ -7,6 +7,7 @@
 
 use crate::error::{Code, Error, Result, error};
 use crate::limits::Limits;
+use crate::num::to_u64;
 
 /// The bytes of overlapping members that are scanned, as a multiple of the file size.
 const OVERLAP_FACTOR: u64 = 4;
@@ -26,6 +27,8 @@ const VISIT_BYTES: u64 = 64;
 const RUN_BYTES: u64 = 448;
 /// What a call in a pickle costs to be judged, in bytes of opcodes.
 const CALL_BYTES: u64 = 48;
+/// What an error in a pickle costs to be recovered from, in bytes of opcodes.
+const DEFECT_BYTES: u64 = 48;
 
 /// The work that is left.
 pub(super) struct Budget {
@@ -73,6 +76,11 @@ impl Budget {
     /// As [`execute`](Budget::execute), but fails, which ends the scan of the file.
     pub(super) fn must_execute(&mut self, len: u64) -> Result<()> {
         if self.execute(len) { Ok(()) } else { Err(spent("opcodes are executed")) }
+    }
+
+    /// Takes a run that has ended, after some errors. Fails where less is left.
+    pub(super) fn must_recover(&mut self, len: u64, defects: usize) -> Result<()> {
+        self.must_execute(to_u64(defects).saturating_mul(DEFECT_BYTES).saturating_add(len))
     }
 
     /// Takes the judgement of calls. Fails where less is left.

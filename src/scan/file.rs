@@ -265,7 +265,7 @@ impl Scanner<'_> {
             let options = self.strict_options();
             options.cancel.check()?;
             match executed {
-                Some(pickle) => index::read_pickle(source, pickle, &options),
+                Some(pickle) => pickle.and_then(|pickle| index::read_pickle(source, pickle, &options)),
                 None => index::read(source, &options),
             }
         });

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import random
 import time
 import zipfile
 from collections.abc import Callable
@@ -22,11 +23,17 @@ SECONDS_MAX = 0.5
 """Of a core, in a release build."""
 DEBUG_FACTOR = 4
 CALLED = b"cx\ny\n."
+NOISE = random.Random(0).randbytes(75_000)
 EMPTY = named(STATE | {"shape": many(integer(0))})
 
 
 def packed(data: bytes) -> bytes:
     return gzip.compress(data, 9, mtime=0)
+
+
+def opcodes(data: bytes) -> bytes:
+    """As many opcodes as a file of this size may have executed: noise behind them makes it as large as it may be."""
+    return packed(data + NOISE)
 
 
 def zipped(*members: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -56,10 +63,14 @@ def metadata(count: int) -> bytes:
 
 
 FILES: dict[str, Callable[[], bytes]] = {
-    "opcodes": lambda: packed(b"\x80\x02" + b"N0" * (8 << 20) + b"N."),
-    "calls": lambda: packed(b"\x80\x02cx\ny\nq\0(" + b"h\0)R" * (4 << 20) + b"l."),
-    "dicts": lambda: packed(b"\x80\x02(" + b"}" * (15 << 20) + b"l."),
-    "names": lambda: packed(b"\x80\x02(" + CALLED[:-1] * (3 << 20) + b"l."),
+    "opcodes": lambda: opcodes(b"\x80\x02" + b"N0" * (8 << 20) + b"N."),
+    "calls": lambda: opcodes(b"\x80\x02cx\ny\nq\0(" + b"h\0)R" * (4 << 20) + b"l."),
+    "dicts": lambda: opcodes(b"\x80\x02(" + b"}" * 13_000_000 + b"l."),
+    "early_defect": lambda: opcodes(b"\x80\x02cx\ny\nNR(" + b"}" * 13_000_000 + b"l."),
+    "late_defect": lambda: opcodes(b"\x80\x02(" + b"}" * 13_000_000 + b"lcx\ny\nNR."),
+    "defects": lambda: opcodes(b"\x80\x02N" + b"Na" * 6_500_000 + b"."),
+    "names": lambda: opcodes(b"\x80\x02(" + CALLED[:-1] * 2_600_000 + b"l."),
+    "instances": lambda: opcodes(b"\x80\x02(" + b"(ix\ny\n" * 2_100_000 + b"l."),
     "pickles": lambda: b"N." * 50_000,
     "packed_pickles": lambda: packed(b"N." * (4 << 20)),
     "loads": lambda: packed(b"\x80\x03(" + loads(pickle(CALLED[:-1])) * 200_000 + b"l."),

@@ -104,12 +104,12 @@ impl Machine<'_> {
 
     /// STACK_GLOBAL: module and name as two strings on the stack.
     pub(super) fn stack_global(&mut self, offset: usize) -> Result<()> {
-        let (name, module) = (self.pop()?, self.pop()?);
+        let [module, name] = self.top_values()?;
         let module = self.globals.name_of(&mut self.arena, self.data, module)?;
         let name = self.globals.name_of(&mut self.arena, self.data, name)?;
         let python2 = self.protocol < 3;
         let handle = self.globals.global(&mut self.arena, self.data, (module, name), python2, offset)?;
-        self.stack.push(handle)
+        self.replace(2, handle)
     }
 }
 

@@ -6,11 +6,12 @@
 //! global whose name a call computes, the extension registry) is recorded as a call of [`RUN_TIME_MODULE`].
 
 use super::literals::range_in_pickle;
+use super::stack::underflow;
 use super::{Machine, check_len, execute, fail};
 use crate::bytes::Chunk;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
-use crate::num::{to_u64, u32_to_usize};
+use crate::num::to_u64;
 use crate::parallel::Cancel;
 use crate::pickle::Pickle;
 use crate::pickle::arena::Node;
@@ -23,10 +24,8 @@ use crate::pickle::value::{CallKind, Handle, Values};
 /// number.
 pub const RUN_TIME_MODULE: &str = "<run time>";
 
-/// The number of defects that are kept; later ones repeat them.
-const DEFECTS_MAX: usize = 1000;
-/// Opcodes between two checks for cancellation.
-const CANCEL_CHECK_INTERVAL_OPS: usize = 1 << 16;
+/// Errors after which a run ends. Each costs as much time as many opcodes.
+const DEFECTS_MAX: usize = 10_000;
 
 /// The result of an error-recovering run over one pickle.
 #[derive(Debug)]
@@ -41,7 +40,7 @@ pub struct RecoveredPickle {
     pub protocol: u8,
     /// The protocol of its newest opcode, where that is 2 or later; else 0.
     pub newest_protocol: u8,
-    /// The errors of the strict machine, in program order; the first thousand.
+    /// The errors of the strict machine, in program order.
     pub defects: Vec<Error>,
     /// Whether a list, dict, set or call was fetched from the memo or duplicated. Where none was, no value contains itself: a value
     /// that is being filled is on the stack, and a container took its values from the stack.
@@ -51,126 +50,68 @@ pub struct RecoveredPickle {
 }
 
 impl RecoveredPickle {
-    /// The result as a loaded pickle, if it has no defects.
-    pub fn into_pickle(self) -> Option<Pickle> {
-        let RecoveredPickle { values, end, protocol, newest_protocol, .. } = self;
-        let root = self.root.filter(|_| self.defects.is_empty());
-        root.map(|root| Pickle { values, root, end, protocol, newest_protocol })
+    /// The result as a loaded pickle. Fails with its first defect.
+    pub fn into_pickle(self) -> Result<Pickle> {
+        let RecoveredPickle { values, end, protocol, newest_protocol, defects, .. } = self;
+        match (defects.into_iter().next(), self.root) {
+            (Some(error), _) => Err(error),
+            (None, Some(root)) => Ok(Pickle { values, root, end, protocol, newest_protocol }),
+            (None, None) => Err(fail(Code::InternalError, "a run without a defect has no result")),
+        }
     }
 }
 
 pub(in crate::pickle) fn run(data: Chunk, limits: &Limits, cancel: &Cancel) -> Result<RecoveredPickle> {
     check_len(&data, limits)?;
-    // Most pickles have no defects; for them the strict machine suffices, without a snapshot of the stack before each opcode.
     let mut disasm = Disasm::strict(&data, 0, limits);
-    let mut machine = recovering_machine(&data, limits)?;
-    let ended = execute(&mut disasm, &mut machine, cancel);
-    let mut record = RunRecord { aliased: machine.arena.history.has_fetches(), ..RunRecord::default() };
-    match ended {
-        Ok(root) => {
-            record.root = Some(root);
-            if machine.newest_protocol() > machine.protocol.max(1) {
-                let ops = Disasm::strict(&data, 0, limits);
-                ops.filter_map(Result::ok).for_each(|op| record.check_newer(&op, machine.protocol));
-            }
-        }
-        Err(error) if error.code() == Code::Cancelled => return Err(error),
-        // A second run would end at this limit too: it holds in both modes, and no error came before it.
-        Err(error) if error.code() == Code::Limit && is_call(&data, &error) => record.add_defect(error),
-        Err(_) => {
-            drop(machine);
-            return run_with_snapshots(data, limits, cancel);
-        }
-    }
-    let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
-    let arena = machine.arena;
-    Ok(record.finish(Values::new(data, arena), end, stated))
-}
-
-/// Whether the opcode at the error's offset makes a call.
-fn is_call(data: &[u8], error: &Error) -> bool {
-    let at = error.offset().and_then(|offset| usize::try_from(offset).ok());
-    let opcode = at.and_then(|at| data.get(at)).copied().and_then(Opcode::from_byte);
-    matches!(opcode, Some(Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx | Opcode::Inst | Opcode::Obj))
-}
-
-/// A machine that accepts PERSID and uses the cached buffers.
-fn recovering_machine<'d>(data: &'d [u8], limits: &'d Limits) -> Result<Machine<'d>> {
-    let machine = Machine::new(data, limits, Some(buffer_cache::take()))?;
-    Ok(Machine { accepts_persid: true, ..machine })
-}
-
-/// Runs the pickle from the start again, with a snapshot of the stack before each opcode, and recovers from every error.
-fn run_with_snapshots(data: Chunk, limits: &Limits, cancel: &Cancel) -> Result<RecoveredPickle> {
-    // A value that is restored after an error may be on the stack twice, which is aliasing too.
-    let (mut record, mut ops) = (RunRecord { aliased: true, ..RunRecord::default() }, 0_usize);
-    let mut disasm = Disasm::lenient(&data, 0, limits);
-    let mut machine = recovering_machine(&data, limits)?;
-    machine.arena.history.fetch_all();
-    while let Some(op) = disasm.next() {
-        if let Some(strict_error) = disasm.take_strict_error() {
-            record.add_defect(strict_error);
-        }
-        let op = match op {
-            Ok(op) => op,
-            Err(error) => {
-                record.add_defect(error);
-                break;
-            }
+    let machine = Machine::new(&data, limits, Some(buffer_cache::take()))?;
+    let mut machine = Machine { accepts_persid: true, ..machine };
+    let mut defects = Vec::new();
+    let root = loop {
+        let error = match execute(&mut disasm, &mut machine, cancel) {
+            Ok(root) => break Some(root),
+            Err(error) if error.code() == Code::Cancelled => return Err(error),
+            Err(error) => error,
         };
-        ops = ops.wrapping_add(1);
-        if ops.is_multiple_of(CANCEL_CHECK_INTERVAL_OPS) {
-            cancel.check()?;
+        let op = error.offset().and_then(|offset| disasm.failed_op(usize::try_from(offset).ok()?));
+        let Some(op) = op else {
+            defects.push(error);
+            break None;
+        };
+        if defects.len() >= DEFECTS_MAX {
+            let text = format!("after {DEFECTS_MAX} errors the rest of the pickle is not read");
+            defects.push(fail(Code::Limit, text).at(to_u64(op.offset)));
+            break None;
         }
-        record.check_newer(&op, machine.protocol);
-        let snapshot = StackSnapshot::of(&machine);
-        match machine.step(&op) {
-            Ok(None) => {}
-            Ok(root) => record.root = root,
-            Err(error) => {
-                let error = error.at(to_u64(op.offset));
-                let recovery = machine.recover(&op, &snapshot, &error);
-                record.add_defect(error);
-                match recovery {
-                    Recovery::Continue => {}
-                    Recovery::Return(root) => record.root = Some(root),
-                    Recovery::End => break,
-                }
+        match machine.recover(&op, error, &mut defects) {
+            Recovery::Continue => {}
+            Recovery::Return(root) => break Some(root),
+            Recovery::End => break None,
+        }
+    };
+    let (end, protocol, newest_protocol) = (disasm.position(), machine.protocol, machine.newest_protocol());
+    let changes = defects.iter().any(|error| error.code() == Code::PickleProto);
+    let newer =
+        (changes || newest_protocol > protocol.max(1)).then(|| first_newer(&data, end, limits)).flatten();
+    let (aliased, arena) = (machine.arena.history.has_fetches(), machine.arena);
+    let values = Values::new(data, arena);
+    Ok(RecoveredPickle { values, root, end, protocol, newest_protocol, defects, aliased, newer })
+}
+
+/// The first opcode before `end` that is newer than the protocol that the pickle states there, and its offset.
+fn first_newer(data: &[u8], end: usize, limits: &Limits) -> Option<(usize, Opcode)> {
+    let mut stated = 1;
+    let ops = Disasm::lenient(data, 0, limits).map_while(Result::ok);
+    for op in ops.take_while(|op| op.offset < end) {
+        match (op.opcode, op.arg) {
+            (Opcode::Proto, Arg::Unsigned(version)) => {
+                stated = u8::try_from(version).unwrap_or(u8::MAX).max(1)
             }
+            (opcode, _) if opcode.protocol() > stated => return Some((op.offset, opcode)),
+            _ => {}
         }
     }
-    let stated = (machine.protocol, machine.newest_protocol());
-    let (end, arena) = (disasm.position(), machine.arena);
-    Ok(record.finish(Values::new(data, arena), end, stated))
-}
-
-/// What a recovering run records beside the values.
-#[derive(Default)]
-struct RunRecord {
-    root: Option<Handle>,
-    defects: Vec<Error>,
-    aliased: bool,
-    newer: Option<(usize, Opcode)>,
-}
-
-impl RunRecord {
-    fn add_defect(&mut self, error: Error) {
-        if self.defects.len() < DEFECTS_MAX {
-            self.defects.push(error);
-        }
-    }
-
-    /// Keeps the first opcode that is newer than the stated protocol.
-    fn check_newer(&mut self, op: &Op<'_>, stated: u8) {
-        if self.newer.is_none() && op.opcode.protocol() > stated.max(1) && op.opcode != Opcode::Proto {
-            self.newer = Some((op.offset, op.opcode));
-        }
-    }
-
-    fn finish(self, values: Values, end: usize, (protocol, newest_protocol): (u8, u8)) -> RecoveredPickle {
-        let RunRecord { root, defects, aliased, newer } = self;
-        RecoveredPickle { values, root, end, protocol, newest_protocol, defects, aliased, newer }
-    }
+    None
 }
 
 /// How a run goes on after an error.
@@ -181,56 +122,25 @@ enum Recovery {
     End,
 }
 
-/// The top of the stack before an opcode, to restore it where the opcode fails half-way.
-struct StackSnapshot {
-    len: usize,
-    /// The third from the top, the second, and the top.
-    top: [Handle; 3],
-    marks: usize,
-    mark: Option<u32>,
-}
-
-impl StackSnapshot {
-    #[inline]
-    fn of(machine: &Machine<'_>) -> StackSnapshot {
-        let len = machine.stack.len();
-        let from_top = |below: usize| {
-            len.checked_sub(below).and_then(|at| machine.stack.get(at)).unwrap_or(Handle::NONE)
-        };
-        StackSnapshot {
-            len,
-            top: [from_top(3), from_top(2), from_top(1)],
-            marks: machine.marks.len(),
-            mark: machine.marks.last(),
-        }
-    }
-}
-
 impl Machine<'_> {
-    /// Restores the stack and executes the failed opcode as the most permissive unpickler does.
+    /// Executes an opcode that failed as the most permissive unpickler does, and adds its errors to `defects`.
     #[cold]
-    fn recover(&mut self, op: &Op<'_>, snapshot: &StackSnapshot, error: &Error) -> Recovery {
-        let recovery = match self.restore(snapshot) {
-            Ok(()) => self.step_permissively(op, error),
-            Err(error) => Err(error),
+    fn recover(&mut self, op: &Op<'_>, error: Error, defects: &mut Vec<Error>) -> Recovery {
+        let error = match error.code() {
+            // The disassembler refused it before it was executed.
+            Code::PickleProto | Code::PickleFrame => {
+                defects.push(error);
+                match self.step(op) {
+                    Ok(None) => return Recovery::Continue,
+                    Ok(Some(root)) => return Recovery::Return(root),
+                    Err(error) => error.at(to_u64(op.offset)),
+                }
+            }
+            _ => error,
         };
-        recovery.unwrap_or(Recovery::End)
-    }
-
-    /// Pushes back what a failed opcode popped from the stack and from the marks.
-    fn restore(&mut self, snapshot: &StackSnapshot) -> Result<()> {
-        self.stack.truncate(snapshot.len);
-        let popped = snapshot.len.saturating_sub(self.stack.len());
-        let from = snapshot.top.len().checked_sub(popped);
-        let from = from.ok_or_else(|| fail(Code::PickleStack, "the stack cannot be restored"))?;
-        for &handle in snapshot.top.get(from..).unwrap_or_default() {
-            self.stack.push(handle)?;
-        }
-        if let Some(mark) = snapshot.mark.filter(|_| self.marks.len() < snapshot.marks) {
-            self.marks.push(mark)?;
-        }
-        self.fence = self.marks.last().map_or(0, u32_to_usize);
-        Ok(())
+        let recovery = self.step_permissively(op, &error).unwrap_or(Recovery::End);
+        defects.push(error);
+        recovery
     }
 
     fn step_permissively(&mut self, op: &Op<'_>, error: &Error) -> Result<Recovery> {
@@ -255,18 +165,17 @@ impl Machine<'_> {
                 let number = python_number_text(line).and_then(|text| text.parse().ok());
                 let number = number.ok_or_else(|| fail(Code::PickleMemo, "not a memo index"))?;
                 let value = self.memo.get(number)?;
-                self.stack.push(value)?;
+                self.push_existing(value)?;
             }
             (Opcode::Append, _) => self.drop_values(1)?,
             (Opcode::SetItem, _) => self.drop_values(2)?,
             (Opcode::Appends | Opcode::AddItems | Opcode::SetItems, _) => {
-                let mark = self.pop_mark()?;
-                self.below(mark)?;
-                self.stack.truncate(mark);
+                self.below_mark()?;
+                self.drop_to_mark();
             }
             (Opcode::Dict | Opcode::FrozenSet, _) => {
-                let mark = self.pop_mark()?;
-                self.stack.truncate(mark);
+                self.mark()?;
+                self.drop_to_mark();
                 let empty = Default::default();
                 self.push(if op.opcode == Opcode::Dict {
                     Node::Dict(empty)
@@ -280,7 +189,8 @@ impl Machine<'_> {
             (Opcode::Build, _) => self.drop_values(1)?,
             (Opcode::Global, Arg::Pair(module, name)) if error.code() == Code::Limit => {
                 let (module, name) = self.name_strings(op, module, name)?;
-                self.push_lookup_call("find_class", &[module, name], op.offset)?;
+                let found = self.lookup_call("find_class", &[module, name], op.offset)?;
+                self.stack.push(found)?;
             }
             // Without a mark `pickle.py` stops, too, but only after it imported the module.
             (Opcode::Inst, Arg::Pair(module, name)) if error.code() == Code::PickleStack => {
@@ -288,7 +198,7 @@ impl Machine<'_> {
                 return Ok(Recovery::End);
             }
             (Opcode::StackGlobal, _) => {
-                let (name, module) = (self.pop()?, self.pop()?);
+                let [module, name] = self.top_values()?;
                 let may_be_string = |handle| {
                     matches!(
                         self.arena.node(handle),
@@ -298,7 +208,8 @@ impl Machine<'_> {
                 if !may_be_string(name) || !may_be_string(module) || error.code() == Code::PickleText {
                     return Ok(Recovery::End);
                 }
-                self.push_lookup_call("find_class", &[module, name], op.offset)?;
+                let found = self.lookup_call("find_class", &[module, name], op.offset)?;
+                self.replace(2, found)?;
             }
             (Opcode::Ext1 | Opcode::Ext2 | Opcode::Ext4, arg) => {
                 let number = match arg {
@@ -307,7 +218,8 @@ impl Machine<'_> {
                     _ => 0,
                 };
                 let number = self.arena.add(Node::Int(number))?;
-                self.push_lookup_call("extension", &[number], op.offset)?;
+                let found = self.lookup_call("extension", &[number], op.offset)?;
+                self.stack.push(found)?;
             }
             (Opcode::NextBuffer, _) => self.push(Node::Bytes(range_in_pickle(op.payload, &[])))?,
             (Opcode::ReadonlyBuffer, _) => {
@@ -322,21 +234,25 @@ impl Machine<'_> {
 
     /// Pops `count` values; fails where no target is left below them.
     fn drop_values(&mut self, count: usize) -> Result<()> {
-        for _ in 0..count {
-            self.pop()?;
-        }
-        self.top().map(|_| ())
+        let left = self.stack.len().checked_sub(count).filter(|&left| left > self.fence);
+        self.stack.truncate(left.ok_or_else(underflow)?);
+        Ok(())
     }
 
     /// A call whose arguments are not a tuple: `pickle.py` unpacks any iterable.
     fn call_with_any_args(&mut self, op: &Op<'_>) -> Result<()> {
-        let kind = match op.opcode {
-            Opcode::Reduce => CallKind::Reduce,
-            Opcode::NewObj => CallKind::NewObj,
-            _ => CallKind::NewObjEx,
+        let (kind, (callable, args, kwargs)) = match op.opcode {
+            Opcode::NewObjEx => {
+                let [callable, args, kwargs] = self.top_values()?;
+                (CallKind::NewObjEx, (callable, args, Some(kwargs)))
+            }
+            opcode => {
+                let [callable, args] = self.top_values()?;
+                let kind = if opcode == Opcode::Reduce { CallKind::Reduce } else { CallKind::NewObj };
+                (kind, (callable, args, None))
+            }
         };
-        let kwargs = if kind == CallKind::NewObjEx { Some(self.pop()?) } else { None };
-        let (args, callable) = (self.pop()?, self.pop()?);
+        let count = if kwargs.is_some() { 3 } else { 2 };
         if !matches!(self.arena.node(callable), Node::Global(_) | Node::Call { .. } | Node::PersistentId(_)) {
             return Err(fail(Code::PickleType, "the called value is not a class or function"));
         }
@@ -352,8 +268,8 @@ impl Machine<'_> {
             }
             _ => self.arena.add_tuple(&[args])?,
         };
-        let handle = self.arena.add_call(kind, callable, args, kwargs, op.offset)?;
-        self.stack.push(handle)
+        let result = self.arena.add_call(kind, callable, args, kwargs, op.offset)?;
+        self.replace(count, result)
     }
 
     /// Module and name of GLOBAL as string values.
@@ -364,14 +280,13 @@ impl Machine<'_> {
         Ok((module, name))
     }
 
-    /// Pushes a call that stands for an unpickler's lookup at run time.
-    fn push_lookup_call(&mut self, name: &str, args: &[Handle], offset: usize) -> Result<()> {
+    /// A call that stands for an unpickler's lookup at run time.
+    fn lookup_call(&mut self, name: &str, args: &[Handle], offset: usize) -> Result<Handle> {
         let module = self.globals.intern_constant(&mut self.arena, self.data, RUN_TIME_MODULE)?;
         let name = self.globals.intern_constant(&mut self.arena, self.data, name)?;
         let callable = self.globals.global(&mut self.arena, self.data, (module, name), false, offset)?;
         let args = self.arena.add_tuple(args)?;
-        let handle = self.arena.add_call(CallKind::Reduce, callable, args, None, offset)?;
-        self.stack.push(handle)
+        self.arena.add_call(CallKind::Reduce, callable, args, None, offset)
     }
 }
 
@@ -431,6 +346,43 @@ mod tests {
             let found = recovered(data);
             assert_eq!(codes(&found).first(), Some(&code), "{data:?}");
             assert_eq!(calls(&found).last().map(String::as_str), Some("m.f"), "{data:?}");
+        }
+    }
+
+    #[test]
+    fn an_opcode_that_fails_leaves_the_stack_as_it_was() {
+        let values = ["N", "]", "}", ")", "K\x01", "(", "cm\nf\n", "]q\0", "Vm\n"];
+        let mut stacks = vec![String::new()];
+        for _ in 0..3 {
+            let longer = stacks.iter().flat_map(|stack| values.map(|value| format!("{stack}{value}")));
+            stacks = stacks.iter().cloned().chain(longer).collect();
+        }
+        let arguments = ["", "\0\0\0\0\0\0\0\0", "\x01\0\0\0\0\0\0\0\0", "1\n", " 5\n", "m\nf\n"];
+        // With few nodes, what an opcode makes is one too many.
+        for limits in [Limits::default(), Limits::default().nodes(2)] {
+            let run = |data: &[u8]| {
+                let mut disasm = Disasm::strict(data, 0, &limits);
+                let mut machine = Machine::new(data, &limits, None).unwrap();
+                let error = execute(&mut disasm, &mut machine, &Cancel::new()).err();
+                let failed = error.and_then(|error| disasm.failed_op(usize::try_from(error.offset()?).ok()?));
+                let stack = (machine.stack.slice_from(0).to_vec(), machine.marks.slice_from(0).to_vec());
+                (stack, failed.map(|op| (op.offset, op.opcode)))
+            };
+            let mut failed = std::collections::HashSet::new();
+            for stack in &stacks {
+                let (before, _) = run(stack.as_bytes());
+                for (opcode, argument) in
+                    Opcode::ALL.iter().flat_map(|&opcode| arguments.map(|one| (opcode, one)))
+                {
+                    let data = [stack.as_bytes(), &[opcode.byte()], argument.as_bytes()].concat();
+                    let (after, error) = run(&data);
+                    if error == Some((stack.len(), opcode)) {
+                        assert_eq!(after, before, "{opcode:?} after {stack:?}");
+                        failed.insert(opcode.byte());
+                    }
+                }
+            }
+            assert!(failed.len() > 35, "{}", failed.len());
         }
     }
 

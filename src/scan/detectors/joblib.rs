@@ -100,6 +100,7 @@ impl Scanner<'_> {
             let mut data = parts.bytes.clone();
             data.extend(source.read_vec(at, read_len)?);
             let recovered = pickle::run_recovering(data, limits, &self.options.cancel)?;
+            self.budget.must_recover(0, recovered.defects.len())?;
             let in_file = |offset: u64| at.saturating_add(offset.saturating_sub(known));
             let Some((build, array)) = next_array(&recovered, known) else {
                 let is_inside = recovered.root.is_none() && read_len < left;

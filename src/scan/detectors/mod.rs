@@ -111,8 +111,8 @@ pub(super) struct Detected {
     pub(super) exported: bool,
     /// A compressed stream; `Some(false)` where not all of it was inflated.
     pub(super) unpacked: Option<bool>,
-    /// The pickle that is all of the source, if the strict reader accepts it.
-    pub(super) executed: Option<Pickle>,
+    /// The pickle at the start of the source, all of which was there to be executed; or why the strict reader refuses it.
+    pub(super) executed: Option<Result<Pickle>>,
     /// What the strict reader makes of the source, once it was asked.
     pub(super) read: Option<Result<Contents>>,
     /// The format that the strict reader detects, or [`Format::Pickle`] where only other readers see a pickle.

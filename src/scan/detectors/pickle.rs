@@ -56,8 +56,8 @@ pub(super) struct Reported {
     /// The offset after STOP, or where all readers end.
     pub(super) end: u64,
     pub(super) stopped: bool,
-    /// The executed pickle, if the strict reader accepts it and it is all of its source.
-    pub(super) executed: Option<Pickle>,
+    /// The executed pickle, or why the strict reader refuses it, if its source was all there to be executed.
+    pub(super) executed: Option<Result<Pickle>>,
 }
 
 /// Walks the pickles from byte 0.
@@ -143,7 +143,9 @@ impl Scanner<'_> {
             let reported =
                 self.report_pickle(run, &place, label, depth, input.origin == Origin::Main && at == 0)?;
             if at == 0 {
-                detected.executed = reported.executed;
+                let is_strict =
+                    |executed: &Result<Pickle>| executed.is_ok() || input.format == Some(Format::Pickle);
+                detected.executed = reported.executed.filter(is_strict);
             }
             at = reported.end;
             if !reported.stopped {
@@ -184,7 +186,7 @@ impl Scanner<'_> {
             }
             let data = place.source.chunk(place.offset, len)?;
             let recovered = pickle::run_recovering(data, limits, &self.options.cancel)?;
-            self.budget.must_execute(to_u64(recovered.end))?;
+            self.budget.must_recover(to_u64(recovered.end), recovered.defects.len())?;
             let reads_on = !readers_stop(&recovered);
             if !(reads_on && is_cut(&recovered) && len < available) {
                 let limit = recovered.defects.last().filter(|error| reads_on && error.code() == Code::Limit);
@@ -220,13 +222,13 @@ impl Scanner<'_> {
         let At { source, offset, ids, .. } = *place;
         let context = PickleContext { member, base_offset: offset, ids, wants_keys };
         let (limits, cancel) = (&self.options.limits, &self.options.cancel);
+        let is_whole = offset == 0 && to_u64(recovered.values.data().len()) == source.len();
         let scanned = pickles::classify(&mut self.report, recovered, &context, limits, cancel)?;
         let len = to_u64(scanned.end);
         self.report.scanned(member, "pickle", offset, len);
         self.keys.extend(scanned.keys);
         self.nested(scanned.nested, source, offset, member, depth)?;
-        let is_whole = |pickle: &Pickle| offset == 0 && to_u64(pickle.values.data().len()) == source.len();
-        let executed = scanned.pickle.filter(is_whole);
+        let executed = is_whole.then_some(scanned.pickle);
         Ok(Reported { end: offset.saturating_add(len), stopped: scanned.stopped, executed })
     }
 

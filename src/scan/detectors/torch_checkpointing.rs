@@ -15,7 +15,7 @@ use crate::index::{self, Index};
 /// Adds what a reader of the metadata imports. The strict reader, which would open the other files, has read it thereby.
 pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {
     let options = scanner.strict_options();
-    let Some(pickle) = &detected.executed else { return Ok(()) };
+    let Some(Ok(pickle)) = &detected.executed else { return Ok(()) };
     let Some(classes) = index::imported_classes(pickle, &options) else { return Ok(()) };
     let text = "torch_checkpointing unpickles this file, and those that it names, without restriction";
     scanner.report.add(Finding::new("UnrestrictedLoad", Verdict::Inert, input.label, text));

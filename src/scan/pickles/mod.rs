@@ -55,8 +55,8 @@ pub(super) struct ScannedPickle {
     pub(super) keys: HashSet<String>,
     /// Bytes that calls would load.
     pub(super) nested: Vec<Nested>,
-    /// The executed pickle, where the strict reader accepts it.
-    pub(super) pickle: Option<Pickle>,
+    /// The executed pickle, or why the strict reader refuses it.
+    pub(super) pickle: Result<Pickle>,
 }
 
 /// Bytes that a call would load.
@@ -227,7 +227,7 @@ impl<'a> Classifier<'a> {
         }
         // Where every reader stops, nothing is left to scan.
         let last = recovered.defects.last().map(Error::code);
-        let is_limit = matches!(last, Some(Code::Limit | Code::Truncated)) || recovered.defects.len() >= 1000;
+        let is_limit = matches!(last, Some(Code::Limit | Code::Truncated));
         if recovered.root.is_none() && (is_limit || recovered.end >= recovered.values.data().len()) {
             let (end, len) = (to_u64(recovered.end), to_u64(recovered.values.data().len()));
             let why = "the pickle is cut short, or a limit was reached";
