@@ -302,12 +302,12 @@ impl Values {
         let Some(record) = self.arena.globals.get(id.index()) else {
             return Global { module: "", name: "", spelled: ("", ""), offset: 0 };
         };
-        Global {
-            module: self.text(record.module),
-            name: self.text(record.name),
-            spelled: (self.text(record.spelled.0), self.text(record.spelled.1)),
-            offset: u64::from(record.offset),
-        }
+        let (module, name) = (self.text(record.module), self.text(record.name));
+        let spelled = match record.spelled {
+            same if same == (record.module, record.name) => (module, name),
+            (module, name) => (self.text(module), self.text(name)),
+        };
+        Global { module, name, spelled, offset: u64::from(record.offset) }
     }
 
     /// The module and name of the global that a value is; `None` for any other value.
@@ -339,7 +339,8 @@ impl Values {
             .map(|(at, record)| (GlobalId::at(at), record.handle))
     }
 
-    /// A call by its id.
+    /// A call by its id. Inlined, as most callers look at one or two of its parts.
+    #[inline]
     pub fn call(&self, id: CallId) -> Call<'_> {
         let arena = &self.arena;
         let Some(record) = arena.calls.get(id.index()) else {

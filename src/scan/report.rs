@@ -211,10 +211,20 @@ impl FileReport {
 
     /// Takes an item with `texts` of the limit `report_bytes`. Returns false, and marks the report as truncated, where the list
     /// of `len` items or the report is full; an item that `must_keep` is taken all the same.
-    fn take<'a>(&mut self, len: usize, texts: impl IntoIterator<Item = &'a String>, must_keep: bool) -> bool {
-        let texts = texts.into_iter().map(|text| json_bytes(text)).fold(ITEM_BYTES, u64::saturating_add);
-        let bytes = self.bytes.saturating_add(texts);
-        let fits = len < self.limit && bytes <= self.max_bytes;
+    fn take<'a>(
+        &mut self,
+        len: usize,
+        texts: impl Iterator<Item = &'a String> + Clone,
+        must_keep: bool,
+    ) -> bool {
+        let with = |count: fn(&str) -> u64| {
+            let texts = texts.clone().map(|text| count(text)).fold(ITEM_BYTES, u64::saturating_add);
+            self.bytes.saturating_add(texts)
+        };
+        // In a full report the escapes are not counted.
+        let may_fit = len < self.limit && with(|text| to_u64(text.len())) <= self.max_bytes;
+        let bytes = if may_fit || must_keep { with(json_bytes) } else { u64::MAX };
+        let fits = may_fit && bytes <= self.max_bytes;
         if fits || must_keep {
             self.bytes = bytes;
         }

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from support import child
 
-MIN_RATIO = 15
-"""How much faster a scan is than `pickletools.genops` in any build; docs/reference/scan.md has the ratio of a release build."""
+MIN_RATIO = 4
+"""How many times as fast as CPython's unpickler a scan is; docs/reference/scan.md has the ratio on a quiet machine."""
 
 
 def pickle_of_storage(numel: int) -> bytes:
@@ -93,24 +93,29 @@ def test_a_sparse_file_of_10_gib_is_scanned_within_100_ms(tmp_path):
     assert float(taken) < 0.1
 
 
-def test_a_scan_is_at_least_15_times_as_fast_as_pickletools(tmp_path):
+def test_a_scan_is_at_least_4_times_as_fast_as_making_objects_in_c(tmp_path):
     file = tmp_path / "model.pt"
     torch.save({f"layers.{i}.weight": torch.ones(1) for i in range(20_000)}, file)
-    # Processor time of all threads: other load of the machine affects both sides alike. Memory does not: on a virtual machine
-    # a scan takes 14 ms in one process and 24 in the next. So what is slow is repeated in another process, up to eight times.
+    # Both fill megabytes of memory, which other virtual machines may slow down; an interpreter's loop would stay as fast as ever.
     script = """
-        import pickletools, sys, time, zipfile
+        import io, pickle, sys, time, zipfile
         import rustload
+        class Made:
+            def __init__(self, *args):
+                pass
+        class Unpickler(pickle.Unpickler):
+            def find_class(self, module, name):
+                return Made
+            def persistent_load(self, pid):
+                return pid
         with zipfile.ZipFile(sys.argv[1]) as archive:
             data_pkl = archive.read("model/data.pkl")
         def timed(work):
             start = time.process_time()
             work()
             return time.process_time() - start
-        def list_opcodes():
-            for _ in pickletools.genops(data_pkl):
-                pass
-        print(*(timed(list_opcodes) / timed(lambda: rustload.scan(data_pkl)) for _ in range(7)))
+        make, scan = lambda: Unpickler(io.BytesIO(data_pkl)).load(), lambda: rustload.scan(data_pkl)
+        print(*(timed(make) / timed(scan) for _ in range(7)))
     """
     ratios: list[float] = []
     while len(ratios) < 8 and max(ratios, default=0) < MIN_RATIO:

@@ -113,7 +113,7 @@ impl Classifier<'_> {
     /// Whether a call is `_load_from_bytes` of one bytes object that stands in the pickle, so that these bytes are what it loads.
     fn loads_literal_storage(&self, call: &Call<'_>, global: &Global<'_>) -> bool {
         let arguments = match self.values_of().get(call.args) {
-            Value::Tuple(&[bytes]) => self.proof.is_literal_bytes(bytes),
+            Value::Tuple(&[bytes]) => self.proof.is_literal_bytes(self.values_of().get(bytes)),
             _ => false,
         };
         let is_changed = !(call.states.is_empty() && call.items.is_empty() && call.appended.is_empty());

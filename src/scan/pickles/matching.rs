@@ -9,7 +9,7 @@ use super::numpy;
 use super::proof::Proof;
 use super::schema::{Items, Schema, SchemaId};
 use crate::index::PersistentIdForm;
-use crate::pickle::{CallId, Handle, Value};
+use crate::pickle::{CallId, Handle, Snapshot, Value};
 
 /// The maximum length, in bytes, of a string that a constructor parses.
 const TEXT_MAX_BYTES: usize = 4096;
@@ -89,14 +89,30 @@ impl<'a> Proof<'a> {
     }
 
     /// Whether a scalar matches, or a short list or tuple of such to some depth.
-    fn shallow(&mut self, (value, schema): Pair, depth: u8) -> Option<bool> {
-        let Some(schema) = self.alternative(value, schema) else { return Some(false) };
-        let schemas = match self.schemas.node(schema) {
+    #[inline(always)]
+    fn shallow(&mut self, (handle, schema): Pair, depth: u8) -> Option<bool> {
+        let value = self.values.get(handle);
+        if self.schemas.takes(schema).contains(&value) {
+            return Some(true);
+        }
+        self.not_by_type((handle, value), schema, depth)
+    }
+
+    /// As [`shallow`](Proof::shallow), for what the type of a value does not decide.
+    #[inline(never)]
+    pub(super) fn not_by_type(
+        &mut self,
+        (handle, value): (Handle, Value<'a>),
+        schema: SchemaId,
+        depth: u8,
+    ) -> Option<bool> {
+        let Some((_, schema)) = self.alternative((handle, value), schema) else { return Some(false) };
+        let schemas = match schema {
             Schema::Data | Schema::Plain | Schema::Key => return self.plain_scalar(value, schema),
             Schema::Set { .. } | Schema::Dict { .. } | Schema::Record { .. } => return None,
             Schema::List(schemas) | Schema::Tuple(schemas) => schemas,
             Schema::Kind(_) => {
-                if let Value::Call(id) = self.values.get(value)
+                if let Value::Call(id) = value
                     && !self.values.call(id).states.is_empty()
                 {
                     self.seen.insert(id);
@@ -107,7 +123,7 @@ impl<'a> Proof<'a> {
             _ => return Some(true),
         };
         let depth = depth.checked_sub(1)?;
-        let (Value::List(items) | Value::Tuple(items)) = self.values.get(value) else { return None };
+        let (Value::List(items) | Value::Tuple(items)) = value else { return None };
         if items.len() > SHALLOW_MAX_ITEMS {
             return None;
         }
@@ -120,10 +136,9 @@ impl<'a> Proof<'a> {
     }
 
     /// Whether a value is data, plain or a key, where that depends on no part of it.
-    fn plain_scalar(&self, value: Handle, schema: SchemaId) -> Option<bool> {
-        let schema = self.schemas.node(schema);
-        let is_key = *schema == Schema::Key;
-        match self.values.get(value) {
+    fn plain_scalar(&self, value: Value<'a>, schema: &Schema) -> Option<bool> {
+        let is_key = matches!(schema, Schema::Key);
+        match value {
             Value::None
             | Value::Bool(_)
             | Value::Int(_)
@@ -166,29 +181,36 @@ impl<'a> Proof<'a> {
     }
 
     /// The schema itself, or the first one of a union whose head a value has.
-    fn alternative(&self, value: Handle, schema: SchemaId) -> Option<SchemaId> {
+    #[inline]
+    fn alternative(
+        &self,
+        value: (Handle, Value<'a>),
+        schema: SchemaId,
+    ) -> Option<(SchemaId, &'static Schema)> {
         match self.schemas.node(schema) {
             Schema::Union(parts) => parts.iter().find_map(|&part| self.alternative(value, part)),
-            _ => self.has_head(value, schema).then_some(schema),
+            node => self.has_head(value, schema).then_some((schema, node)),
         }
     }
 
     /// Whether the outermost type of a value is that of a schema.
-    fn has_head(&self, handle: Handle, schema: SchemaId) -> bool {
-        let value = self.values.get(handle);
-        let kind = |wanted: &str| self.has_kind(handle, wanted);
+    #[inline]
+    fn has_head(&self, (handle, value): (Handle, Value<'a>), schema: SchemaId) -> bool {
+        let kind = |wanted: &str| self.has_kind(value, wanted);
         let text = |value| match value {
             Value::Str(text) => Some(text.as_bytes()),
             _ => None,
         };
         match self.schemas.node(schema) {
-            Schema::Any | Schema::Data | Schema::Plain | Schema::Key => true,
-            Schema::None => matches!(value, Value::None),
-            Schema::Bool => matches!(value, Value::Bool(_)),
-            Schema::Int => matches!(value, Value::Int(_) | Value::BigInt(_)),
-            Schema::Float => matches!(value, Value::Float(_)),
-            Schema::Num => matches!(value, Value::Int(_) | Value::BigInt(_) | Value::Float(_)),
-            Schema::Str => text(value).is_some(),
+            Schema::Any
+            | Schema::None
+            | Schema::Bool
+            | Schema::Int
+            | Schema::Num
+            | Schema::Float
+            | Schema::Str
+            | Schema::Global => self.schemas.takes(schema).contains(&value),
+            Schema::Data | Schema::Plain | Schema::Key => true,
             Schema::Text => text(value).is_some_and(|text| text.len() <= TEXT_MAX_BYTES),
             Schema::Digits => text(value).is_some_and(|text| {
                 (1..=DIGITS_MAX).contains(&text.len()) && text.iter().all(u8::is_ascii_digit)
@@ -199,12 +221,11 @@ impl<'a> Proof<'a> {
             Schema::Name => {
                 text(value).is_some_and(|text| !(text.starts_with(b"__") && text.ends_with(b"__")))
             }
-            Schema::Bytes => self.is_literal_bytes(handle),
+            Schema::Bytes => self.is_literal_bytes(value),
             Schema::ByteArray => matches!(value, Value::ByteArray(_)) || kind("bytearray"),
-            Schema::Global => matches!(value, Value::Global(_)),
-            Schema::Empty => self.is_empty(handle),
+            Schema::Empty => self.is_empty(value),
             Schema::Kind(wanted) => kind(wanted),
-            Schema::Literal(wanted) => self.is_literal(handle, wanted.as_bytes()),
+            Schema::Literal(wanted) => self.is_literal(value, wanted.as_bytes()),
             Schema::Named(module, name) => self.is_named(handle, module, name),
             Schema::List(items) => matches!(value, Value::List(found) if items.has_len(found.len())),
             Schema::Tuple(items) => matches!(value, Value::Tuple(found) if items.has_len(found.len())),
@@ -215,30 +236,32 @@ impl<'a> Proof<'a> {
                 matches!(value, Value::Dict(_)) || (!is_builtin && kind("ordered_dict"))
             }
             Schema::Record { .. } => matches!(value, Value::Dict(_)),
-            Schema::Union(parts) => parts.iter().any(|&part| self.has_head(handle, part)),
+            Schema::Union(parts) => {
+                parts.iter().any(|&part| self.alternative((handle, value), part).is_some())
+            }
         }
     }
 
     /// Whether a value is this text: a string, bytes, or `_codecs.encode(text, 'latin1')`.
-    fn is_literal(&self, handle: Handle, wanted: &[u8]) -> bool {
-        let text = match self.values.get(handle) {
-            Value::Call(id) if self.is_literal_bytes(handle) => {
+    fn is_literal(&self, value: Value<'a>, wanted: &[u8]) -> bool {
+        let text = match value {
+            Value::Call(id) if self.is_literal_bytes(value) => {
                 match self.values.get(self.values.call(id).args) {
-                    Value::Tuple(&[text, _]) => text,
+                    Value::Tuple(&[text, _]) => self.values.get(text),
                     _ => return false,
                 }
             }
-            _ => handle,
+            _ => value,
         };
-        match self.values.get(text) {
+        match text {
             Value::Str(text) => text.as_bytes() == wanted,
             Value::Bytes(bytes) => bytes == wanted,
             _ => false,
         }
     }
 
-    fn has_kind(&self, handle: Handle, wanted: &str) -> bool {
-        match self.values.get(handle) {
+    fn has_kind(&self, value: Value<'a>, wanted: &str) -> bool {
+        match value {
             Value::Call(id) => self.kind(id) == Some(wanted),
             Value::Global(id) => self.row(id).is_some_and(|row| row.calls == "-" && row.kind == wanted),
             Value::PersistentId(pid) => {
@@ -250,15 +273,14 @@ impl<'a> Proof<'a> {
     }
 
     /// Whether a value is an empty dict or `OrderedDict`, also at the end.
-    fn is_empty(&self, handle: Handle) -> bool {
-        let has_state = self.values.call_at(handle).is_some_and(|call| !call.states.is_empty());
-        !has_state && self.pairs(handle).is_some_and(<[_]>::is_empty)
+    fn is_empty(&self, value: Value<'a>) -> bool {
+        self.pairs(value).is_some_and(|(pairs, states)| pairs.is_empty() && states.is_empty())
     }
 
-    /// The pairs of a dict, or of an `OrderedDict` that was made empty.
-    fn pairs(&self, handle: Handle) -> Option<&'a [(Handle, Handle)]> {
-        let id = match self.values.get(handle) {
-            Value::Dict(pairs) => return Some(pairs),
+    /// The pairs of a dict, or of an `OrderedDict` that was made empty, and its states.
+    fn pairs(&self, value: Value<'a>) -> Option<(&'a [(Handle, Handle)], &'a [Snapshot])> {
+        let id = match value {
+            Value::Dict(pairs) => return Some((pairs, &[])),
             Value::Call(id) if self.kind(id) == Some("ordered_dict") => id,
             _ => return None,
         };
@@ -269,15 +291,15 @@ impl<'a> Proof<'a> {
             _ => false,
         };
         let Value::Tuple(args) = self.values.get(call.args) else { return None };
-        args.iter().all(is_empty).then_some(call.items)
+        args.iter().all(is_empty).then_some((call.items, call.states))
     }
 
     /// The parts of a value whose head matches, each with its schema; `None` where it does not match for another reason.
     fn parts(&self, (value, schema): Pair) -> Option<Vec<Pair>> {
-        let schema = self.alternative(value, schema)?;
         let found = self.values.get(value);
+        let (schema, node) = self.alternative((value, found), schema)?;
         let each = |items: &[Handle], schema| Some(items.iter().map(|&item| (item, schema)).collect());
-        match (self.schemas.node(schema), found) {
+        match (node, found) {
             (Schema::List(schemas) | Schema::Tuple(schemas), Value::List(items) | Value::Tuple(items)) => {
                 items.iter().enumerate().map(|(at, &item)| Some((item, schemas.at(at)?))).collect()
             }
@@ -293,7 +315,7 @@ impl<'a> Proof<'a> {
                 Some(parts)
             }
             (&Schema::Dict { key: name, value: schema, .. }, _) => {
-                let pairs = self.pairs(value)?.iter();
+                let pairs = self.pairs(found)?.0.iter();
                 Some(pairs.flat_map(|&(key, value)| [(key, name), (value, schema)]).collect())
             }
             (Schema::Record { fields, .. }, Value::Dict(pairs)) => {

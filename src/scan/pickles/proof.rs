@@ -243,6 +243,7 @@ impl<'a> Proof<'a> {
 
     /// The global that a call calls, also through the `('module', class, file, source)` of a legacy stream; `None` where the
     /// callable is not a global.
+    #[inline]
     pub(super) fn callee(&self, call: &Call<'_>) -> Option<GlobalId> {
         match self.values.get(call.callable) {
             Value::Global(id) => Some(id),
@@ -265,8 +266,8 @@ impl<'a> Proof<'a> {
     }
 
     /// Whether a value is bytes that stand in the pickle: a bytes object, or `_codecs.encode(text, 'latin1')`.
-    pub(super) fn is_literal_bytes(&self, handle: Handle) -> bool {
-        match self.values.get(handle) {
+    pub(super) fn is_literal_bytes(&self, value: Value<'_>) -> bool {
+        match value {
             Value::Bytes(_) => true,
             Value::Call(id) => self.kind(id) == Some("bytes") && self.values.call(id).states.is_empty(),
             _ => false,

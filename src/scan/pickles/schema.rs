@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use once_cell::race::OnceBox;
 
 use crate::index::globals;
+use crate::pickle::Value;
 
 /// The number of a schema.
 pub(super) type SchemaId = u16;
@@ -54,6 +55,76 @@ pub(super) enum Schema {
     Union(Vec<SchemaId>),
 }
 
+/// A set of the types of values that have no parts, and of all others as one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Types(u8);
+
+impl Types {
+    const ALL: Types = Types(u8::MAX);
+    const NONE: Types = Types(1);
+    const BOOL: Types = Types(1 << 1);
+    const INT: Types = Types(1 << 2);
+    const FLOAT: Types = Types(1 << 3);
+    const STR: Types = Types(1 << 4);
+    const BYTES: Types = Types(1 << 5);
+    const GLOBAL: Types = Types(1 << 6);
+    const OTHER: Types = Types(1 << 7);
+
+    const fn and(self, more: Types) -> Types {
+        Types(self.0 | more.0)
+    }
+
+    #[inline]
+    pub(super) fn contains(self, value: &Value<'_>) -> bool {
+        let one = match value {
+            Value::None => Types::NONE,
+            Value::Bool(_) => Types::BOOL,
+            Value::Int(_) | Value::BigInt(_) => Types::INT,
+            Value::Float(_) => Types::FLOAT,
+            Value::Str(_) => Types::STR,
+            Value::Bytes(_) => Types::BYTES,
+            Value::Global(_) => Types::GLOBAL,
+            _ => Types::OTHER,
+        };
+        self.0 & one.0 != 0
+    }
+}
+
+impl Schema {
+    /// The types of which every value matches. Of a union, those that its first part with other values as well does not hide.
+    fn takes(&self, schemas: &Schemas) -> Types {
+        match self {
+            Schema::Any => Types::ALL,
+            Schema::Data | Schema::Plain | Schema::Key => Types::NONE
+                .and(Types::BOOL)
+                .and(Types::INT)
+                .and(Types::FLOAT)
+                .and(Types::STR)
+                .and(Types::BYTES),
+            Schema::None => Types::NONE,
+            Schema::Bool => Types::BOOL,
+            Schema::Int => Types::INT,
+            Schema::Float => Types::FLOAT,
+            Schema::Num => Types::INT.and(Types::FLOAT),
+            Schema::Str => Types::STR,
+            Schema::Global => Types::GLOBAL,
+            Schema::Union(parts) => {
+                let is_type = |part: &&SchemaId| {
+                    let is_more = matches!(
+                        schemas.node(**part),
+                        Schema::Data | Schema::Plain | Schema::Key | Schema::Union(_)
+                    );
+                    !is_more && schemas.takes(**part).0 != 0
+                };
+                let more = parts.iter().find(|part| !is_type(part));
+                let first = parts.iter().take_while(is_type).chain(more);
+                first.fold(Types::default(), |types, &part| types.and(schemas.takes(part)))
+            }
+            _ => Types::default(),
+        }
+    }
+}
+
 /// The items of a list or tuple.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Items {
@@ -82,6 +153,8 @@ pub(super) struct Form {
 #[derive(Debug, Default)]
 pub(super) struct Schemas {
     nodes: Vec<Schema>,
+    /// By schema, the types of which every value matches.
+    takes: Vec<Types>,
     types: HashMap<&'static str, SchemaId>,
     calls: HashMap<&'static str, Vec<Form>>,
     states: HashMap<&'static str, SchemaId>,
@@ -129,6 +202,12 @@ impl Schemas {
         self.nodes.get(usize::from(id)).unwrap_or(NOTHING)
     }
 
+    /// The types of which every value matches.
+    #[inline]
+    pub(super) fn takes(&self, id: SchemaId) -> Types {
+        self.takes.get(usize::from(id)).copied().unwrap_or_default()
+    }
+
     /// The forms of a row's calls.
     pub(super) fn forms(&self, calls: &str) -> &[Form] {
         self.calls.get(calls).map(Vec::as_slice).unwrap_or_default()
@@ -153,6 +232,7 @@ impl Schemas {
     fn add(&mut self, node: Schema) -> Option<SchemaId> {
         let at = self.nodes.iter().position(|known| *known == node).unwrap_or(self.nodes.len());
         if at == self.nodes.len() {
+            self.takes.push(node.takes(self));
             self.nodes.push(node);
         }
         u16::try_from(at).ok()
@@ -292,7 +372,12 @@ fn builtin(word: &str) -> Option<Schema> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::proof::Proof;
     use super::*;
+    use crate::index::PersistentIdForm;
+    use crate::limits::Limits;
+    use crate::parallel::Cancel;
+    use crate::pickle;
 
     #[test]
     fn every_call_state_and_type_of_the_table_is_a_schema() {
@@ -321,6 +406,30 @@ mod tests {
                 _ => {}
             }
         }
+    }
+
+    #[test]
+    fn what_a_schema_takes_by_its_type_matches_without_it_too() {
+        let schemas = Schemas::get();
+        // Every scalar, an empty and a full container, a constant, a class, a call and a persistent id.
+        let data = b"(N\x88K\x05\x8a\x09\0\0\0\0\0\0\0\0\x01G?\xf8\0\0\0\0\0\0X\x01\0\0\0aC\x01a)N\x85]}\
+            ctorch\nfloat32\nctorch\nSize\nccollections\nOrderedDict\n)RNQl.";
+        let recovered =
+            pickle::run_recovering(data.to_vec(), &Limits::default(), &Cancel::new()).expect("a pickle");
+        assert!(recovered.defects.is_empty(), "{recovered:?}");
+        let values = &recovered.values;
+        let mut proof = Proof::new(&recovered, PersistentIdForm::Archive, &Limits::default());
+        let mut taken = 0;
+        for id in (0..schemas.nodes.len()).filter_map(|id| SchemaId::try_from(id).ok()) {
+            for handle in values.handles() {
+                let value = values.get(handle);
+                if schemas.takes(id).contains(&value) {
+                    assert_eq!(proof.not_by_type((handle, value), id, 2), Some(true), "{id} {value:?}");
+                    taken += 1;
+                }
+            }
+        }
+        assert!(taken > 1000, "{taken}");
     }
 
     #[test]
