@@ -20,7 +20,8 @@ pub(super) type NameId = u32;
 pub(super) struct Globals {
     by_hash: HashMap<u32, NameId, BuildHasherDefault<KnownHash>>,
     by_handle: HashMap<Handle, NameId>,
-    ids: HashMap<(NameId, NameId), GlobalId>,
+    /// By module, name, and whether these may be Python 2's.
+    ids: HashMap<(NameId, NameId, bool), GlobalId>,
     state: RandomState,
     line: u64,
     dotted: u64,
@@ -91,7 +92,9 @@ impl Globals {
     /// The id of a known name, or as the inner error the hash slot for a new one (linear probing).
     fn find(&mut self, arena: &Arena, data: &[u8], bytes: &[u8]) -> Result<Result<NameId, u32>> {
         self.by_hash.try_reserve(1).map_err(|_| no_memory())?;
-        let mut probe = u32::try_from(self.state.hash_one(bytes) & 0xffff_ffff).unwrap_or_default();
+        let mut hasher = self.state.build_hasher();
+        hasher.write(bytes);
+        let mut probe = u32::try_from(hasher.finish() & 0xffff_ffff).unwrap_or_default();
         while let Some(&id) = self.by_hash.get(&probe) {
             let interned = arena.names.get(u32_to_usize(id)).map(|record| arena.bytes(data, record.range));
             if interned == Some(bytes) {
@@ -140,6 +143,12 @@ impl Globals {
         let record = |arena: &Arena, id| arena.names.get(u32_to_usize(id));
         let parts = record(arena, spelled.1).map_or(1, |name| name.parts);
         Limits::check("dotted", self.dotted, u64::from(parts))?;
+        let handle = |arena: &Arena, id: GlobalId| {
+            arena.globals.get(id.index()).map_or(Handle::NONE, |record| record.handle)
+        };
+        if let Some(&known) = self.ids.get(&(spelled.0, spelled.1, python2)) {
+            return Ok(handle(arena, known));
+        }
         let text = |id| std::str::from_utf8(arena.name(data, id)).unwrap_or_default();
         let renamed = if python2 { compat::python3_name(text(spelled.0), text(spelled.1)) } else { None };
         let (module, name) = match renamed {
@@ -149,19 +158,19 @@ impl Globals {
                 (self.intern_constant(arena, data, module)?, self.intern_constant(arena, data, name)?)
             }
         };
-        self.ids.try_reserve(1).map_err(|_| no_memory())?;
-        match self.ids.entry((module, name)) {
-            Entry::Occupied(known) => {
-                Ok(arena.globals.get(known.get().index()).map_or(Handle::NONE, |record| record.handle))
-            }
+        self.ids.try_reserve(2).map_err(|_| no_memory())?;
+        let id = match self.ids.entry((module, name, false)) {
+            Entry::Occupied(known) => *known.get(),
             Entry::Vacant(slot) => {
                 let id = *slot.insert(GlobalId::at(arena.globals.len()));
                 let handle = arena.add(Node::Global(id))?;
                 let offset = to_u32(offset);
                 arena.globals.push(GlobalRecord { module, name, spelled, offset, handle })?;
-                Ok(handle)
+                id
             }
-        }
+        };
+        self.ids.insert((spelled.0, spelled.1, python2), id);
+        Ok(handle(arena, id))
     }
 }
 

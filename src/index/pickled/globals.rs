@@ -7,6 +7,8 @@ use once_cell::race::OnceBox;
 
 /// The text of the table.
 pub const TEXT: &str = include_str!("globals.txt");
+/// The longest name of a module in it, and more: longer ones are not looked up.
+const MODULE_MAX_BYTES: usize = 64;
 
 /// A row of the table, for each of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,9 @@ impl Row {
 
 /// The row of a class, function or constant; `None` where it has none.
 pub fn row(module: &str, name: &str) -> Option<&'static Row> {
+    if module.len() > MODULE_MAX_BYTES {
+        return None;
+    }
     static ROWS: OnceBox<Vec<Row>> = OnceBox::new();
     static NUMBERS: OnceBox<HashMap<(&str, &str), usize>> = OnceBox::new();
     let number = |(number, (module, name, _))| ((module, name), number);
@@ -77,6 +82,7 @@ mod tests {
             assert!(flags == "-" || flags.chars().all(|flag| "tkc".contains(flag)), "{line}");
         }
         let mut names: Vec<_> = rows().map(|(module, name, _)| (module, name)).collect();
+        assert!(names.iter().all(|(module, name)| row(module, name).is_some()));
         let count = names.len();
         names.sort_unstable();
         names.dedup();
