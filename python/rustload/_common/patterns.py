@@ -263,14 +263,17 @@ def similar_parts(pattern: str, names: Iterable[str]) -> str:
 
     They are in their places in the pattern if a name matches that, and listed otherwise.
     """
-    names = list(names)
-    searched = itertools.islice(names, NAMES_SEARCHED_MAX)
+    searched = list(itertools.islice(names, NAMES_SEARCHED_MAX))
     parts = itertools.islice((part for name in searched for part in name.split(".")), _PARTS_SEARCHED_MAX)
     existing = set(parts)
     words = (part for part in _BETWEEN_PARTS.split(pattern) if part and not part.isdigit())
     near = {part: similar(part, existing, 2) for part in words if part not in existing}
     pieces = re.split(f"({_BETWEEN_PARTS.pattern})", pattern)
     whole = "".join(near[piece][0] if near.get(piece) else piece for piece in pieces)
-    if whole != pattern and all(map(is_literal, itertools.chain(*near.values()))) and matching(names, whole):
+    if (
+        whole != pattern
+        and all(map(is_literal, itertools.chain(*near.values())))
+        and matching(searched, whole)
+    ):
         return did_you_mean([whole]) or ""
     return did_you_mean(itertools.chain(*near.values())) or ""
