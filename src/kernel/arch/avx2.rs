@@ -2,10 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::lookup::{Lookup, Table};
+use super::lookup::{Groups, Lookup, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
-    Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8, transpose_panel, unpack,
+    FenceOnDrop, Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8,
+    transpose_panel, unpack,
 };
 use super::{CopyRows, Grid, Instructions, Job, RowKernel, map_vectors};
 use crate::dtype::DType;
@@ -64,6 +65,15 @@ impl Instructions for Avx2 {
     fn look_up(codes: Lookup<'_>, tables: &[Table]) {
         // SAFETY: Level has detected the features that the function is compiled for.
         unsafe { look_up(codes, tables) }
+    }
+
+    fn scale_and_look_up(codes: Lookup<'_>, groups: Groups<'_>) -> bool {
+        let is_whole = codes.lens.1.is_multiple_of(16);
+        if is_whole {
+            // SAFETY: Level has detected the features that the function is compiled for.
+            unsafe { scale_and_look_up(codes, groups) };
+        }
+        is_whole
     }
 
     fn copy_rows() -> CopyRows {
@@ -186,6 +196,43 @@ fn look_up(codes: Lookup<'_>, tables: &[Table]) {
         let (lower, upper) = (_mm_shuffle_epi8(lower, codes), _mm_shuffle_epi8(upper, codes));
         store_128(first_out, _mm_unpacklo_epi8(lower, upper));
         store_128(last_out, _mm_unpackhi_epi8(lower, upper));
+    });
+}
+
+/// Looks up 32 codes at a time, in the lower and the upper bytes of results that are made in registers.
+#[target_feature(enable = "avx2,f16c")]
+fn scale_and_look_up(codes: Lookup<'_>, groups: Groups<'_>) {
+    let Groups { numbers, zeros, scales, dtype, non_temporal } = groups;
+    let numbers: &[[u8; 32]; 2] = bytemuck::cast_ref(numbers);
+    let numbers = numbers.each_ref().map(|half| _mm256_castsi256_ps(load(half)));
+    let _fence = non_temporal.then_some(FenceOnDrop);
+    let tables = scales.iter().enumerate().map(|(group, &scale)| {
+        let (zero, scale) = (zeros.and_then(|zeros| zeros.get(group)), _mm256_set1_ps(scale));
+        let [low, high] = numbers.map(|numbers| {
+            let numbers = zero.map_or(numbers, |&zero| _mm256_sub_ps(numbers, _mm256_set1_ps(zero)));
+            _mm256_castps_si256(_mm256_mul_ps(numbers, scale))
+        });
+        let results = match dtype {
+            DType::F16 => _mm256_set_m128i(f16_from_f32(high), f16_from_f32(low)),
+            _ => bf16_from_f32(low, high),
+        };
+        let even = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        let halves = _mm256_shuffle_epi8(results, _mm256_broadcastsi128_si256(even));
+        let lower = _mm256_permute4x64_epi64::<0b10_00_10_00>(halves);
+        (lower, _mm256_permute4x64_epi64::<0b11_01_11_01>(halves))
+    });
+    codes.run(tables, |&(lower, upper), is_high_first, bytes, out| {
+        let (bytes, mask) = (load_128(bytes), _mm_set1_epi8(15));
+        let (low, high) = (_mm_and_si128(bytes, mask), _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask));
+        let (first, second) = if is_high_first { (high, low) } else { (low, high) };
+        let codes = _mm256_set_m128i(_mm_unpackhi_epi8(first, second), _mm_unpacklo_epi8(first, second));
+        let (lower, upper) = (_mm256_shuffle_epi8(lower, codes), _mm256_shuffle_epi8(upper, codes));
+        let halves = [_mm256_unpacklo_epi8(lower, upper), _mm256_unpackhi_epi8(lower, upper)];
+        let results = Vector256::transpose_lanes(halves.map(Vector256));
+        match bytemuck::try_cast_mut(out) {
+            Ok(line) if non_temporal => Vector256::stream_line(results, line),
+            _ => Vector256::store_line(results, bytemuck::cast_mut(out)),
+        }
     });
 }
 
