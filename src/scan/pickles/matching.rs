@@ -9,7 +9,7 @@ use super::numpy;
 use super::proof::Proof;
 use super::schema::{Items, Schema, SchemaId};
 use crate::index::PersistentIdForm;
-use crate::pickle::{CallId, Handle, Snapshot, Value};
+use crate::pickle::{CallId, Handle, Value};
 
 /// The maximum length, in bytes, of a string that a constructor parses.
 const TEXT_MAX_BYTES: usize = 4096;
@@ -274,13 +274,14 @@ impl<'a> Proof<'a> {
 
     /// Whether a value is an empty dict or `OrderedDict`, also at the end.
     fn is_empty(&self, value: Value<'a>) -> bool {
-        self.pairs(value).is_some_and(|(pairs, states)| pairs.is_empty() && states.is_empty())
+        let has_state = matches!(value, Value::Call(id) if !self.values.call(id).states.is_empty());
+        !has_state && self.pairs(value).is_some_and(<[_]>::is_empty)
     }
 
-    /// The pairs of a dict, or of an `OrderedDict` that was made empty, and its states.
-    fn pairs(&self, value: Value<'a>) -> Option<(&'a [(Handle, Handle)], &'a [Snapshot])> {
+    /// The pairs of a dict, or of an `OrderedDict` that was made empty.
+    fn pairs(&self, value: Value<'a>) -> Option<&'a [(Handle, Handle)]> {
         let id = match value {
-            Value::Dict(pairs) => return Some((pairs, &[])),
+            Value::Dict(pairs) => return Some(pairs),
             Value::Call(id) if self.kind(id) == Some("ordered_dict") => id,
             _ => return None,
         };
@@ -291,7 +292,7 @@ impl<'a> Proof<'a> {
             _ => false,
         };
         let Value::Tuple(args) = self.values.get(call.args) else { return None };
-        args.iter().all(is_empty).then_some((call.items, call.states))
+        args.iter().all(is_empty).then_some(call.items)
     }
 
     /// The parts of a value whose head matches, each with its schema; `None` where it does not match for another reason.
@@ -315,7 +316,7 @@ impl<'a> Proof<'a> {
                 Some(parts)
             }
             (&Schema::Dict { key: name, value: schema, .. }, _) => {
-                let pairs = self.pairs(found)?.0.iter();
+                let pairs = self.pairs(found)?.iter();
                 Some(pairs.flat_map(|&(key, value)| [(key, name), (value, schema)]).collect())
             }
             (Schema::Record { fields, .. }, Value::Dict(pairs)) => {
