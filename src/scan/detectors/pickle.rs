@@ -226,12 +226,7 @@ impl Scanner<'_> {
         let scanned = pickles::classify(&mut self.report, recovered, &context, limits, cancel)?;
         let len = to_u64(scanned.end);
         self.report.scanned(member, "pickle", offset, len);
-        // Most often there are none yet, and none is hashed again.
-        if self.keys.is_empty() {
-            self.keys = scanned.keys;
-        } else {
-            self.keys.extend(scanned.keys);
-        }
+        self.keys.extend(scanned.keys);
         self.nested(scanned.nested, source, offset, member, depth)?;
         let executed = is_whole.then_some(scanned.pickle);
         Ok(Reported { end: offset.saturating_add(len), stopped: scanned.stopped, executed })
