@@ -70,10 +70,12 @@ impl Types {
     const GLOBAL: Types = Types(1 << 6);
     const OTHER: Types = Types(1 << 7);
 
+    /// The types of both.
     const fn and(self, more: Types) -> Types {
         Types(self.0 | more.0)
     }
 
+    /// Whether a value has one of the types.
     #[inline]
     pub(super) fn contains(self, value: &Value<'_>) -> bool {
         let one = match value {
