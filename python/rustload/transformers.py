@@ -23,12 +23,12 @@ except ImportError:
     raise
 
 from rustload._checkpoint.open import open as open_checkpoint
-from rustload._common.hub import commit_of, snapshot_names
+from rustload._common.hub import snapshot_names, snapshot_of
 from rustload._common.progress import checked_progress, reporting
 from rustload._common.sizes import sizes_once
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import dtype_name
-from rustload.errors import _error, _printable
+from rustload.errors import _error
 from rustload.torch._read_progress import with_read_progress
 from rustload.torch._state_dict import state_dict
 
@@ -193,7 +193,13 @@ def _locate(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tupl
     if not given.is_dir():
         given = _cached(os.fspath(path), cache_dir)
     if (given / "snapshots").is_dir() and not (given / "config.json").exists():
-        given = _snapshot(given, revision)
+        repository = os.fspath(given)
+        snapshot = snapshot_of(repository, revision)
+        if snapshot is None:
+            there = ", ".join(snapshot_names(repository)) or "none"
+            note = f"revision {revision!r} is not in the cache; there are {there}"
+            raise _error("Io", "", note, errno=errno.ENOENT, path=f"{repository}/snapshots/{revision}")
+        given = Path(snapshot)
     return given, None
 
 
@@ -204,30 +210,13 @@ def _cached(name: str, cache_dir: Any) -> Path:
     folder = Path(cache_dir or HF_HUB_CACHE) / ("models--" + name.replace("/", "--"))
     is_repository_name = not Path(name).is_absolute() and name.count("/") <= 1 and not name.startswith(".")
     if not is_repository_name or not folder.is_dir():
-        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        error.add_note(
-            f"neither a folder nor a repository in {folder.parent}; rustload downloads nothing: hf download {name}"
-            if is_repository_name
-            else "rustload.convert(url, folder, copy_others=True) makes a folder of what is at a URL"
-            if "://" in name
-            else "there is no such folder"
-        )
-        raise error
+        note = "there is no such folder"
+        if is_repository_name:
+            note = f"neither a folder nor a repository in {folder.parent}; rustload downloads nothing: hf download {name}"
+        elif "://" in name:
+            note = "rustload.convert(url, folder, copy_others=True) makes a folder of what is at a URL"
+        raise _error("Io", "", note, errno=errno.ENOENT, path=name)
     return folder
-
-
-def _snapshot(repository: Path, revision: str) -> Path:
-    """The snapshot folder of a revision, which is a reference or a commit."""
-    commit = commit_of(str(repository), revision) or revision
-    there = snapshot_names(str(repository))
-    folder = repository / "snapshots" / commit
-    if commit in there:
-        return folder
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    error.add_note(
-        _printable(f"revision {revision!r} is not in the cache; there are {', '.join(there) or 'none'}")
-    )
-    raise error
 
 
 def _config(cls: Any, folder: Path, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

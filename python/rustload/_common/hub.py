@@ -36,6 +36,12 @@ def snapshot_names(repository: str) -> list[str]:
         return []
 
 
+def snapshot_of(repository: str, revision: str) -> str | None:
+    """The snapshot folder of a revision, which is a reference or a commit; None if it is not there."""
+    commit = commit_of(repository, revision) or revision
+    return os.path.join(repository, "snapshots", commit) if commit in snapshot_names(repository) else None
+
+
 def commit_of(repository: str, reference: str) -> str:
     """The text of `refs/<reference>`; empty if it is not a regular file (a pipe would block) or longer than a commit hash."""
     path = os.path.join(repository, "refs", reference)

@@ -12,7 +12,7 @@ from io import BytesIO
 from rustload import _rustload
 from rustload._common.hub import hub_cache_folder, hub_snapshot
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import FormatError, _error, _printable
+from rustload.errors import FormatError, _error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,33 +100,31 @@ def _missing(given: str) -> BaseException:
     import contextlib
     from pathlib import Path
 
-    path = Path(given)
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
-    error.code = "Io"  # type: ignore[attr-defined]  # every error of rustload has a code
+    path, note = Path(given), None
     try:
         near = did_you_mean(similar(path.name, (one.name for one in path.parent.iterdir())))
     except OSError:
         near = None
     cached = hub_cache_folder(given)
     if path.is_symlink():
-        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())!r}, which does not exist")
+        note = f"it is a symbolic link to {os.fsdecode(path.readlink())!r}, which does not exist"
     elif near:
-        error.add_note(near)
+        note = near
     elif cached is not None:
-        error.add_note(f"it is in the Hugging Face cache: rustload.open({str(cached)!r})")
+        note = f"it is in the Hugging Face cache: rustload.open({str(cached)!r})"
     elif any(char in given for char in "*?["):
-        error.add_note(
+        note = (
             "glob patterns are not expanded here: pass sorted(glob.glob(...)), the shards of one checkpoint"
         )
     elif path.parts[:1] == ("~",):
-        error.add_note("~ is not expanded here: write the home folder in its place")
+        note = "~ is not expanded here: write the home folder in its place"
     elif path.parts and not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
         name = given if len(path.parts) == 2 else "ORGANIZATION/NAME"
-        error.add_note(f"for a model of the Hugging Face Hub, pass {f'hf://{name}'!r}")
+        note = f"for a model of the Hugging Face Hub, pass {f'hf://{name}'!r}"
     else:
         with contextlib.suppress(OSError):  # it may be gone too
-            error.add_note(f"the working directory is {_printable(str(Path.cwd()))}; check the spelling")
-    return error
+            note = f"the working directory is {Path.cwd()}; check the spelling"
+    return _error("Io", "", note, errno=errno.ENOENT, path=given)
 
 
 def open_paths(

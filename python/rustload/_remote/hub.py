@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from rustload._common.hub import cached_repository, commit_of, snapshot_names
+from rustload._common.hub import cached_repository, snapshot_of
 from rustload._remote.urls import name_of
 from rustload.errors import _error
 
@@ -95,19 +95,11 @@ def cached(url: str) -> str:
     """
     kind, name, revision, path = _parse(url)
     repository = cached_repository(f"{kind}s--{name.replace('/', '--')}")
-    if repository is not None:
-        commit = commit_of(repository, revision)
-        if not commit and revision in snapshot_names(repository):
-            commit = revision
-        found = os.path.join(repository, "snapshots", commit, *path)
-        if commit in snapshot_names(repository) and os.path.exists(found):
-            return found
-    error: Any = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name_of(url))
-    error.code = "Io"
-    error.add_note(
-        "HF_HUB_OFFLINE is set, so only the local cache is read, and it is not there: unset it, or download it first"
-    )
-    raise error
+    snapshot = None if repository is None else snapshot_of(repository, revision)
+    if snapshot is not None and os.path.exists(found := os.path.join(snapshot, *path)):
+        return found
+    note = "HF_HUB_OFFLINE is set, so only the local cache is read, and it is not there: unset it, or download it first"
+    raise _error("Io", "", note, errno=errno.ENOENT, path=name_of(url))
 
 
 def _parse(url: str) -> _Parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from abc import ABC, abstractmethod
 
@@ -21,14 +20,11 @@ _CODES = ("Io", "RemoteRange", "RemoteScheme", "RemoteSize", "Value")
 """The codes of rustload's own errors here that are not a `RustloadError`."""
 
 
+_CREDENTIALS = "check the credentials, and that they allow to read this object"
 _AGAIN = "try again later: it is the store's failure"
 
 _STATUSES: tuple[tuple[Collection[int], str, str], ...] = (
-    (
-        (401, 403, 407),
-        "the store refuses access",
-        "check the credentials, and that they allow to read this object",
-    ),
+    ((401, 403, 407), "the store refuses access", _CREDENTIALS),
     ((429,), "the store asks for fewer requests", "try again later, or with credentials"),
     (range(400, 500), "the store refuses the request", "check the URL"),
     (range(sys.maxsize), "the store failed", _AGAIN),
@@ -170,14 +166,11 @@ def failed(name: str, error: Exception) -> BaseException:
         return _error("RemoteUnavailable", "obstore is not installed", "pip install obstore")
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        made: Any = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name_of(name))
-    elif isinstance(error, PermissionError):
-        made = PermissionError(errno.EACCES, os.strerror(errno.EACCES), name_of(name))
-    else:
-        text, note = _cause(error, status)
-        return _error("Io", f"{name}: {text}", note)
-    made.code = "Io"
-    return made  # type: ignore[no-any-return]
+        return _error("Io", "", "check the URL", errno=errno.ENOENT, path=name_of(name))
+    if isinstance(error, PermissionError):
+        return _error("Io", "", _CREDENTIALS, errno=errno.EACCES, path=name_of(name))
+    text, note = _cause(error, status)
+    return _error("Io", f"{name}: {text}", note)
 
 
 def _cause(error: Exception, status: object) -> tuple[str, str]:

@@ -387,11 +387,9 @@ def _path(filename: Any) -> str:
     return path
 
 
-def _missing(path: str) -> FileNotFoundError:
+def _missing(path: str) -> BaseException:
     """The error for a path that does not exist, also below a file or with a NUL in it."""
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    error.code = "Io"  # type: ignore[attr-defined]
-    return error
+    return _error("Io", "", errno=errno.ENOENT, path=path)
 
 
 def _not_a_str(argument: str, value: object) -> TypeError:
