@@ -324,7 +324,9 @@ def test_a_call_of_another_form_stays_inert(name, fields):
     value = rustload.Opaque(name)
     for field, given in fields.items():
         setattr(value, field, given)
-    assert restore(value, {"my.Dict": collections.OrderedDict}) is value
+    found = restore(value, {"my.Dict": collections.OrderedDict})
+    assert type(found) is rustload.Opaque
+    assert all(getattr(found, field) == getattr(value, field) for field in rustload.Opaque.__slots__)
 
 
 def test_an_object_that_cannot_be_a_key_stays_inert_as_one():

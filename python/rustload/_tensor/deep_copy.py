@@ -7,7 +7,10 @@ from collections import Counter, OrderedDict, deque
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, Self
+    from typing import Any, Self, TypeAlias
+
+    Copied: TypeAlias = Callable[[Any], Any]
+    """Gives the copy of a value."""
 
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 
@@ -25,7 +28,7 @@ class Container:
         """The values that it holds."""
         raise NotImplementedError
 
-    def _fill(self, made: Any, copied: Callable[[Any], Any]) -> None:
+    def _fill(self, made: Any, copied: Copied) -> None:
         """Puts the copies of what it holds into `made`."""
         raise NotImplementedError
 
@@ -41,11 +44,22 @@ class Container:
         return made
 
 
-def deep_copy(root: Any, memo: dict[int, Any]) -> Any:
+def deep_copy(
+    root: Any,
+    memo: dict[int, Any],
+    *,
+    replace: Callable[[Any], tuple[Any, Callable[[Copied], None]] | None] = lambda _: None,
+    other: Callable[[Any], Any] | None = None,
+) -> Any:
     """As `copy.deepcopy`; the containers that object trees consist of are copied without recursion.
 
-    Mutable containers are made empty and filled at the end. `copy.deepcopy` copies objects of other classes. `memo` is what
-    `__deepcopy__` gets: the copies so far, by the id of the original.
+    Mutable containers are made empty and filled at the end.
+
+    Args:
+        root: The tree.
+        memo: What `__deepcopy__` gets: the copies so far, by the id of the original.
+        replace: What is made in place of the copy of a mutable container, empty, and what fills it; None for a copy.
+        other: Copies objects of other classes; `copy.deepcopy` does without it.
     """
 
     def copied(value: Any) -> Any:
@@ -54,7 +68,7 @@ def deep_copy(root: Any, memo: dict[int, Any]) -> Any:
     def is_open(value: Any) -> bool:
         return type(value) not in _ATOMS and id(value) not in memo
 
-    filled: list[Any] = []
+    filled: list[tuple[Any, Any, Callable[[Copied], None] | None]] = []
     waiting = [root]
     while waiting:
         stack = [waiting.pop()]
@@ -67,20 +81,40 @@ def deep_copy(root: Any, memo: dict[int, Any]) -> Any:
                 if todo:
                     stack += [value, *todo]
                 else:
-                    items = [copied(item) for item in value]
+                    items = (
+                        [copied_key(item, copied) for item in value]
+                        if type(value) is frozenset
+                        else [*map(copied, value)]
+                    )
                     same = all(one is other for one, other in zip(items, value, strict=True))
                     memo[id(value)] = value if same else type(value)(items)
             elif isinstance(value, Container) or type(value) in _MUTABLE:
-                memo[id(value)] = _empty(value)
-                filled.append(value)
+                made, fill = replace(value) or (_empty(value), None)
+                memo[id(value)] = made
+                filled.append((value, made, fill))
                 waiting += _held(value)
+            elif other is not None:
+                memo[id(value)] = other(value)
             else:
                 import copy
 
                 memo[id(value)] = copy.deepcopy(value, memo)
-    for value in filled:
-        _fill(value, copied(value), copied)
+    for value, made, fill in filled:
+        if fill is None:
+            _fill(value, made, copied)
+        else:
+            fill(copied)
     return copied(root)
+
+
+def copied_key(value: Any, copied: Copied) -> Any:
+    """The copy of a key, or of an item of a set; the value itself if what replaces it cannot be one, as a namespace cannot."""
+    made = copied(value)
+    try:
+        hash(made)
+    except TypeError:
+        return value
+    return made
 
 
 _MUTABLE = frozenset((list, dict, OrderedDict, Counter, set, deque))
@@ -101,14 +135,14 @@ def _held(value: Any) -> Iterable[Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _fill(value: Any, made: Any, copied: Callable[[Any], Any]) -> None:
+def _fill(value: Any, made: Any, copied: Copied) -> None:
     if isinstance(value, Container):
         value._fill(made, copied)
     elif isinstance(value, dict):
-        made.update({copied(key): copied(item) for key, item in value.items()})
+        made.update({copied_key(key, copied): copied(item) for key, item in value.items()})
         if hasattr(value, "__dict__"):
             vars(made).update({name: copied(item) for name, item in vars(value).items()})
     elif isinstance(value, set):
-        made.update(map(copied, value))
+        made.update(copied_key(item, copied) for item in value)
     else:
         made.extend(map(copied, value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 from rustload import _rustload
-from rustload._tensor.deep_copy import Container
+from rustload._tensor.deep_copy import Container, copied_key
 from rustload.errors import _clipped, _shown
 
 TYPE_CHECKING = False
@@ -227,7 +227,7 @@ class DefaultDict(Container, collections.defaultdict[Any, Any]):
         return [*self.keys(), *self.values()]
 
     def _fill(self, made: DefaultDict, copied: Callable[[Any], Any]) -> None:
-        made.update({copied(key): copied(value) for key, value in self.items()})
+        made.update({copied_key(key, copied): copied(value) for key, value in self.items()})
 
     def __reduce__(self) -> NoReturn:
         """Not picklable.

@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import pathlib
 import types
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from rustload._tensor.inert import DefaultDict, Global, Opaque
+from rustload._tensor.deep_copy import copied_key, deep_copy
+from rustload._tensor.inert import Global, Opaque
 from rustload.errors import _shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _NAMESPACES: dict[str, type] = {
     "argparse.Namespace": argparse.Namespace,
@@ -36,9 +37,6 @@ _PATHS: dict[str, Any] = {
     }.items()
 }
 
-_MUTABLE = (list, dict, OrderedDict, Counter, set, deque, DefaultDict)
-_IMMUTABLE = (tuple, frozenset)
-
 _STEPS_MAX = 20
 """The most steps of a place that are shown."""
 
@@ -46,8 +44,8 @@ _STEPS_MAX = 20
 def restore(root: Any, mappings: Mapping[str, type[dict[Any, Any]]]) -> Any:
     """Replaces inert values by objects: namespaces, paths of `pathlib`, and subclasses of dict that the caller names.
 
-    Containers are changed in place; tensors stay as they are. Values of other classes stay inert. Nothing recurses, so the values
-    may be nested deeply and contain each other.
+    Containers are copied; tensors stay as they are. Values of other classes stay inert. Nothing recurses, so the values may be
+    nested deeply and contain each other.
 
     Args:
         root: What `rustload.torch.load` returned.
@@ -56,53 +54,26 @@ def restore(root: Any, mappings: Mapping[str, type[dict[Any, Any]]]) -> Any:
     Returns:
         The value, or the object in its place.
     """
-    memo: dict[int, Any] = {}  # what replaces each value that was visited
-    visited: list[tuple[Any, Any]] = []  # keeps the values alive, so that their ids stay theirs
 
-    def replaced(value: Any) -> Any:
-        return memo.get(id(value), value)
+    def replace(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
+        if type(value) is not Opaque or value.function is not None or value.appended:
+            return None
+        name = value.class_name
+        if name in _NAMESPACES and _has_attributes_only(value):
+            made = _NAMESPACES[name]()
+            state = value.state or {}
+            return made, lambda copied: vars(made).update({key: copied(one) for key, one in state.items()})
+        if name in mappings and not value.args and not value.kwargs and not value.state:
+            made, items = mappings[name](), value.items
+            return made, lambda copied: dict.update(
+                made, [(copied_key(key, copied), copied(one)) for key, one in items]
+            )
+        is_path = name in _PATHS and not value.state and not value.items
+        if is_path and all(type(one) is str for one in value.args):
+            return _PATHS[name](*value.args), lambda _: None
+        return None
 
-    def is_open(value: Any) -> bool:
-        return id(value) not in memo and type(value) in (*_MUTABLE, *_IMMUTABLE, Opaque)
-
-    waiting = [root]
-    while waiting:
-        stack = [waiting.pop()]
-        while stack:
-            value = stack.pop()
-            if not is_open(value):
-                continue
-            if type(value) in _IMMUTABLE:
-                todo = [item for item in value if is_open(item)]
-                if todo:
-                    stack += [value, *todo]
-                    continue
-                is_set = type(value) is frozenset
-                items = [_hashable(replaced(item), item) if is_set else replaced(item) for item in value]
-                same = all(one is other for one, other in zip(items, value, strict=True))
-                memo[id(value)] = value if same else type(value)(items)
-            else:
-                memo[id(value)] = _empty(value, mappings)
-                waiting += _held(value)
-            visited.append((value, memo[id(value)]))
-    for value, made in visited:
-        if type(value) not in _IMMUTABLE:
-            _fill(value, made, replaced)
-    return replaced(root)
-
-
-def _empty(value: Any, mappings: Mapping[str, type[dict[Any, Any]]]) -> Any:
-    """The object to put in the place of a value, without its contents; the value itself if it stays."""
-    if type(value) is not Opaque or value.function is not None or value.appended:
-        return value
-    name = value.class_name
-    if name in _NAMESPACES and _has_attributes_only(value):
-        return _NAMESPACES[name]()
-    if name in mappings and not value.args and not value.kwargs and not value.state:
-        return mappings[name]()
-    if name in _PATHS and not value.state and not value.items and all(type(one) is str for one in value.args):
-        return _PATHS[name](*value.args)
-    return value
+    return deep_copy(root, {}, replace=replace, other=lambda value: value)
 
 
 def _has_attributes_only(value: Opaque) -> bool:
@@ -113,50 +84,6 @@ def _has_attributes_only(value: Opaque) -> bool:
         and not value.items
         and (state is None or (type(state) is dict and all(type(name) is str for name in state)))
     )
-
-
-def _held(value: Any) -> list[Any]:
-    if type(value) is Opaque:
-        return value._held()
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    return list(value)
-
-
-def _fill(value: Any, made: Any, replaced: Any) -> None:
-    """Puts the contents of a value, replaced, into the object in its place, which may be the value itself."""
-    if type(value) is Opaque:
-        if made is value:
-            value._fill(value, replaced)
-        elif type(made) in _NAMESPACES.values():
-            vars(made).update({name: replaced(one) for name, one in (value.state or {}).items()})
-        elif isinstance(made, dict):
-            dict.update(made, [(_hashable(replaced(key), key), replaced(one)) for key, one in value.items])
-        return
-    if not any(replaced(one) is not one for one in _held(value)):
-        return
-    if isinstance(value, dict):
-        pairs = [(_hashable(replaced(key), key), replaced(one)) for key, one in value.items()]
-        value.clear()
-        for key, one in pairs:
-            value[key] = one
-    elif isinstance(value, set):
-        members = [_hashable(replaced(one), one) for one in value]
-        value.clear()
-        value.update(members)
-    else:
-        items = [replaced(one) for one in value]
-        value.clear()
-        value.extend(items)
-
-
-def _hashable(made: Any, value: Any) -> Any:
-    """The replacement of a key or an item of a set; the inert value if the replacement cannot be one, as a namespace cannot."""
-    try:
-        hash(made)
-    except TypeError:
-        return value
-    return made
 
 
 def find_inert(root: Any, where: str) -> Iterator[tuple[str, str]]:
