@@ -29,6 +29,7 @@ from rustload._save.job import check_name, header_texts
 from rustload.errors import _error
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
@@ -136,8 +137,8 @@ class Writer(StorageWriter):
         """
         if is_coordinator and self._path.exists() and not self._path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(self._path))
-        if is_coordinator and not self._overwrite:
-            there = [file for file in _files(self._path) if _is_of_checkpoint(file, self._name)]
+        if is_coordinator and not self._overwrite and self._path.is_dir():
+            there = sorted(file for file in os.listdir(self._path) if _is_of_checkpoint(file, self._name))
             if there:
                 raise FileExistsError(f"{self._path / there[0]} exists, and overwrite=True is not given")
 
@@ -216,18 +217,15 @@ class Writer(StorageWriter):
         results = []
         items = sorted(plan.items, key=lambda item: target.tensors[item.index.fqn])
         for file, group in itertools.groupby(items, key=lambda item: target.tensors[item.index.fqn].file):
-            descriptor = os.open(folder / file, os.O_WRONLY | getattr(os, "O_BINARY", 0))
-            try:
+            with open(folder / file, "r+b", buffering=0) as out:
                 for item in group:
                     tensor = planner.resolve_data(item)
                     if not isinstance(tensor, torch.Tensor):
                         raise _error("Type", f"{item.index.fqn!r} is not a tensor")
-                    size = _write_chunk(descriptor, target.tensors[item.index.fqn], item, tensor)
+                    size = _write_chunk(out, target.tensors[item.index.fqn], item, tensor)
                     results.append(WriteResult(item.index, size, None))
                 if self._fsync:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                    os.fsync(out.fileno())
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -304,7 +302,7 @@ def _data(item: WriteItem) -> Any:
     return item.tensor_data
 
 
-def _write_chunk(descriptor: int, location: Location, item: WriteItem, tensor: torch.Tensor) -> int:
+def _write_chunk(out: io.FileIO, location: Location, item: WriteItem, tensor: torch.Tensor) -> int:
     """Writes a chunk of a tensor at its place in the file; returns the number of bytes."""
     data = _data(item)
     offsets, shape = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
@@ -320,7 +318,10 @@ def _write_chunk(descriptor: int, location: Location, item: WriteItem, tensor: t
     content = local.as_strided((local.numel(),), (1,)).view(torch.uint8).numpy().data
     position = 0
     for start, nbytes in _runs(tuple(data.size), offsets, shape, local.element_size()):
-        _write_all(descriptor, content[position : position + nbytes], location.start + start)
+        out.seek(location.start + start)
+        left = content[position : position + nbytes]
+        while left:
+            left = left[out.write(left) :]
         position += nbytes
     return position
 
@@ -339,18 +340,3 @@ def _runs(
     inner = offsets[cut] * strides[cut] if whole else 0
     for index in itertools.product(*outer):
         yield sum(at * stride for at, stride in zip(index, strides, strict=False)) + inner, nbytes
-
-
-def _write_all(descriptor: int, content: memoryview, position: int) -> None:
-    while content:
-        part = content[: 1 << 30]
-        if hasattr(os, "pwrite"):
-            written = os.pwrite(descriptor, part, position)
-        else:  # Windows; one thread writes to a file
-            os.lseek(descriptor, position, os.SEEK_SET)
-            written = os.write(descriptor, part)
-        content, position = content[written:], position + written
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
