@@ -10,6 +10,7 @@ from rustload._checkpoint.open import opened
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
 from rustload._common.patterns import matches, matching, warn_of_unused_patterns, warn_user
 from rustload._common.progress import Progress, reporting
+from rustload._common.request import dims_of
 from rustload._common.rules import Rules
 from rustload._common.sizes import same_tensor, sizes_once
 from rustload._frameworks import adapters
@@ -179,9 +180,7 @@ def _load_shards(
 
     from rustload._frameworks.jax import check_sharding
 
-    if transpose:
-        order = [*range(lazy.ndim - 2), lazy.ndim - 1, lazy.ndim - 2] if transpose is True else transpose
-        lazy = lazy.permute(*order)
+    lazy = lazy.permute(*dims_of(transpose, lazy.ndim))
     check_sharding(sharding, lazy.shape, lazy.name)
     read: dict[str, Any] = {}
 

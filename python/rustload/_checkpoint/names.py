@@ -129,6 +129,13 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> tuple[list[str
     return list(below), list(below.values())
 
 
+def below(tree: Any, key: Key) -> Any:
+    """The value under a key of an object tree; None without one."""
+    for step in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
+        tree = tree.get(step) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def _prefixes_of(strip: Any) -> list[str]:
     """The prefixes of `strip=`.
 

@@ -22,6 +22,7 @@ __all__ = [
     "Request",
     "Transpose",
     "checked_cast",
+    "dims_of",
     "request_for_out",
 ]
 
@@ -43,6 +44,16 @@ def request_for_out(core: Core, dtype: str, shape: tuple[int, ...], request: Req
     if tuple(shape) != expected:
         raise _error("Value", f"has shape {tuple(shape)}, the result has {expected}", argument="out")
     return request.but(dtype=name, copy=True)
+
+
+def dims_of(transpose: Transpose, ndim: int) -> list[int]:
+    """The permutation that a transpose is, in full and without negative numbers."""
+    if transpose in (None, False):
+        return list(range(ndim))
+    if transpose is True:
+        return [*range(ndim - 2), ndim - 1, ndim - 2]
+    dims: list[int] = list(transpose)  # type: ignore[arg-type]  # neither None nor a bool
+    return [dim + ndim if dim < 0 else dim for dim in dims]
 
 
 def checked_cast(cast: Any) -> Cast:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
+from rustload._common.request import dims_of
 from rustload._cuda.gpu import ITEMSIZE
 from rustload._cuda.packed import decoding_of, tiles
 from rustload.errors import _error
@@ -100,7 +101,7 @@ def pieces(
     if len(parts) == 1:
         yield from _pieces_of_tensor(parts[0], request, result, cast, rate)
         return
-    order = dims_of(request, len(core.shape))
+    order = dims_of(request.transpose, len(core.shape))
     for part, offsets in zip(parts, core.offsets(), strict=True):
         if part.size:
             target = result
@@ -113,7 +114,7 @@ def _pieces_of_tensor(
     core: _rustload.Tensor, request: Request, target: Any, cast: Cast, rate: Callable[[], float]
 ) -> Iterator[Piece]:
     result_dtype = request.dtype or core.dtype
-    order = dims_of(request, len(core.shape))
+    order = dims_of(request.transpose, len(core.shape))
     # Only the CPU dequantizes, and only it expands broadcast tensors (stride 0), up to `Limits.materialize_bytes`.
     cpu_only = request.dequantize or any(
         stride == 0 and size > 1 for size, stride in zip(core.shape, core.strides, strict=True)
@@ -169,7 +170,10 @@ def _cpu_pieces(core: _rustload.Tensor, request: Request, dtype: str, target: An
         yield Piece(core, request, dtype, target, is_direct=True)
         return
     if request.transpose not in (None, False):
-        core, request = core.permute(dims_of(request, len(core.shape))), _untransposed(request, request.dtype)
+        core, request = (
+            core.permute(dims_of(request.transpose, len(core.shape))),
+            _untransposed(request, request.dtype),
+        )
     for part, destination in _staging_parts(core, target, ITEMSIZE[dtype]):
         yield Piece(part, request, dtype, destination, is_direct=False)
 
@@ -182,16 +186,6 @@ def _untransposed(request: Request, dtype: str | None) -> Request:
         found = request.but(dtype=dtype, transpose=None, copy=True)
         found = _UNTRANSPOSED.setdefault(key, found)
     return found
-
-
-def dims_of(request: Request, ndim: int) -> list[int]:
-    """The permutation that the request asks for, in full and without negative numbers."""
-    if request.transpose in (None, False):
-        return list(range(ndim))
-    if request.transpose is True:
-        return [*range(ndim - 2), ndim - 1, ndim - 2]
-    dims: Sequence[int] = request.transpose  # type: ignore[assignment]  # neither None nor a bool
-    return [dim + ndim if dim < 0 else dim for dim in dims]
 
 
 def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> list[int] | None:
@@ -261,7 +255,7 @@ def cpu_only_pieces(
     if isinstance(core, _rustload.Tensor):
         yield core, request, buffer
         return
-    order = dims_of(request, len(core.shape))
+    order = dims_of(request.transpose, len(core.shape))
     itemsize = ITEMSIZE[request.dtype or core.dtype]
     for part, offsets in zip(core.parts(), core.offsets(), strict=True):
         # Its elements are neighbours in the result if only one dimension, and those of size 1 around it, are not whole.

@@ -164,12 +164,13 @@ def sparse(
     untyped: Any = torch  # its stubs lack some arguments
     made: torch.Tensor
     if layout == "sparse_coo":
-        made = untyped.sparse_coo_tensor(*parts, shape, check_invariants=False, device=parts[0].device)
-        return made._coalesced_(bool(is_coalesced))
+        made = untyped.sparse_coo_tensor(
+            *parts, shape, is_coalesced=is_coalesced, check_invariants=False, device=parts[0].device
+        )
+        return made
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Sparse ", UserWarning
-        )  # the warning that compressed layouts are in beta
+        # That compressed layouts are in beta.
+        warnings.filterwarnings("ignore", "Sparse ", UserWarning)
         made = untyped.sparse_compressed_tensor(
             *parts, shape, layout=getattr(torch, layout), check_invariants=False, device=parts[0].device
         )

@@ -7,7 +7,7 @@ from collections import namedtuple
 from rustload import _rustload
 from rustload._common.dtype_args import value_for
 from rustload._common.options import ReadOptions, RequestOptions, StatsOptions, filled, part, takes
-from rustload._common.request import Request, Transpose, checked_cast
+from rustload._common.request import Request, Transpose, checked_cast, dims_of
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata
@@ -135,11 +135,11 @@ class LazyTensor(Operators, Metadata):
         Raises:
             ValueError: It has fewer than two dimensions.
         """
-        if (ndim := self.ndim) < 2:
+        if self.ndim < 2:
             raise _error(
                 "Value", f".mT needs two dimensions, and the shape is {list(self.shape)}", ".T reverses all"
             )
-        return self.permute(*range(ndim - 2), ndim - 1, ndim - 2)
+        return self.permute(*dims_of(True, self.ndim))  # noqa: FBT003 - a transpose
 
     def permute(self, *dims: int | tuple[int, ...]) -> Self:
         """Permutes the dimensions; reads nothing.

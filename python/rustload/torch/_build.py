@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rustload._frameworks.torch import torch_dtype
+from rustload._frameworks.torch import sparse, torch_dtype
 from rustload._tensor.inert import Opaque
 from rustload.errors import _error
 from rustload.torch import _allowed, _load_errors
@@ -25,8 +25,6 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(va
 
 # Annotated here because torch's stubs lack some arguments.
 _empty: Callable[..., torch.UntypedStorage] = torch.UntypedStorage
-_sparse_coo: Callable[..., torch.Tensor] = torch.sparse_coo_tensor
-_sparse_compressed: Callable[..., torch.Tensor] = torch.sparse_compressed_tensor
 
 # The bits of a tensor's flags (src/python/objects/target.rs: `flags`).
 _GRAD, _PARAMETER, _CONJUGATE, _NEGATIVE, _META, _HOOKS = 1, 2, 4, 8, 16, 32
@@ -143,9 +141,7 @@ class Builder:
         """
         layout, shape, is_coalesced = form
         try:
-            if layout == "sparse_coo":
-                return _sparse_coo(*parts, shape, check_invariants=False, is_coalesced=is_coalesced)
-            return _sparse_compressed(*parts, shape, layout=getattr(torch, layout), check_invariants=False)
+            return sparse(layout, shape, parts, is_coalesced=is_coalesced)
         except RuntimeError as error:
             raise _error("SparseInvariant", str(error)) from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rustload._common.request import Cast
     from rustload._tensor.handle import LazyTensor
 
 WINDOW_BYTES = 256 << 20
@@ -47,10 +46,8 @@ def fill(
     lazy: LazyTensor,
     window: int = WINDOW_BYTES,
     *,
-    allow_lossy: bool = False,
-    dequantize: bool = False,
-    cast: Cast = "auto",
     sample_memory: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> None:
     """Writes `lazy` into `target`, cast to its dtype.
 
@@ -58,34 +55,21 @@ def fill(
         target: A tensor of the same shape, on any device, detached.
         lazy: What to read, already in the order of the target's dimensions.
         window: The most bytes of host memory for temporary tensors.
-        allow_lossy: As for `LazyTensor.materialize`.
-        dequantize: As well.
-        cast: As well.
         sample_memory: Called at each local maximum of host memory.
+        **options: `allow_lossy`, `dequantize` and `cast`, as for `LazyTensor.materialize`.
     """
     if is_direct(target):
-        lazy.materialize(out=target, allow_lossy=allow_lossy, dequantize=dequantize, cast=cast)
+        lazy.materialize(out=target, **options)
         sample_memory()
         return
     nbytes = target.numel() * target.dtype.itemsize
     if nbytes > window and target.ndim and type(target) is torch.Tensor:
         rows = max(1, window * target.shape[0] // nbytes)
         for first in range(0, target.shape[0], rows):
-            one = rows == 1
-            part_key = first if one else slice(first, first + rows)
-            fill(
-                target[part_key],
-                lazy[part_key],
-                window,
-                allow_lossy=allow_lossy,
-                dequantize=dequantize,
-                cast=cast,
-                sample_memory=sample_memory,
-            )
+            part = first if rows == 1 else slice(first, first + rows)
+            fill(target[part], lazy[part], window, sample_memory=sample_memory, **options)
         return
-    part = lazy.materialize(
-        dtype=target.dtype, copy=True, framework="torch", allow_lossy=allow_lossy, dequantize=dequantize
-    )
+    made = lazy.materialize(dtype=target.dtype, copy=True, framework="torch", **options)
     sample_memory()
     with torch.no_grad():
-        target.copy_(part)
+        target.copy_(made)

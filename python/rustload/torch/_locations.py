@@ -163,14 +163,14 @@ def _uploaded(
         return
     by_number = core.storage_tensors(shard)
     for device in dict.fromkeys(devices.values()):
-        numbers = [
-            number for number, target in devices.items() if target == device and by_number[number] is not None
-        ]
+        tensors = {
+            number: tensor
+            for number, target in devices.items()
+            if target == device and (tensor := by_number[number]) is not None
+        }
         gpu = adapter.gpu_for(device)
-        if gpu is None:
-            continue
-        tensors = [tensor for number in numbers if (tensor := by_number[number]) is not None]
-        for number, made in zip(numbers, upload_all(tensors, gpu), strict=True):
+        assert gpu is not None  # `_gpu` has asked
+        for number, made in zip(tensors, upload_all(list(tensors.values()), gpu), strict=True):
             storage: torch.UntypedStorage = made.untyped_storage()
             yield number, storage
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from rustload._checkpoint.names import below
+from rustload._common.request import dims_of
 from rustload._common.sizes import same_tensor
 from rustload._frameworks.torch import torch_dtype
 from rustload._tensor.handle import LazyTensor
@@ -293,11 +295,7 @@ def _sharding(tensor: torch.Tensor) -> Any:
 def apply_transpose(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:
     """Applies the transpose rule to a tensor; returns it and whether it was transposed."""
     order = rules.transpose(lazy)
-    if not order:
-        return lazy, False
-    if order is True:
-        order = [*range(lazy.ndim - 2), lazy.ndim - 1, lazy.ndim - 2]
-    return lazy.permute(order), True  # type: ignore[arg-type]  # a list works like a tuple
+    return (lazy.permute(*dims_of(order, lazy.ndim)), True) if order else (lazy, False)
 
 
 def _dtype(slot: Slot, lazy: LazyTensor, current: str, options: LoadOptions, *, dequantize: bool) -> str:
@@ -379,9 +377,7 @@ def _extra_states(
 
 def saved_values(checkpoint: Checkpoint, key: Key) -> Iterator[tuple[str, Any]]:
     """The values below a key of the file that are not tensors, by their names there."""
-    tree = checkpoint.objects
-    for part in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    tree = below(checkpoint.objects, key)
     for name in tree if isinstance(tree, Mapping) else ():
         if isinstance(name, str) and not isinstance(tree[name], LazyTensor):
             yield name, tree[name]

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rustload._checkpoint.names import select_tensors, strip_prefix
+from rustload._checkpoint.names import below, select_tensors, strip_prefix
 from rustload._checkpoint.open import opened
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
 from rustload._common.patterns import warn_of_unused_patterns
@@ -119,10 +119,7 @@ def module_versions(
     """The module versions in the file (`_metadata` of the state dict), by module name; empty if the file has none."""
     if checkpoint.format == "safetensors":
         return {}
-    tree = checkpoint.objects
-    for step in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
-        tree = tree.get(step) if isinstance(tree, Mapping) else None
-    found = getattr(tree, "_metadata", None)
+    found = getattr(below(checkpoint.objects, key), "_metadata", None)
     if not isinstance(found, Mapping):
         return {}
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
