@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rustload._remote.folder import ObjectFolder, check_plain, joined, names_others, trimmed
-from rustload._remote.fsspec_ranges import FsspecRanges, is_hub, open_file
+from rustload._remote.fsspec_ranges import is_hub, open_file
 from rustload._remote.hub import pinned
 from rustload._remote.ranges import attempt, failed
 from rustload._remote.urls import PACKAGES, name_of, unavailable
@@ -68,13 +68,10 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
         return FsspecFolder(fs, path, trimmed(name))
     folder, _, last = path.rpartition("/")
     parent = FsspecFolder(fs, folder, trimmed(name.rpartition("/")[0]))
-    return (
-        parent.choose((last,)) if names_others(last) else _in_folder(open_file(fs, path, name, info), parent)
-    )
-
-
-def _in_folder(file: FsspecRanges, folder: ObjectFolder) -> FsspecRanges:
-    file.home = folder
+    if names_others(last):
+        return parent.choose((last,))
+    file = open_file(fs, path, name, info)
+    file.home = parent
     return file
 
 
@@ -145,17 +142,15 @@ class FsspecFolder(ObjectFolder):
         """A file of it. Those that were listed are not asked for again."""
         opened = self._opened.get(name)
         if opened is None:
-            opened = open_file(self._fs, self._file(name), joined(self.name, name), self._info(name))
+            path = f"{self._path}/{check_plain(name)}"
+            opened = open_file(self._fs, path, joined(self.name, name), self._info(name))
             self._opened[name] = opened
         return opened
 
     def _info(self, name: str) -> dict[str, Any] | None:
         """What the listing says of a file; None if there is none, or it has no sizes."""
-        info = None if self._entries is None else self._entries.get(check_plain(name))
+        info = None if self._entries is None else self._entries.get(name)
         return None if info is None or info.get("size") is None else info
-
-    def _file(self, name: str) -> str:
-        return f"{self._path}/{check_plain(name)}"
 
     def _folder(self, name: str) -> ObjectFolder:
         return type(self)(self._fs, f"{self._path}/{name}", joined(self.name, name))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rustload._common.waiting import interruptible
-from rustload._remote.ranges import ObjectRanges, failed, identity_of, warn_of_no_version
+from rustload._remote.ranges import ObjectRanges, attempt, identity_of, warn_of_no_version
 from rustload.errors import _error
 
 _VERSION_KEYS = (
@@ -38,13 +37,7 @@ def open_file(fs: Any, path: str, name: str, info: dict[str, Any] | None = None)
         OSError: It does not exist, or has no known size.
     """
     kind: type[FsspecRanges] = HfRanges if is_hub(fs) else FsspecRanges
-    error: BaseException | None = None
-    try:
-        file = interruptible(lambda: kind(fs, path, name, info), name)
-    except Exception as cause:  # noqa: BLE001  # stores raise anything
-        error = failed(name, cause)
-    if error is not None:
-        raise error
+    file: FsspecRanges = attempt(name, lambda: kind(fs, path, name, info))
     if file.identity is None:
         warn_of_no_version(name)
     return file

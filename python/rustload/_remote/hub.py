@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from rustload._common.hub import cached_repository, snapshot_of
@@ -79,13 +79,6 @@ def is_offline() -> bool:
     return text.upper() in _TRUE
 
 
-class _Parts(NamedTuple):
-    kind: str
-    name: str
-    revision: str
-    path: list[str]
-
-
 def cached(url: str) -> str:
     """The path in the local cache of the file or folder at an `hf://` URL.
 
@@ -102,8 +95,8 @@ def cached(url: str) -> str:
     raise _error("Io", "", note, errno=errno.ENOENT, path=name_of(url))
 
 
-def _parse(url: str) -> _Parts:
-    """The parts of `hf://[datasets/|spaces/]<id>[@<revision>][/<path>]`."""
+def _parse(url: str) -> tuple[str, str, str, list[str]]:
+    """The kind of the repository, its name, the revision and the path of `hf://[datasets/|spaces/]<id>[@<revision>][/<path>]`."""
     rest = url.partition("://")[2].strip("/")
     kind = "model"
     for one, prefix in (*_PREFIXES.items(), ("model", "models/")):
@@ -119,4 +112,4 @@ def _parse(url: str) -> _Parts:
     if rest.startswith("buckets/") or any(part in ("", ".", "..") or "\0" in part for part in parts):
         note = "a repository is hf://ORGANIZATION/NAME"
         raise _error("RemoteScheme", f"{name_of(url)}: no path in a repository of the Hub", note)
-    return _Parts(kind, matched["id"] if matched else "", revision, path)
+    return kind, matched["id"] if matched else "", revision, path
