@@ -16,9 +16,10 @@ from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from rustload._checkpoint.producers import Producer
-    from rustload._common.progress import Progress
+    from rustload._common.progress import Progress, Report
     from rustload._tensor.handle import LazyTensor
 
 
@@ -33,27 +34,6 @@ class _ForkCount:
 
 
 register_at_fork(after_in_child=_ForkCount.count)
-
-
-class _ProgressDisplay:
-    """The progress display of a stream. It ends with the stream, also if the stream is dropped."""
-
-    __slots__ = ("_finish", "report")
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        display = reporting(progress, total)
-        self.report, self._finish = display.__enter__(), display.__exit__
-
-    def end(self, *, is_done: bool) -> None:
-        """Closes the display as `contextlib` does: normally if the work is done, else with GeneratorExit."""
-        finish: Any = self._finish
-        self._finish = lambda *_: None
-        finish(*((None,) * 3 if is_done else (GeneratorExit, GeneratorExit(), None)))
-
-    def __del__(self) -> None:
-        """Closes the display as not done."""
-        if hasattr(self, "_finish"):
-            self.end(is_done=False)
 
 
 @final
@@ -90,6 +70,7 @@ class Stream(Iterator[tuple[str, Any]]):
         "_process",
         "_producer",
         "_progress",
+        "_report",
         "_sizes",
         "_taken",
     )
@@ -104,7 +85,9 @@ class Stream(Iterator[tuple[str, Any]]):
     _process: int | None
     _progress: Progress
     _sizes: list[int]
-    _display: _ProgressDisplay | None
+    # A generator, which ends as one whose work is not done if the stream is dropped.
+    _display: AbstractContextManager[Report] | None
+    _report: Report
 
     def __init__(self) -> None:
         """Not for users: `Checkpoint.stream` creates streams.
@@ -199,13 +182,14 @@ class Stream(Iterator[tuple[str, Any]]):
                         _started.pop(key, None)
                     _started[id(self)] = weakref.ref(self)
                     if self._progress:
-                        self._display = _ProgressDisplay(self._progress, sum(self._sizes))
+                        self._display = reporting(self._progress, sum(self._sizes))
+                        self._report = self._display.__enter__()
                 tensors = producer.next(many=many)
                 first = self._taken
                 self._taken = end = first + len(tensors)
                 if self._display is not None:
                     for position in range(first, end):
-                        self._display.report(self._sizes[position], self._names[position])
+                        self._report(self._sizes[position], self._names[position])
             except StopIteration as error:
                 self._end()
                 # `next` would hand it on, and end the loop as if all tensors had come.
@@ -272,7 +256,8 @@ class Stream(Iterator[tuple[str, Any]]):
         finally:
             display, self._display = self._display, None
             if display is not None:
-                display.end(is_done=self._taken == len(self._names))
+                is_done = self._taken == len(self._names)
+                display.__exit__(*((None,) * 3 if is_done else (GeneratorExit, GeneratorExit(), None)))
 
     def __enter__(self) -> Self:
         """The stream itself."""

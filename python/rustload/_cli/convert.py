@@ -11,8 +11,7 @@ import rustload
 from rustload._cli.arguments import REPEATED, add_json, dtype, file, pair, rename, size
 from rustload._cli.exit_codes import READ_FAILED, USAGE, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
-from rustload._common.patterns import matches
-from rustload._common.rules import DEFAULT_CAST_DTYPES
+from rustload._common.rules import Rules
 from rustload._common.terminal import Page, print_messages
 from rustload._describe.scanned import scanned
 from rustload._describe.text import scan_text
@@ -237,10 +236,10 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
     if not plain:
         return dict(patterns)
 
+    of_patterns, of_all = Rules(dtype=dict(patterns)), Rules(dtype=plain[-1])
+
     def choose(tensor: Any) -> str | None:
-        found = next((dtype for pattern, dtype in patterns if matches(tensor.name, pattern)), None)
-        is_cast = tensor.dtype in DEFAULT_CAST_DTYPES and not tensor._is_kept_as_stored
-        return found or (plain[-1] if is_cast else None)
+        return of_patterns.dtype(tensor) or of_all.dtype(tensor)
 
     choose.patterns = dict(patterns)  # type: ignore[attr-defined]  # for warnings of those without an effect
     return choose

@@ -238,10 +238,8 @@ def run(args: argparse.Namespace) -> int:
     return code if args.sarif_file is None else _write_sarif(args.sarif_file, args.paths, report, code)
 
 
-def _policy(args: argparse.Namespace) -> Policy | None:
-    """The policy that the arguments state; None without any."""
-    if not (args.allow or args.policy or args.fail_on or args.baseline or args.exclude or args.manifest):
-        return None
+def _policy(args: argparse.Namespace) -> Policy:
+    """The policy that the arguments state."""
     policy = Policy.from_file(args.policy) if args.policy else Policy()
     return Policy(
         allow=(*policy.allow, *args.allow),

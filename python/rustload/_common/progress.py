@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload.errors import _error, _printable
 
@@ -26,19 +26,6 @@ _LOG_LINES = 10
 _BAR_COLUMNS = 30
 _TEXT_COLUMNS_MAX = 110
 """The most columns of a bar, with its texts."""
-
-
-class _Display(Protocol):
-    """One way to show progress."""
-
-    def show(self, done: int, name: str) -> None:
-        """Shows the bytes done and the name of the last tensor."""
-
-    def wait(self, done: int, text: str) -> None:
-        """Shows the bytes done and what is waited for."""
-
-    def end(self, done: int, *, finished: bool) -> None:
-        """Writes the final state and releases the terminal."""
 
 
 def checked_progress(progress: Any) -> Any:
@@ -102,30 +89,25 @@ class _Forgiving:
     """The display for stderr as it is, which ends at its first error: what cannot be shown does not end the work."""
 
     def __init__(self, total: int, what: str) -> None:
-        self._display: _Display | None = None
+        self._display: _TextBar | _LogLines | None = None
         with contextlib.suppress(Exception):  # a stream may raise anything
             self._display = _display_for(total, what)
 
-    def tell(self, act: Callable[[_Display], None]) -> None:
+    def tell(self, act: Callable[[_TextBar | _LogLines], None]) -> None:
         """Calls `act` with the display, unless that has ended."""
-        display = self._display
-        if display is None:
-            return
-        try:
-            act(display)
-        except Exception:  # noqa: BLE001  # as above
-            self._display = None
-            with contextlib.suppress(Exception):
-                display.end(0, finished=False)  # releases the terminal, as far as it can
+        if self._display is not None:
+            try:
+                act(self._display)
+            except Exception:  # noqa: BLE001  # as above
+                self._display = None
 
 
-def _display_for(total: int, what: str) -> _Display | None:
+def _display_for(total: int, what: str) -> _TextBar | _LogLines | None:
     if sys.stderr is None:
         return None
-    if type(sys.stderr).__module__.partition(".")[0] == "ipykernel":
-        # A notebook: it is not a TTY, and redraws a line after a carriage return.
-        return _TextBar(total, what)
-    return _TextBar(total, what) if sys.stderr.isatty() else _LogLines(total, what)
+    # A notebook is not a TTY, and redraws a line after a carriage return.
+    is_notebook = type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
+    return (_TextBar if is_notebook or sys.stderr.isatty() else _LogLines)(total, what)
 
 
 class _TextBar:

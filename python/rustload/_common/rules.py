@@ -159,15 +159,13 @@ def _rule(value: Any, checked: Callable[[Any], T | None]) -> Callable[[TensorInf
     """Converts a rule to a function. Plain and mapped values are checked now, the results of a callable when it is called."""
     if isinstance(value, Mapping):
         patterns = [(pattern, checked(found)) for pattern, found in value.items()]
-        return lambda tensor: _first_match(patterns, tensor.name)
+        return lambda tensor: next(
+            (found for pattern, found in patterns if matches(tensor.name, pattern)), None
+        )
     if callable(value) and not isinstance(value, type):
         return lambda tensor: _call(value, checked, tensor)
     plain = checked(value)
     return lambda _: plain
-
-
-def _first_match(patterns: list[tuple[str, T | None]], name: str) -> T | None:
-    return next((found for pattern, found in patterns if matches(name, pattern)), None)
 
 
 def _call(

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rustload import _rustload
 from rustload._checkpoint.nesting import NESTING_KEY, scalar_json
 from rustload._save.flatten import Named, dotted
 from rustload._tensor.handle import LazyTensor
@@ -31,7 +30,7 @@ _Link: TypeAlias = "tuple[_Link, Any] | None"
 """The path of a value: that of its container, and its key there."""
 
 _SEQUENCES = (list, tuple, set, frozenset, deque)
-_TENSORS = (_rustload.Tensor, LazyTensor, Named)
+_TENSORS = (LazyTensor, Named)
 
 
 class Objects:
@@ -58,16 +57,11 @@ class Objects:
         root: Any = {}
         error = None
         try:
-            if NESTING_KEY in checkpoint.metadata or (checkpoint.format == "torch-dcp" and keep):
-                root = checkpoint.objects
-            elif checkpoint.format == "torch-dcp":
+            if checkpoint.format == "torch-dcp" and not keep:
                 # Values are in files beside the metadata, which has their names.
-                return cls({name: None for name, _ in checkpoint._core.saved_values()}, keep=False)
-            elif checkpoint.format not in _FORMATS_WITHOUT:
-                trees = checkpoint._core.objects(lambda core: core)
-                root = trees[0] if len(trees) == 1 else list(trees)
-                if len(trees) > 1 and all(isinstance(tree, Mapping) for tree in trees):
-                    root = {key: value for tree in trees for key, value in tree.items()}
+                root = {name: None for name, _ in checkpoint._core.saved_values()}
+            elif checkpoint.format not in _FORMATS_WITHOUT or NESTING_KEY in checkpoint.metadata:
+                root = checkpoint.objects
         except RustloadError as found:
             # The tensors can be written all the same.
             error = found
@@ -87,7 +81,7 @@ class Objects:
             if isinstance(value, _TENSORS):
                 continue
             if isinstance(value, Sparse):
-                self.sparse |= {_core(part).name for part in value.parts.values()}
+                self.sparse |= {part.name for part in value.parts.values()}
                 continue
             if isinstance(value, Mapping):
                 inner: list[Any] = list(value.items())
@@ -111,12 +105,7 @@ class Objects:
         """
         if self._error is not None:
             raise self._error
-        return _Encoder().encode(self._root)
-
-
-def _core(part: Any) -> _rustload.Tensor:
-    """The tensor of a sparse tensor's part, which is as the tree was asked for."""
-    return part  # type: ignore[no-any-return]
+        return _Encoder().value(self._root, "$", 0)
 
 
 class _Encoder:
@@ -125,10 +114,7 @@ class _Encoder:
     def __init__(self) -> None:
         self._seen: dict[int, str] = {}
 
-    def encode(self, root: Any) -> Any:
-        return self._value(root, "$", 0)
-
-    def _value(self, value: Any, path: str, depth: int) -> Any:
+    def value(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, str):
             return value
         scalar = scalar_json(value)
@@ -137,7 +123,7 @@ class _Encoder:
         if isinstance(value, _TENSORS):
             return {"$tensor": value.name}
         if isinstance(value, Sparse):
-            return {"$sparse": [_core(part).name for part in value.parts.values()]}
+            return {"$sparse": [part.name for part in value.parts.values()]}
         if isinstance(value, Global):
             return {"$global": f"{value.module}.{value.name}"}
         if isinstance(value, Opaque):
@@ -155,12 +141,12 @@ class _Encoder:
         if value:
             self._seen[id(value)] = path
         if not isinstance(value, Mapping):
-            items = [self._value(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(value)]
+            items = [self.value(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(value)]
             # The order of a set changes from run to run.
             return sorted(items, key=json.dumps) if isinstance(value, (set, frozenset)) else items
         pairs = []
         for key, item in value.items():
-            encoded = self._value(item, f"{path}.{_label(key)}", depth + 1)
+            encoded = self.value(item, f"{path}.{_label(key)}", depth + 1)
             is_of_tensors = isinstance(item, Mapping) and bool(item) and encoded == {}
             if not (is_of_tensors or isinstance(item, (*_TENSORS, Sparse))):
                 pairs.append((key, encoded))
@@ -170,7 +156,7 @@ class _Encoder:
             named = {str(key): item for key, item in pairs}
             if len(named) == len(pairs):
                 return named
-        return {"$dict": [[self._value(key, path, depth + 1), item] for key, item in pairs]}
+        return {"$dict": [[self.value(key, path, depth + 1), item] for key, item in pairs]}
 
 
 def _dotted(link: _Link) -> str:

@@ -38,10 +38,9 @@ class Gate:
         self._limits = limits
         self._file = file_of(self.manifest)
         self._options: list[_rustload.ScanOptions] = []
+        self._read = self.manifest
         if self.manifest is not None and self.manifest != "hf":
-            self._read: ManifestLike | None = manifest_of(self.manifest, None)
-        else:
-            self._read = self.manifest
+            self._read = manifest_of(self.manifest, None)
         self._fail_on = "unknown" if policy is None else policy.fail_on
         self._path = None if policy is None else policy.baseline
         self._known = {} if self._path is None else _baseline(self._path)
@@ -52,14 +51,11 @@ class Gate:
         Raises:
             ValueError: The manifest is `"hf"`, and the Hub has stated no digests for the source.
         """
-        listed = None
-        if self._read is not None:
-            listed = core_of(self._read, source)
         options = _rustload.ScanOptions(
             limits=self._limits,
             allow=self.allow,
             exclude=self.exclude,
-            manifest=listed,
+            manifest=core_of(self._read, source),
             manifest_file=self._file,
         )
         self._options.append(options)

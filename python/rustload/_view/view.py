@@ -154,7 +154,7 @@ def _scan(source: Any, checkpoint: Checkpoint, manifest: ManifestLike | None) ->
     if given is None or is_url(given) or (isinstance(given, list) and any(map(is_url, given))):
         return None
     try:
-        return scan_source(given, policy=None if manifest is None else Policy(manifest=manifest))
+        return scan_source(given, policy=Policy(manifest=manifest))
     except (RustloadError, OSError, ValueError, TypeError) as error:
         return str(error)
 
