@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
-from rustload._common.forks import register_at_fork
 from rustload._common.progress import reporting
 from rustload._common.sizes import sizes_once
 from rustload.errors import _error
@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from rustload._checkpoint.producers import Producer
     from rustload._common.progress import Progress, Report
     from rustload._tensor.handle import LazyTensor
-
-
-class _ForkCount:
-    """Counts forks, to tell whether a stream was started in this process without a system call each time."""
-
-    forks = 0
-
-    @classmethod
-    def count(cls) -> None:
-        cls.forks += 1
-
-
-register_at_fork(after_in_child=_ForkCount.count)
 
 
 @final
@@ -59,22 +46,6 @@ class Stream(Iterator[tuple[str, Any]]):
     """
 
     # No `__del__`: a dropped producer stops by itself, and a KeyboardInterrupt inside `__del__` would be lost.
-    __slots__ = (
-        "__weakref__",
-        "_busy",
-        "_display",
-        "_ended",
-        "_is_cut",
-        "_lock",
-        "_names",
-        "_process",
-        "_producer",
-        "_progress",
-        "_report",
-        "_sizes",
-        "_taken",
-    )
-
     _names: list[str]
     _taken: int
     _ended: bool
@@ -211,8 +182,8 @@ class Stream(Iterator[tuple[str, Any]]):
         To be asked before a lock is taken: in a child that was forked while another thread held the lock, nobody releases it.
         """
         if self._process is None:
-            self._process = _ForkCount.forks
-        return self._process == _ForkCount.forks
+            self._process = os.getpid()
+        return self._process == os.getpid()
 
     def _claim(self) -> None:
         """As `_is_own`.

@@ -57,10 +57,7 @@ class Rules:
     True
     """
 
-    __slots__ = ("_dtype", "_is_plain_dtype", "_transpose", "depends_on_dtype_only")
-
-    depends_on_dtype_only: bool
-    """Whether tensors of the same dtype get the same dtype and transpose, except for quantized ones."""
+    __slots__ = ("_dtype", "_is_plain_dtype", "_transpose")
 
     _dtype: Callable[[TensorInfo], str | None]
     _transpose: Callable[[TensorInfo], bool | list[int] | None]
@@ -89,7 +86,6 @@ class Rules:
                 "use glob patterns, such as transpose={'*_proj.weight': True}, or a callable",
             )
         self._transpose = _rule(transpose, _transpose)
-        self.depends_on_dtype_only = self._is_plain_dtype and transpose in (None, False)
 
     def dtype(self, tensor: TensorInfo, *, is_float: bool = False) -> str | None:
         """The dtype of the result, as torch spells it; None to keep the tensor's.

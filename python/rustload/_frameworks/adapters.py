@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from _thread import allocate_lock  # defined there; importing `threading` takes longer
 from _weakref import ref  # as well
 
 from rustload import _rustload
-from rustload._common.forks import register_at_fork
 from rustload.errors import _error
 
 TYPE_CHECKING = False
@@ -34,11 +34,12 @@ _MINIMUM_VERSIONS = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as in the
 
 
 _STORAGES_LOCK = allocate_lock()
-register_at_fork(
-    before=_STORAGES_LOCK.acquire,
-    after_in_parent=_STORAGES_LOCK.release,
-    after_in_child=_STORAGES_LOCK.release,
-)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(
+        before=_STORAGES_LOCK.acquire,
+        after_in_parent=_STORAGES_LOCK.release,
+        after_in_child=_STORAGES_LOCK.release,
+    )
 
 
 class Storages:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -49,25 +47,12 @@ def mapping_html(
         all_of_it: What to call to see all tensors, if some are cut.
     """
     budget = Budget()
-    with _without_garbage_collection():
-        sizes: dict[str, list[int]] = {}
-        root = tree.build(_leaves(core, names, sizes))
-        body = [_dtypes(sizes, budget)]
-        beside = _values(core, budget) + _opaque(core, budget) if names is None else ""
-        body += [_tree(root, budget, all_of_it), beside]
+    sizes: dict[str, list[int]] = {}
+    root = tree.build(_leaves(core, names, sizes))
+    body = [_dtypes(sizes, budget)]
+    beside = _values(core, budget) + _opaque(core, budget) if names is None else ""
+    body += [_tree(root, budget, all_of_it), beside]
     return frame(title, remark, fallback, body)
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """The nodes of a tree are in no cycles, and looking for some takes as long as to make them."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _leaves(
