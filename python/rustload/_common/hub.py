@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 import stat
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _COMMIT_MAX_BYTES = 64
 """The most bytes of a reference: a SHA-256 in hexadecimal; git's SHA-1 has 40."""
 
@@ -61,14 +57,11 @@ def commit_of(repository: str, reference: str) -> str:
     return os.fsdecode(content).strip() if len(content) <= _COMMIT_MAX_BYTES else ""
 
 
-def hub_cache_folder(name: str) -> Path | None:
+def hub_cache_folder(name: str) -> str | None:
     """The folder of a repository in the Hugging Face cache, by its name `org/model`; None if it is not there."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         return None
-    from pathlib import Path
-
-    found = cached_repository("models--" + name.replace("/", "--"))
-    return None if found is None else Path(found)
+    return cached_repository("models--" + name.replace("/", "--"))
 
 
 def cached_repository(folder: str) -> str | None:

@@ -111,7 +111,7 @@ def _missing(given: str) -> BaseException:
     elif near:
         note = near
     elif cached is not None:
-        note = f"it is in the Hugging Face cache: rustload.open({str(cached)!r})"
+        note = f"it is in the Hugging Face cache: rustload.open({cached!r})"
     elif any(char in given for char in "*?["):
         note = (
             "glob patterns are not expanded here: pass sorted(glob.glob(...)), the shards of one checkpoint"

@@ -144,13 +144,6 @@ class Page:
         """As `clipped` on a terminal, and the text unchanged elsewhere."""
         return self.clipped(text, taken) if self._fits else text
 
-    def entry(self, words: Sequence[str]) -> None:
-        """Adds an entry of a list, of words that a space separates; a terminal shows it on as many lines as it needs."""
-        if self.must_split(1 + sum(columns_of(word) + 1 for word in words)):
-            self.cells([("", word) for word in words], 2, gap=" ")
-        else:
-            self.line("  " + " ".join(words))
-
     def hanging(self, cells: Sequence[tuple[str, str]], text: str) -> None:
         """Adds cells (SGR code, text) followed by text, which a terminal shows wrapped with a hanging indent."""
         lead = "  " + "  ".join(self.paint(code, cell) for code, cell in cells)

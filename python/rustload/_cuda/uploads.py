@@ -44,20 +44,6 @@ class _Batch:
     destinations in `into` are still missing, each with its position there: `_cut_from_slabs` makes them in one call.
     """
 
-    __slots__ = (
-        "cores",
-        "done",
-        "into",
-        "nbytes",
-        "requests",
-        "slab_positions",
-        "slab_tasks",
-        "staged_nbytes",
-        "staged_pieces",
-        "staging",
-        "ticket",
-    )
-
     def __init__(self) -> None:
         self.cores: list[_rustload.Tensor] = []
         self.requests: list[Request] = []

@@ -99,7 +99,7 @@ def show(page: Page, report: Described, view: View) -> None:
         page.wrapped([page.safe(name) for name in report["unread"]], most=LINES_SHOWN_MAX * 3)
     if report["opaque"]:
         page.heading("kept as data", "values of classes that were not built")
-        _entries(page, [_class(page, found).split(" ") for found in report["opaque"]])
+        _entries(page, [_class(page, found) for found in report["opaque"]])
     if report["globals"]:
         page.heading("named by the pickle", "nothing of it was imported or called")
         page.wrapped([page.safe(name) for name in report["globals"]], most=LINES_SHOWN_MAX * 3)
@@ -115,7 +115,7 @@ def show(page: Page, report: Described, view: View) -> None:
         )
     if report["notes"]:
         page.heading("notes")
-        _entries(page, [page.safe(note).split(" ") for note in report["notes"]])
+        _entries(page, [page.safe(note) for note in report["notes"]])
 
 
 def _memory(found: Needed) -> str:
@@ -283,7 +283,7 @@ def _identity(entry: DescribedTensor) -> str:
     return str([entry["storage"], entry["storage_offset"], entry["dtype"], entry["shape"], entry["strides"]])
 
 
-def _group(page: Page, names: list[str], identities: dict[str, str]) -> list[str]:
+def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
     """Names that share a storage: `a`, `= b`, `= c`."""
     shown = [page.fitted(page.safe(name) or '""', 2) for name in names[:LINES_SHOWN_MAX]]
     # What --filter left out is not known.
@@ -293,7 +293,7 @@ def _group(page: Page, names: list[str], identities: dict[str, str]) -> list[str
     words = [shown[0], *words[1:]] if is_one else [*words[:-1], shown[-1]]
     if len(names) > len(shown):
         words.append(f"and {len(names) - len(shown):,} more")
-    return [*words, "", "(different parts)"] if len(kinds) > 1 and None not in kinds else words
+    return " ".join(words) + ("  (different parts)" if len(kinds) > 1 and None not in kinds else "")
 
 
 def _class(page: Page, found: OpaqueClass) -> str:
@@ -323,10 +323,10 @@ def _first_lines(page: Page, lines: list[str], *, most: int = LINES_SHOWN_MAX) -
     _others(page, len(lines) - most)
 
 
-def _entries(page: Page, entries: list[list[str]]) -> None:
+def _entries(page: Page, entries: list[str]) -> None:
     """Prints the first few entries, whole, and the number of the others."""
-    for words in entries[:LINES_SHOWN_MAX]:
-        page.entry(words)
+    for entry in entries[:LINES_SHOWN_MAX]:
+        page.text([("", entry)])
     _others(page, len(entries) - LINES_SHOWN_MAX)
 
 

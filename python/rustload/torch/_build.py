@@ -65,13 +65,13 @@ class Builder:
     ) -> torch.Tensor:
         """A tensor on its storage, as `torch._utils._rebuild_tensor_v2` and similar functions create it."""
         if flags & _META:
-            made = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device="meta")
+            made = torch.empty_strided(shape, strides, dtype=torch_dtype(dtype), device="meta")
             made = self._with_flags(made, flags)
             if flags & _HOOKS:
                 made._backward_hooks = collections.OrderedDict()
             return made
         storages = self._storages
-        made = torch.empty((0,), dtype=_dtype(dtype), device=storages.devices[storage])
+        made = torch.empty((0,), dtype=torch_dtype(dtype), device=storages.devices[storage])
         made.set_(storages.by_number[storage], offset, shape, strides)
         if flags | _PLAIN != _PLAIN:
             made = self._with_flags(made, flags)
@@ -108,7 +108,7 @@ class Builder:
         number, name, offset, shape, strides = location
         base, device = self._storages.by_number[number], self._storages.devices[number]
         scales, zero_points, axis = scale
-        options: dict[str, Any] = {"dtype": _dtype(name), "device": device}
+        options: dict[str, Any] = {"dtype": torch_dtype(name), "device": device}
         if scheme == "per_tensor_affine":
             made = torch._empty_affine_quantized([0], scale=scales, zero_point=zero_points, **options)
         elif scheme in ("per_channel_affine", "per_channel_affine_float_qparams") and axis is not None:
@@ -159,7 +159,7 @@ class Builder:
                 is_meta = made.device.type == "meta"  # where torch has no slices
                 made = _empty(nbytes, device="meta") if is_meta else made[start : start + nbytes]
             self._storage_objects[key] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
-                wrap_storage=made, dtype=_dtype(dtype), _internal=True
+                wrap_storage=made, dtype=torch_dtype(dtype), _internal=True
             )
         return self._storage_objects[key]
 
@@ -212,13 +212,3 @@ class Builder:
             for key, value in attributes.items()
             if isinstance(key, str) and not hasattr(type(made), key)
         )
-
-
-_DTYPES: dict[str, torch.dtype] = {}
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = _DTYPES.get(name)
-    if found is None:
-        found = _DTYPES.setdefault(name, torch_dtype(name))
-    return found

@@ -29,7 +29,7 @@ from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import Limits
 from rustload.errors import _error
 from rustload.torch._dcp_contents import Contents, contents_of, is_plain, with_tensors
-from rustload.torch._fill import check_numbers, is_direct
+from rustload.torch._fill import check_numbers, fill
 from rustload.torch._load import load
 
 if TYPE_CHECKING:
@@ -176,17 +176,7 @@ class Reader(StorageReader):
             raise AssertionError(
                 f"req {req.storage_index} mismatch sizes {target.size()} vs {torch.Size(source.shape)}"
             )
-        if is_direct(target):
-            source.materialize(out=target, allow_lossy=self._allow_lossy, threads=self._threads)
-        else:
-            part = source.materialize(
-                dtype=target.dtype,
-                copy=True,
-                framework="torch",
-                allow_lossy=self._allow_lossy,
-                threads=self._threads,
-            )
-            target.copy_(part)
+        fill(target, source, allow_lossy=self._allow_lossy, threads=self._threads)
         planner.commit_tensor(req, target)
 
     def _read_value(self, req: ReadItem, planner: LoadPlanner) -> None:

@@ -94,9 +94,8 @@ def check_memory(steps: Sequence[Step], options: LoadOptions) -> None:
                 more=more,
             )
         except NotEnoughMemoryError as error:
-            error.__notes__ = [
-                _Note(_REMEDIES)
-            ]  # not to stream, or to take fewer tensors: the model needs all
+            # Not to stream, or to take fewer tensors: the model needs all.
+            error.__notes__ = [_Note(_REMEDIES)]
             raise
 
 
@@ -148,37 +147,29 @@ def _side_by_side(
 def _stream_groups(
     groups: Sequence[Sequence[Step]], options: LoadOptions, gpu: torch.device | None, threads: int | None
 ) -> Generator[tuple[Step, torch.Tensor]]:
-    """Streams the tensors of one device, group after group."""
-    for group in groups:
-        if group:
-            yield from _stream_steps(group, options, gpu, threads)
+    """Streams the tensors of one device, group after group, each in the file's order.
 
-
-def _stream_steps(
-    steps: Sequence[Step], options: LoadOptions, gpu: torch.device | None, threads: int | None
-) -> Iterator[tuple[Step, torch.Tensor]]:
-    """Streams the tensors of the steps in the file's order.
-
-    Either all steps get new storage, or none does; the latter are all in GPU memory and written in place.
+    Either all steps of a group get new storage, or none does; the latter are all in GPU memory and written in place.
     """
-    producer = producer_for(
-        [step.lazy for step in steps],
-        _requests_of(steps, options, gpu),
-        adapter,
-        gpu,
-        by_file=True,
-        window=options.window,
-        gpu_window=options.window,
-        threads=None if gpu is None else threads,
-        share_storages=True,
-        results_kept=True,
-        cast=options.cast,
-        into=None if steps[0].is_new else [local_tensor(step.slot.tensor) for step in steps],
-    )
-    with contextlib.closing(producer):
-        for index in producer.order:
-            for data in producer.next(many=False):
-                yield steps[index], data
+    for steps in filter(None, groups):
+        producer = producer_for(
+            [step.lazy for step in steps],
+            _requests_of(steps, options, gpu),
+            adapter,
+            gpu,
+            by_file=True,
+            window=options.window,
+            gpu_window=options.window,
+            threads=None if gpu is None else threads,
+            share_storages=True,
+            results_kept=True,
+            cast=options.cast,
+            into=None if steps[0].is_new else [local_tensor(step.slot.tensor) for step in steps],
+        )
+        with contextlib.closing(producer):
+            for index in producer.order:
+                for data in producer.next(many=False):
+                    yield steps[index], data
 
 
 def _requests_of(steps: Sequence[Step], options: LoadOptions, gpu: torch.device | None) -> list[Request]:

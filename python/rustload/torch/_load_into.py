@@ -152,11 +152,11 @@ def load_into(
             tensors = without_companions(tensors)
         unchanged = applied.rules.kept(tensors.values())
         kept = [f"dtype= {kept_text(unchanged)}"] if unchanged else []
+        new_name = renamer(how["strip"], how["rename"])
         custom = None
         if has_custom_loading(model):
             transposed = {name: apply_transpose(lazy, applied.rules) for name, lazy in tensors.items()}
             versions = module_versions(checkpoint, how["key"], how["strip"]) if chosen is checkpoint else {}
-            new_name = renamer(how["strip"], how["rename"])
             others = {new_name(name): value for name, value in saved_values(checkpoint, how["key"])}
             custom = run_custom_loading(model, transposed, versions, others)
             if applied.dequantize:
@@ -170,7 +170,7 @@ def load_into(
             applied,
             checkpoint=checkpoint,
             key=how["key"],
-            new_name=renamer(how["strip"], how["rename"]),
+            new_name=new_name,
             custom=custom,
         )
         # Post hooks may remove names from the lists, so names are checked after the hooks have run.

@@ -54,9 +54,7 @@ class NodeFolder:
         ):
             raise PermissionError(f"{path} is not a folder of this user alone")
         self.path, self.window = path, _window(os.path.dirname(path))
-        self._lock = os.open(
-            os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
+        self._lock = _opened_lock(path)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     @classmethod
@@ -90,6 +88,11 @@ def _window(base: str) -> int:
     return min(_WINDOW_MAX_BYTES, headroom() // 8, free // 2)
 
 
+def _opened_lock(folder: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(os.path.join(folder, _LOCK), flags, 0o600)
+
+
 def _of_killed(base: str) -> Iterator[str]:
     """The folders of this user that no process holds."""
     with os.scandir(base) as entries:
@@ -100,9 +103,7 @@ def _of_killed(base: str) -> Iterator[str]:
             is_old = time.time() - found.st_mtime > _YOUNG_SECONDS
             if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or not is_old:
                 continue
-            lock = os.open(
-                os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
+            lock = _opened_lock(path)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield path

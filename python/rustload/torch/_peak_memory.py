@@ -43,9 +43,8 @@ class PeakMemory:
 
     def _anonymous(self) -> int | None:
         try:
-            _, resident, shared = _STATM.read_text().split()[
-                :3
-            ]  # proc(5): resident includes file-backed pages
+            # proc(5): resident includes file-backed pages.
+            _, resident, shared, *_ = _STATM.read_text().split()
         except OSError:
             return None
         return (int(resident) - int(shared)) * self._page

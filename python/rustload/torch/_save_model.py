@@ -67,7 +67,7 @@ def save_model(
         _configurations(model, how["dtype"]),
         tensors,
         path,
-        name="diffusion_pytorch_model" if _is_of(model, "diffusers") else "model",
+        name="diffusion_pytorch_model" if _is_of_diffusers(model) else "model",
         ties="drop",
         discard=_derived(model, tensors),
         **how,
@@ -95,7 +95,7 @@ def _derived(model: torch.nn.Module, names: Mapping[str, torch.Tensor]) -> list[
 def _configurations(model: Any, dtype: Any) -> list[tuple[str, str]]:
     """The files of a model's configuration, as its own library writes them."""
     savers = []
-    if _is_of(model, "diffusers") and hasattr(model, "save_config"):
+    if _is_of_diffusers(model) and hasattr(model, "save_config"):
         savers = [model.save_config]
     elif hasattr(getattr(model, "config", None), "save_pretrained"):
         # As transformers does, which notes the class and the dtype in the configuration that it saves.
@@ -120,6 +120,6 @@ def _dtype_name(model: torch.nn.Module, dtype: Any) -> str | None:
     return dtype_name(dtype) if plain and own is not None else own and str(own).removeprefix("torch.")
 
 
-def _is_of(model: object, library: str) -> bool:
-    """Whether the model's class is one of a library, or derived from one."""
-    return any(cls.__module__.partition(".")[0] == library for cls in type(model).__mro__)
+def _is_of_diffusers(model: object) -> bool:
+    """Whether the model's class is one of diffusers, or derived from one."""
+    return any(cls.__module__.partition(".")[0] == "diffusers" for cls in type(model).__mro__)
