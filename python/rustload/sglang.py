@@ -70,9 +70,8 @@ class RustloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang m
         draft = getattr(self.load_config, "draft_model_idx", None)
         prefix = source.prefix if draft is None else ""
         found = weights(sorted(files), self._options, prefix=prefix, progress=is_first_rank())
-        if (
-            draft is not None
-        ):  # one layer of a multi-token predictor, under the name that its model has for it
+        if draft is not None:
+            # One layer of a multi-token predictor, under the name that its model has for it.
             return self._filter_mtp_weights(found, source.prefix, draft)  # type: ignore[no-any-return]
         if not getattr(self, "counter_before_loading_weights", 0.0):
             self.counter_before_loading_weights = time.perf_counter()

@@ -57,6 +57,12 @@ def add_color(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def keywords(function: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of a command that have the names of a function's keywords, without those that are not given."""
+    names = function.__wrapped__.__kwdefaults__
+    return {name: value for name, value in vars(args).items() if name in names and value not in (None, [])}
+
+
 def file(path: str) -> str:
     """A path to read. Rejects `-`: only `scan` reads standard input, because the others need a seekable file."""
     if path == "-":

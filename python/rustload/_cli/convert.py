@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, add_json, dtype, file, pair, rename, size
+from rustload._cli.arguments import REPEATED, add_json, dtype, file, keywords, pair, rename, size
 from rustload._cli.exit_codes import READ_FAILED, USAGE, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.rules import Rules
@@ -145,31 +145,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts a checkpoint and returns the exit code."""
-    options: dict[str, Any] = {
-        "select": args.select or None,
-        "key": args.key,
-        "strip": args.strip or None,
+    from rustload._save.convert import convert
+
+    options = keywords(convert, args) | {
         "rename": dict(args.rename) or None,
         "dtype": _dtype_rule(args.dtype),
         "transpose": dict.fromkeys(args.transpose, True) or None,
-        "allow_lossy": args.allow_lossy,
-        "dequantize": args.dequantize,
-        "ties": args.ties,
-        "keep": args.keep,
-        "discard": args.discard,
-        "verify": args.verify,
-        "write_manifest": args.write_manifest,
-        "resume": args.resume,
-        "progress": _on_terminal() and not args.quiet if args.progress is None else args.progress,
-        "max_shard_size": args.max_shard_size,
-        "name": args.name,
         "metadata": dict(args.metadata) or None,
-        "fingerprint": args.fingerprint,
-        "copy_others": args.copy_others,
-        "keep_config": args.keep_config,
-        "objects": args.objects,
-        "overwrite": args.overwrite,
-        "manifest": args.manifest,
+        "progress": _on_terminal() and not args.quiet if args.progress is None else args.progress,
     }
     document: Document = {}
     code = 0

@@ -7,7 +7,7 @@ import sys
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import rustload
-from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, file, rename
+from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, file, keywords, rename
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
 from rustload._common.terminal import Page
@@ -80,24 +80,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compares the checkpoints and returns the exit code."""
+    from rustload._diff.diff import diff
+
     document: dict[str, Any] = {}
     code = READ_FAILED
     try:
         with report_warnings(args.options):
-            report = rustload.diff(
-                args.a,
-                args.b,
-                data=args.data or args.atol > 0 or args.rtol > 0,
-                atol=args.atol,
-                rtol=args.rtol,
-                cast=args.cast,
-                dequantize=args.dequantize,
-                select=args.select or None,
-                key=args.key,
-                strip=args.strip or None,
-                rename=dict(args.rename) or None,
-                manifest=args.manifest,
-            )
+            options = keywords(diff, args) | {
+                "data": args.data or args.atol > 0 or args.rtol > 0,
+                "rename": dict(args.rename) or None,
+            }
+            report = rustload.diff(args.a, args.b, **options)
     except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
         document["error"] = report_error(error, args.options)
     else:

@@ -162,6 +162,14 @@ def read_to_end(f: Any) -> bytes:
     return read.getvalue()
 
 
+def head_of(source: Any, nbytes: int) -> bytes:
+    """The first bytes of a file at a path, or of an object that is read by ranges."""
+    if isinstance(source, str):
+        with open(source, "rb") as file:
+            return file.read(nbytes)
+    return builtins.bytes(source.read_ranges([(0, min(source.size, nbytes))])[0])
+
+
 def _chunk(f: Any, size: int) -> bytes:
     chunk = f.read(size)
     if isinstance(chunk, str):

@@ -181,30 +181,14 @@ def tiles(
 
 def decoding_of(core: _rustload.Tensor) -> Decoding | None:
     """What a quantized weight is decoded from; None for other tensors."""
-    found = core.decoding()
+    found: Any = core.decoding()
     if found is None:
         return None
-    rows, columns, dtype, codes, scales, zeros = found[:6]
-    groups, (row_index, column_index), factor, offsets = found[6:]
-    stored, scale_columns, numbers, outer = scales
-    height, matrix, scale_rows, width = groups
-    return Decoding(
-        rows=rows,
-        columns=columns,
-        dtype=dtype,
-        codes=Codes(*codes),
-        scales=Scales(stored, scale_columns, numbers, None if outer is None else Outer(*outer)),
-        zeros=None if zeros is None else Codes(*zeros),
-        height=height,
-        matrix=matrix,
-        scale_rows=scale_rows,
-        width=width,
-        row_index=row_index,
-        column_index=column_index,
-        factor=factor,
-        offsets=offsets and offsets[0],
-        rounds=offsets is not None and offsets[1],
-    )
+    *weight, codes, (*scales, outer), zeros, groups, indices, factor, offsets = found
+    of_scales = Scales._make([*scales, None if outer is None else Outer(*outer)])
+    of_zeros = None if zeros is None else Codes(*zeros)
+    last = [*groups, *indices, factor, *(offsets or (None, False))]
+    return Decoding._make([*weight, Codes(*codes), of_scales, of_zeros, *last])
 
 
 def _tile(decoding: Decoding, core: _rustload.Tensor) -> Tile:

@@ -135,7 +135,19 @@ def diff(
         and names["key"] is None
     ):
         values = _values(whole_a, whole_b, notes, reads=bool(data or cast))
-    report = DiffReport(
+    pairs = [(name, of_a[name], of_b[name]) for name in both]
+    found = _structure(pairs, request)
+    if data or cast:
+        _compare(found, pairs, request, notes, progress, atol=atol, rtol=rtol, cast=cast)
+    changed, close = [], []
+    for one in found:
+        has_data = one.compared_as is not None
+        is_close = has_data and one.distant == 0 and (cast or one.dtypes[0] == one.dtypes[1])
+        if is_close and (one.different or one.dtypes[0] != one.dtypes[1]):
+            close.append(one)
+        elif one.dtypes[0] != one.dtypes[1] or one.shapes[0] != one.shapes[1] or one.distant:
+            changed.append(one)
+    return DiffReport(
         a=label_a,
         b=label_b,
         prefix_a=prefixes[0],
@@ -143,29 +155,14 @@ def diff(
         data=bool(data or cast),
         only_a=[name for name in of_a if name not in of_b],
         only_b=[name for name in of_b if name not in of_a],
-        changed=[],
-        close=[],
-        equal=0,
+        # The worst change first; those that were not compared are different shapes or dtypes.
+        changed=sorted(changed, key=_change, reverse=True),
+        close=sorted(close, key=_change, reverse=True),
+        equal=len(both) - len(changed) - len(close),
         notes=notes,
-        seconds=0.0,
+        seconds=time.perf_counter() - start,
         values=values,
     )
-    pairs = [(name, of_a[name], of_b[name]) for name in both]
-    found = _structure(pairs, request)
-    if data or cast:
-        _compare(found, pairs, request, notes, progress, atol=atol, rtol=rtol, cast=cast)
-    for one in found:
-        has_data = one.compared_as is not None
-        is_close = has_data and one.distant == 0 and (cast or one.dtypes[0] == one.dtypes[1])
-        if is_close and (one.different or one.dtypes[0] != one.dtypes[1]):
-            report.close.append(one)
-        elif one.dtypes[0] != one.dtypes[1] or one.shapes[0] != one.shapes[1] or one.distant:
-            report.changed.append(one)
-    # The worst change first; those that were not compared are different shapes or dtypes.
-    for changed in (report.changed, report.close):
-        changed.sort(key=_change, reverse=True)
-    equal = len(both) - len(report.changed) - len(report.close)
-    return report._replace(equal=equal, seconds=time.perf_counter() - start)
 
 
 class _Tensors(dict[str, LazyTensor]):
@@ -314,7 +311,7 @@ def _compare(
                 batch.append(wanted.pop())
             # Tensors that need no conversion are read as they are; the requests of the others are few.
             requests = {dtype: request.but(dtype=dtype) for _, dtype, _ in batch}
-            results = _rustload.compare(
+            results: Any = _rustload.compare(
                 [
                     (pairs[number][1]._core, requests[dtype], pairs[number][2]._core, requests[dtype])
                     for number, dtype, _ in batch
@@ -324,22 +321,13 @@ def _compare(
                 threads=request.threads,
             )
             for (number, dtype, nbytes), result in zip(batch, results, strict=True):
-                total, different, distant, first_at, nan, absolute, relative, *norms = result
-                one = found[number]
-                found[number] = one._replace(
-                    compared_as=dtype,
-                    total=total,
-                    different=different,
-                    distant=distant,
-                    first=None if first_at is None else _index(first_at, one.shapes[0]),
-                    nan=nan,
-                    max_absolute=absolute,
-                    max_relative=relative,
-                    relative_l2=norms[0],
-                    rms=norms[1],
-                    cosine=norms[2],
+                total, different, distant, at, *distances = result
+                name, dtypes, shapes, *_ = found[number]
+                index = None if at is None else _index(at, shapes[0])
+                found[number] = TensorDiff(
+                    name, dtypes, shapes, dtype, total, different, distant, index, *distances
                 )
-                report(nbytes, one.name)
+                report(nbytes, name)
 
 
 def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -26,8 +26,7 @@ def register() -> None:
 
 
 def _choose(original: Any, *args: Any, **kwargs: Any) -> Any:
-    from rustload.sglang import (
-        choose_loader,  # when a model is loaded, and SGLang's loaders are imported anyway
-    )
+    # When a model is loaded, and SGLang's loaders are imported anyway.
+    from rustload.sglang import choose_loader
 
     return choose_loader(original, *args, **kwargs)

@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from rustload._common.files import head_of
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _KEYS = ("quantization_config", "compression_config", "quantization", "expert_dt
 """The keys of `config.json`, and of the configurations in it, that describe a quantization."""
 
 _CONFIG_MAX_BYTES = 16 << 20
+"""A longer one is none."""
 
 Edit: TypeAlias = tuple[str, str, bytes]
 """A file of a folder that is rewritten: its path in it, its new text, and its content before."""
@@ -55,7 +57,7 @@ def converted_others(
         if dequantized and name in _SIDECARS:
             others.changed.append(f"{path} left out")
             continue
-        content = _read(source) if name == _CONFIG else b""
+        content = head_of(source, _CONFIG_MAX_BYTES + 1) if name == _CONFIG else b""
         text, changes = _changed(content, dtypes.get(folder), dequantized=dequantized)
         if changes:
             others.texts.append((path, text))
@@ -79,7 +81,7 @@ def edits_in_place(
     for folder, dtype in dtypes.items():
         path = os.path.join(folder, _CONFIG)
         if os.path.isfile(os.path.join(root, path)):
-            content = _read(os.path.join(root, path))
+            content = head_of(os.path.join(root, path), _CONFIG_MAX_BYTES + 1)
             text, changes = _changed(content, dtype, dequantized=dequantized)
             if changes:
                 edits.append((path, text, content))
@@ -89,14 +91,6 @@ def edits_in_place(
             if os.path.isfile(os.path.join(root, path)):
                 changed.append(f"{path} kept, which describes the quantization: remove it")
     return edits, changed
-
-
-def _read(source: Any) -> bytes:
-    """The content of a configuration at a path or in an object, or a part that is too long for one."""
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            return file.read(_CONFIG_MAX_BYTES + 1)
-    return bytes(source.read_ranges([(0, min(source.size, _CONFIG_MAX_BYTES + 1))])[0])
 
 
 def _changed(content: bytes, dtype: str | None, *, dequantized: bool) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
+from rustload._common.files import head_of
 from rustload._common.hub import hub_snapshot
 from rustload._common.paths import file_bytes, is_file_object, path_list
 from rustload._remote.folder import ObjectFolder
@@ -120,6 +121,10 @@ class LocalFolder:
         with os.scandir(self.name) as entries:
             return [entry.name for entry in entries if entry.is_dir()]
 
+    def open(self, name: str) -> str:
+        """The path of a file in it."""
+        return os.path.join(self.name, name)
+
     def subfolder(self, name: str) -> LocalFolder:
         """A folder in it."""
         return LocalFolder(os.path.join(self.name, name))
@@ -130,14 +135,10 @@ def read_small(home: LocalFolder | ObjectFolder | None, name: str, size_max: int
     if home is None:
         return None
     try:
-        if isinstance(home, LocalFolder):
-            with open(os.path.join(home.name, name), "rb") as file:
-                return file.read(size_max)
         # Of an unlisted folder, which may be a bucket, only this file is asked for.
-        if home.is_listed and home.sizes([name]) == [None]:
+        if isinstance(home, ObjectFolder) and home.is_listed and home.sizes([name]) == [None]:
             return None
-        source = home.open(name)
-        return bytes(source.read_ranges([(0, min(source.size, size_max))])[0])
+        return head_of(home.open(name), size_max)
     except OSError:
         return None
 
@@ -177,7 +178,7 @@ def _known(folder: LocalFolder | ObjectFolder, prefix: str, names: list[str]) ->
         chosen = _chosen(folder.name, group)
         path: Any
         if isinstance(folder, LocalFolder):
-            paths = [os.path.join(folder.name, name) for name in chosen]
+            paths = [folder.open(name) for name in chosen]
             path = paths[0] if len(paths) == 1 else paths
         else:
             path = folder.choose(chosen)

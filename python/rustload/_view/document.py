@@ -7,16 +7,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._describe.describe import short_text
+from rustload._describe.describe import value_text
 from rustload._scan.report import ScanReport
 from rustload.errors import _clipped, _printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.request import Request
-    from rustload._describe.describe import Described
+    from rustload._describe.describe import ContainerValue, Described, PlainValue
 
 LABEL_CHARS_MAX = 400
 """The most characters of a name."""
@@ -75,12 +73,10 @@ def _size(path: str) -> int | None:
         return None
 
 
-def _value(found: Mapping[str, Any]) -> list[str]:
+def _value(found: PlainValue | ContainerValue) -> list[str]:
     """Name, type and text of a value beside the tensors."""
     if "length" in found:
         text = f"{found['length']:,} {'item' if found['length'] == 1 else 'items'}"
     else:
-        value = found["value"]
-        # A value that JSON cannot represent is a str already.
-        text = value if found["type"] != "str" and isinstance(value, str) else short_text(value)
+        text = value_text(found)
     return [_text(found["name"], LABEL_CHARS_MAX), found["type"], _text(text)]

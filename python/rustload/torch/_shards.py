@@ -98,9 +98,8 @@ def cut(
     for count, index, placement in zip(mesh_shape, coordinate, placements, strict=True):
         if isinstance(placement, Replicate):
             continue
-        factor = getattr(
-            placement, "split_factor", None
-        )  # only `_StridedShard`, in some versions no subclass of `Shard`
+        # Only `_StridedShard` has it, in some versions no subclass of `Shard`.
+        factor = getattr(placement, "split_factor", None)
         if factor is None and not isinstance(placement, Shard):
             raise _error(
                 "DTensorPlacement",

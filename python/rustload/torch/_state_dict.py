@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
@@ -94,23 +93,8 @@ def state_dict(
         (name, TorchHandle(lazy, rules.dtype(lazy), target, views)) for name, lazy in found.items()
     )
     if tensors is checkpoint:  # the names of a selection are not those of the modules
-        made._module_versions = _ModuleVersions(checkpoint, how["key"], how["strip"])
+        made._module_versions = functools.partial(module_versions, checkpoint, how["key"], how["strip"])
     return made
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _ModuleVersions:
-    """Reads the module versions when they are asked for; copied as it is, and pickled with its checkpoint."""
-
-    checkpoint: Checkpoint
-    key: Key
-    strip: Strip
-
-    def __call__(self) -> dict[str, dict[str, Any]]:
-        return module_versions(self.checkpoint, self.key, self.strip)
-
-    def __deepcopy__(self, memo: Any) -> _ModuleVersions:
-        return self
 
 
 def module_versions(
