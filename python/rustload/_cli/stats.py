@@ -12,7 +12,6 @@ import rustload
 from rustload._cli.arguments import REPEATED, SOURCE, add_color, add_json, file, number
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report import Failed, print_document, report_error, selected
-from rustload._common.columns import columns_of
 from rustload._common.statistics import Statistics
 from rustload._common.table import ROW_INDENT, TableRow, show_table
 from rustload._common.terminal import Page, count
@@ -189,31 +188,20 @@ def _table(
     for kind, cells, (name, _, _, found) in zip(kinds, numbers, rows, strict=True):
         label = page.fitted(page.safe(name) or '""')
         histogram = ("36", _drawn(page, found))
-        notes = ", ".join(
-            [
-                *([f"{found.nan:,} NaN"] if found.nan else []),
-                *([f"{found.infinite:,} infinite"] if found.infinite else []),
-                *(["only zeros"] if 0 < found.total == found.zeros else []),
-                *([f"{found.subnormal:,} subnormal"] if found.subnormal else []),
-            ]
-        )
+        counts = ((found.nan, "NaN"), (found.infinite, "infinite"), (found.subnormal, "subnormal"))
+        notes = [f"{number:,} {what}" for number, what in counts if number]
+        if 0 < found.total == found.zeros:
+            notes = ["only zeros"]
         is_bad = found.finite < found.total or bool(faults[name])
-        more = [("31" if is_bad else "2", notes)] if notes else []
+        more = [("31" if is_bad else "2", ", ".join(notes))] if notes else []
         columns = page.dtype(kind.ljust(of_kinds)) + _aligned(cells, widths)
         if is_beside:
             columns += "  " + page.paint(*histogram)
         elif found.histogram is not None:
             more = [histogram, *more]
         labelled = [("", f"{title} {cell}") for title, cell in zip(titles, cells, strict=True)]
-        row = TableRow(
-            label,
-            columns_of(label),
-            columns,
-            width + (2 + HISTOGRAM_COLUMNS) * is_beside,
-            [("36", kind), *labelled, *([histogram] if is_beside else [])],
-            more,
-        )
-        shown.append(row)
+        all_cells = [("36", kind), *labelled, *([histogram] if is_beside else [])]
+        shown.append(TableRow(label, columns, all_cells, more))
     show_table(page, shown, widest=NAME_COLUMNS_MAX, head=" " * of_kinds + _aligned(titles, widths))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EMOJI_STYLE = "\ufe0f"
 """VARIATION SELECTOR-16: the character before it is shown as an emoji, so in two columns."""
 _CHARS_PER_COLUMN_MAX = 8
@@ -15,7 +16,9 @@ _CHARS_PER_COLUMN_MAX = 8
 
 
 def columns_of(text: str) -> int:
-    """The number of columns that printable text takes on a terminal."""
+    """The number of columns that printable text takes on a terminal; its colours take none."""
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
     if text.isascii():
         return len(text)
     return sum(_widths(text))

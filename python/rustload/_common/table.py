@@ -26,18 +26,14 @@ class TableRow(NamedTuple):
 
     Attributes:
         name: The name, with its colours and branches.
-        width: Its width in columns.
         columns: What follows the name, with colours; aligned with the other rows.
-        columns_width: The width of that.
         cells: The same as cells (SGR code, text), for terminals on which the columns do not fit.
         more: Cells after the columns; those that do not fit a terminal's line are below it.
         indent: How far the name is indented by branches.
     """
 
     name: str
-    width: int
     columns: str
-    columns_width: int
     cells: Sequence[tuple[str, str]]
     more: Sequence[tuple[str, str]] = ()
     indent: int = 0
@@ -52,11 +48,12 @@ def show_table(page: Page, rows: Sequence[TableRow], *, widest: int, head: str =
         widest: The most columns for names on a terminal, where a longer name has a line of its own.
         head: The titles of the columns, aligned with them; below the names, columns with titles stay aligned if they fit.
     """
-    longest = max(row.width for row in rows)
+    widths = [columns_of(row.name) for row in rows]
+    longest = max(widths)
     width = min(longest, widest)
-    columns_width = max(row.columns_width for row in rows)
+    columns_width = max(columns_of(row.columns) for row in rows)
     # Most names; the few that are longer must not move the columns of all rows below them.
-    usual = sorted(row.width for row in rows)[(len(rows) - 1) * 9 // 10]
+    usual = sorted(widths)[(len(rows) - 1) * 9 // 10]
     if page.must_split(2 + min(usual, NAME_COLUMNS_MIN) + 2 + columns_width):
         _show_below(page, rows, head, columns_width)
         return
@@ -67,14 +64,14 @@ def show_table(page: Page, rows: Sequence[TableRow], *, widest: int, head: str =
         width = min(width, left, max(usual + 6, NAME_COLUMNS_USUAL))
     if head:
         page.line(page.dim(f"  {' ' * width}  {head}"))
-    for row in rows:
+    for row, name_width in zip(rows, widths, strict=True):
         name = row.name
-        if row.width <= width:
-            name += " " * (width - row.width)
+        if name_width <= width:
+            name += " " * (width - name_width)
         elif left is not None:
             page.line(f"  {name}")
             name = " " * width
-        _show_columns(page, f"  {name}  {row.columns}", 2 + width + 2 + row.columns_width, row)
+        _show_columns(page, f"  {name}  {row.columns}", row)
 
 
 def _show_below(page: Page, rows: Sequence[TableRow], head: str, columns_width: int) -> None:
@@ -85,16 +82,15 @@ def _show_below(page: Page, rows: Sequence[TableRow], head: str, columns_width: 
     for row in rows:
         page.line(f"  {row.name}")
         if is_aligned:
-            _show_columns(page, " " * ROW_INDENT + row.columns, ROW_INDENT + row.columns_width, row)
+            _show_columns(page, " " * ROW_INDENT + row.columns, row)
         else:
             page.cells([*row.cells, *row.more], ROW_INDENT + min(row.indent, 9))
 
 
-def _show_columns(page: Page, line: str, width: int, row: TableRow) -> None:
+def _show_columns(page: Page, line: str, row: TableRow) -> None:
     """A line of columns, with as many of the further cells as fit; the others are below."""
     more = list(row.more)
-    while more and not page.must_split(width + 2 + columns_of(more[0][1])):
-        code, text = more.pop(0)
-        line, width = f"{line}  {page.paint(code, text)}", width + 2 + columns_of(text)
+    while more and not page.must_split(columns_of(line) + 2 + columns_of(more[0][1])):
+        line += f"  {page.paint(*more.pop(0))}"
     page.line(line)
     page.cells(more, ROW_INDENT)

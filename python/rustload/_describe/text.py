@@ -199,7 +199,6 @@ def _tree(page: Page, report: Described, view: View) -> None:
         times = f"  {page.times}{node.times}" if node.times > 1 and node.leaf else ""
         label = page.fitted(page.safe(node.label) or '""', indent + len(times))
         name = page.branches(lasts) + (label if node.leaf else page.strong(label))
-        name, width = name + times, indent + columns_of(label) + len(times)
         remark = "  tied" if node.leaf and node.leaf.tied else ""
         if node.times > 1:
             remark += f"  {format_bytes(node.own // node.times)} each"
@@ -207,7 +206,8 @@ def _tree(page: Page, report: Described, view: View) -> None:
             what, shape = node.leaf.dtype, str(list(node.leaf.shape))
         else:
             what, shape = _inside(page, node), None
-        rows.append(Row(name, width, what, shape, format_bytes(tree.shown_nbytes(node)), remark, indent))
+        size = format_bytes(tree.shown_nbytes(node))
+        rows.append(Row(name + times, what, shape, size, remark, indent))
     _table(page, rows, widest=64)
 
 
@@ -216,7 +216,6 @@ class Row(NamedTuple):
 
     Attributes:
         name: The name, with its colours and branches.
-        width: Its width in columns.
         content: The dtype; for a group, the number of tensors in it.
         shape: The shape; None for a group.
         nbytes: The size as text.
@@ -225,7 +224,6 @@ class Row(NamedTuple):
     """
 
     name: str
-    width: int
     content: str
     shape: str | None
     nbytes: str
@@ -249,9 +247,8 @@ def _table(page: Page, rows: list[Row], *, widest: int) -> None:
             what = [("36", row.content), ("", row.shape)]
         remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
         text = f"{inside} {row.nbytes:>11}{page.dim(row.remark)}"
-        width = columns + 1 + max(len(row.nbytes), 11) + len(row.remark)
         cells = [*what, ("", row.nbytes), *remarks]
-        shown.append(TableRow(row.name, row.width, text, width, cells, indent=row.indent))
+        shown.append(TableRow(row.name, text, cells, indent=row.indent))
     show_table(page, shown, widest=widest)
 
 
@@ -274,7 +271,7 @@ def _list(page: Page, report: Described, view: View) -> None:
         name = page.fitted(page.safe(entry["name"]) or '""')
         remark = "  tied" if entry["name"] in tied else ""
         size = format_bytes(entry["nbytes"])
-        rows.append(Row(name, columns_of(name), entry["dtype"], str(entry["shape"]), size, remark))
+        rows.append(Row(name, entry["dtype"], str(entry["shape"]), size, remark))
     _table(page, rows, widest=80)
 
 

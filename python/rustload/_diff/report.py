@@ -319,13 +319,13 @@ def _table(page: Page, code: str, lines: list[tuple[str, _Found]]) -> None:
 
     with_cells, without = [], []
     for name, (_, (words, cells)) in zip(names, shown, strict=True):
-        label, width, text = page.paint(code, name), columns_of(name), ", ".join(words)
+        label, text = page.paint(code, name), ", ".join(words)
         if cells is None:
-            without.append(TableRow(label, width, text, columns_of(text), [("", text)]))
+            without.append(TableRow(label, text, [("", text)]))
             continue
         more = [("33", text)] if text else []
         labelled = [("", f"{_COLUMNS[at]} {cells[at]}") for at in kept]
-        with_cells.append(TableRow(label, width, line(cells), len(line(cells)), labelled, more))
+        with_cells.append(TableRow(label, line(cells), labelled, more))
     if without:
         show_table(page, without, widest=NAME_COLUMNS_MAX)
     if with_cells:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from rustload._common.columns import columns_of
 from rustload._common.table import NAME_COLUMNS_MAX, TableRow, show_table
 from rustload._common.terminal import count, text_of
 from rustload._html.page import Budget, details, frame, table, text
@@ -45,10 +44,7 @@ class StatisticsByName(dict[str, "Statistics"]):
             for row in [titles, *cells]
         ]
         names = [page.safe(name) or '""' for name in islice(self, ROWS_MAX)]
-        rows = [
-            TableRow(name, columns_of(name), line, len(line), ())
-            for name, line in zip(names, lines[1:], strict=True)
-        ]
+        rows = [TableRow(name, line, ()) for name, line in zip(names, lines[1:], strict=True)]
         page.line(repr(self)[1:-1])
         if rows:
             show_table(page, rows, widest=NAME_COLUMNS_MAX, head=lines[0])
