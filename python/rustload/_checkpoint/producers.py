@@ -34,8 +34,6 @@ of the framework, or with `many` all that are made; nothing after the last one a
 class HostProducer:
     """Makes host tensors from buffers that the core produces in the background."""
 
-    __slots__ = ("_adapter", "_core", "_device", "_requests", "_reused", "_tensors", "order")
-
     order: list[int]
 
     def __init__(

@@ -57,8 +57,6 @@ class Rules:
     True
     """
 
-    __slots__ = ("_dtype", "_is_plain_dtype", "_transpose")
-
     _dtype: Callable[[TensorInfo], str | None]
     _transpose: Callable[[TensorInfo], bool | list[int] | None]
 

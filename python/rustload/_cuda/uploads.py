@@ -347,8 +347,6 @@ class UploadQueue:
 class _TaskCursor:
     """An iterator over tasks, and the remaining pieces of the current task."""
 
-    __slots__ = ("parts", "piece", "task", "tasks")
-
     def __init__(self, tasks: Iterable[UploadTask]) -> None:
         self.tasks = iter(tasks)
         self.task: UploadTask | None = next(self.tasks, None)

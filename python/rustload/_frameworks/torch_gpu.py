@@ -59,8 +59,6 @@ def _check_fork() -> None:
 class TorchStagingBuffer:
     """GPU memory that holds copied elements until the GPU casts, transposes or decodes them."""
 
-    __slots__ = ("byte_view", "nbytes", "tensor")
-
     def __init__(self, tensor: torch.Tensor, byte_view: Buffer) -> None:
         self.tensor = tensor
         self.byte_view = byte_view

@@ -51,8 +51,6 @@ class ObjectFolder(ABC):
         chosen: The files of it that the user named: an index, or shards; empty for the folder itself.
     """
 
-    __slots__ = ("_folders", "_opened", "chosen", "name")
-
     def __init__(self, name: str) -> None:
         """A folder of that name, of which no file was named by the user."""
         self.name = name
@@ -148,8 +146,6 @@ class ObjectFolder(ABC):
 
 class ObjectList(ObjectFolder):
     """Several objects, which may be in different stores, as the files of a folder. What is beside the first one is in it too."""
-
-    __slots__ = ("_home", "_objects")
 
     def __init__(self, objects: Sequence[Any]) -> None:
         """The objects, each a `rustload.Ranges`."""

@@ -78,8 +78,6 @@ def from_path(fs: Any, path: str, name: str | None = None, commits: Commits | No
 class FsspecFolder(ObjectFolder):
     """A folder of any file system of fsspec."""
 
-    __slots__ = ("_entries", "_fs", "_path")
-
     def __init__(self, fs: Any, path: str, name: str) -> None:
         """A folder at a path of a file system, with its name for messages."""
         super().__init__(name)

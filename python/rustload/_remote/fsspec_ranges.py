@@ -56,8 +56,6 @@ def is_hub(fs: Any) -> bool:
 class FsspecRanges(ObjectRanges):
     """A file of any file system of fsspec."""
 
-    __slots__ = ("_fs", "_path", "_version")
-
     def __init__(self, fs: Any, path: str, name: str, info: dict[str, Any] | None = None) -> None:
         """Asks the file system for the size and the version, unless `info` has them.
 
@@ -97,8 +95,6 @@ class FsspecRanges(ObjectRanges):
 
 class HfRanges(FsspecRanges):
     """A file of the Hugging Face Hub. In a repository, its path has the commit, whose files never change."""
-
-    __slots__ = ("_file",)
 
     def __init__(self, fs: Any, path: str, name: str, info: dict[str, Any] | None = None) -> None:
         """As for other files."""

@@ -40,8 +40,6 @@ def _name(store: Any, path: str) -> str:
 class ObstoreRanges(ObjectRanges):
     """An object in a store of obstore."""
 
-    __slots__ = ("_path", "_store", "_version")
-
     def __init__(self, store: Any, path: str, meta: Any = None) -> None:
         """Asks the store for the size and the version, unless `meta` has them."""
         self._store, self._path, self.name = store, path, _name(store, path)
@@ -71,8 +69,6 @@ def _state(meta: Any) -> tuple[int, str]:
 
 class ObstoreFolder(ObjectFolder):
     """The objects of a store whose paths begin with that of the folder."""
-
-    __slots__ = ("_listing", "_path", "_store")
 
     def __init__(self, store: Any, path: str) -> None:
         """A folder; its path in the store is without a slash at its end."""

@@ -67,8 +67,6 @@ class ObjectRanges(ABC):
         home: The folder that it is in; None if that is not known.
     """
 
-    __slots__ = ("home", "identity", "name", "size")
-
     name: str
     size: int
     identity: str | None

@@ -72,8 +72,6 @@ class StatusError(Exception):
 class Web:
     """Sends requests with what a user gave for them, which may be secrets."""
 
-    __slots__ = ("_headers", "_params", "_ssl", "_timeout")
-
     def __init__(self, options: Mapping[str, Any]) -> None:
         """Checks the options.
 

@@ -15,8 +15,6 @@ from rustload.errors import _error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from urllib3 import BaseHTTPResponse
-
 PAGE_BYTES_MAX = 64 << 20
 """The most bytes of a page with links that are read."""
 
@@ -85,8 +83,6 @@ def _place(url: str) -> str:
 class HttpFolder(ObjectFolder):
     """A folder of a web server: files whose URLs have the same beginning. Its listing is a page with links to them."""
 
-    __slots__ = ("_names", "_url", "_web")
-
     def __init__(self, web: Web, url: str, name: str) -> None:
         """A folder at a URL without a slash at its end, with its name for messages."""
         super().__init__(name)
@@ -116,7 +112,11 @@ class HttpFolder(ObjectFolder):
             kind = answer.headers.get("Content-Type", "text/html")
             if kind.partition(";")[0].strip().lower() != "text/html":
                 return ""
-            return _text(answer, kind)
+            # Decoded where a server compresses all the same.
+            content = answer.read(PAGE_BYTES_MAX, decode_content=True)
+            if answer.read(1, decode_content=True):
+                raise _error("RemoteRange", f"the page with links has more than {PAGE_BYTES_MAX} bytes")
+            return content.decode("utf-8", "replace")
 
     def sizes(self, names: Sequence[str], /) -> list[int | None]:
         """The sizes. Each file is asked for, as listings have none."""
@@ -136,19 +136,3 @@ class HttpFolder(ObjectFolder):
 
     def _folder(self, name: str) -> ObjectFolder:
         return HttpFolder(self._web, f"{self._url}/{quote(name, safe='')}", joined(self.name, name))
-
-
-def _text(answer: BaseHTTPResponse, kind: str) -> str:
-    """The text of a page, in the encoding that its type states."""
-    from email.message import Message
-
-    stated = Message()
-    stated["Content-Type"] = kind
-    # Decoded where a server compresses all the same.
-    content = answer.read(PAGE_BYTES_MAX, decode_content=True)
-    if answer.read(1, decode_content=True):
-        raise _error("RemoteRange", f"the page with links has more than {PAGE_BYTES_MAX} bytes")
-    try:
-        return content.decode(stated.get_content_charset("utf-8"), "replace")
-    except LookupError:
-        return content.decode("utf-8", "replace")

@@ -41,8 +41,6 @@ def open_web(web: Web, url: str, name: str) -> HttpRanges:
 class HttpRanges(ObjectRanges):
     """A file of a web server. Every answer is checked: its status, range, length and version."""
 
-    __slots__ = ("_url", "_version", "_web")
-
     def __init__(self, web: Web, url: str, name: str) -> None:
         """Asks the server for the size and the version.
 

@@ -54,8 +54,6 @@ class PrefetchLoader:
     Iteration yields the remaining tensors in the order in which they become ready; `take` waits for one by name. Thread-safe.
     """
 
-    __slots__ = ("_left", "_lock", "_names", "_ready", "_stream")
-
     _names: list[str]
     _left: set[str]
     _ready: dict[str, Any]

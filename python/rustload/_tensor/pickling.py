@@ -27,8 +27,6 @@ class Origin:
     A pickle of many handles has it once.
     """
 
-    __slots__ = ("_arguments",)
-
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         """Keeps the arguments of `open_again`."""
         self._arguments = arguments

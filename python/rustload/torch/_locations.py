@@ -37,8 +37,6 @@ _READ_AHEAD_BYTES = 64 << 20
 class Storages:
     """The storages of one file, by number, and the device of each."""
 
-    __slots__ = ("by_number", "devices", "has_data", "locations")
-
     def __init__(self, count: int) -> None:
         empty = _empty(0)
         self.by_number: list[torch.UntypedStorage] = [empty] * count

@@ -13,8 +13,6 @@ _STATM = Path("/proc/self/statm")
 class PeakMemory:
     """The peak growth of the process's anonymous memory, and of torch's allocations on GPUs."""
 
-    __slots__ = ("_devices", "_devices_peak", "_host", "_host_peak", "_page")
-
     def __init__(self) -> None:
         """Takes the current values as the baseline."""
         self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0  # Windows

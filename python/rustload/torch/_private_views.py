@@ -23,8 +23,6 @@ class PrivateViews:
     time, as a second model does, starts a new mapping. Thread-safe.
     """
 
-    __slots__ = ("_current",)
-
     def __init__(self) -> None:
         """Maps nothing yet."""
         self._current: tuple[HandleContext, set[object]] = (private_context(), set())
