@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
 
 Item: TypeAlias = int | slice
-Key: TypeAlias = tuple[Item | None, ...]
+Key: TypeAlias = tuple[Item, ...]
 
 
 def torch_part(tensor: LazyTensor, key: Any, device: torch.device | None, *, owned: bool) -> Any:
@@ -28,7 +28,7 @@ def torch_part(tensor: LazyTensor, key: Any, device: torch.device | None, *, own
     if not _is_basic(key):
         return _host_part(tensor, key, owned=False).to(device)
     torch.empty(tensor.shape, device="meta")[key]  # torch's own errors, before anything is read
-    return tensor[_torch_key(key, tensor.shape)].materialize(device, framework="torch")
+    return tensor[key].materialize(device, framework="torch")
 
 
 def _host_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
@@ -43,15 +43,16 @@ def _host_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
     if not _is_basic(key):
         return tensor.materialize(framework="torch", copy=True if owned else None)[key]
     torch.empty(tensor.shape, device="meta")[key]  # torch's own errors, before anything is read
-    part = tensor[_torch_key(key, tensor.shape)]
+    part = tensor[key]
     return part.materialize(framework="torch", copy=True if owned else None)
 
 
 def _is_basic(key: Any) -> bool:
-    """Whether the key is basic indexing, which a lazy tensor supports."""
-    return all(
-        item is None or isinstance(item, (slice, EllipsisType)) or _is_int(item) for item in _items(key)
-    )
+    """Whether the key is basic indexing, which a lazy tensor supports; torch takes several ellipses and bools as ends, too."""
+    items = _items(key)
+    ends = (end for item in items if isinstance(item, slice) for end in (item.start, item.stop, item.step))
+    is_basic = all(item is None or isinstance(item, (slice, EllipsisType)) or _is_int(item) for item in items)
+    return is_basic and sum(item is ... for item in items) < 2 and not any(type(end) is bool for end in ends)
 
 
 def _is_int(item: Any) -> bool:
@@ -63,30 +64,6 @@ def _is_int(item: Any) -> bool:
 
 def _items(key: Any) -> tuple[Any, ...]:
     return key if isinstance(key, tuple) else (key,)
-
-
-def _torch_key(key: Any, shape: tuple[int, ...]) -> Key:
-    """A basic key that torch accepts, with clipped bounds and an expanded ellipsis."""
-    items = _items(key)
-    used = sum(item is not None and item is not ... for item in items)
-    out: list[Item | None] = []
-    dim = 0
-    for item in items:
-        if item is None:
-            out.append(None)
-        elif item is ...:
-            # Of several ellipses, torch expands the first.
-            out += [slice(None)] * (len(shape) - used)
-            dim += len(shape) - used
-            used = len(shape)
-        elif isinstance(item, slice):
-            start, stop, step = item.indices(shape[dim])
-            out.append(slice(start, max(start, stop), step))
-            dim += 1
-        else:
-            out.append(operator.index(item))
-            dim += 1
-    return tuple(out)
 
 
 def reference_key(key: Any, shape: tuple[int, ...]) -> Key:
