@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload._checkpoint.producers import check_memory, producer_for
 from rustload._checkpoint.stream import Stream
-from rustload._common.options import RequestOptions, part
+from rustload._common.options import NamesOptions, RequestOptions, part
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import checked_progress
 from rustload._common.request import Request, checked_cast
@@ -16,19 +16,17 @@ from rustload._frameworks import adapters
 from rustload.errors import _check_one_of
 
 if TYPE_CHECKING:
-    from rustload import _rustload
+    from collections.abc import Iterable
+
     from rustload._common.options import StreamOptions
-    from rustload._frameworks.adapters import HandleContext
     from rustload._tensor.handle import LazyTensor
 
 Order: TypeAlias = Literal["file", "name", "given"]
 
 
 def build_stream(
-    core: _rustload.Checkpoint,
-    context: HandleContext,
-    names: list[str],
-    tensors: list[LazyTensor],
+    mapping: Any,
+    given: str | Iterable[str] | None,
     device: Any,
     dtype: Any,
     transpose: Any,
@@ -39,15 +37,17 @@ def build_stream(
 ) -> Stream:
     """Builds the stream for `Checkpoint.stream`, or for `Checkpoint.materialize`, which keeps all results (`results_kept`).
 
-    Invalid arguments raise here, before the first tensor. `names` are those of the results, one for each tensor.
+    Invalid arguments raise here, before the first tensor. `mapping` is the `TensorMapping`, `given` the argument
+    `names=`.
     """
-    given = options["framework"]
-    framework = context.resolve_framework() if given is None else adapters.framework_name(given)
+    names, tensors = mapping._chosen(given, **part(NamesOptions, options))
+    wanted = options["framework"]
+    framework = mapping._context.resolve_framework() if wanted is None else adapters.framework_name(wanted)
     adapter = adapters.load_adapter(framework)
     target = adapter.check_device(device)
     writable = adapters.views_are_writable(adapter, target, given=options["writable"])
     request = Request(**part(RequestOptions, options), threads=options["threads"], writable=writable)
-    warn_of_unused_patterns(core.names, dtype=dtype, transpose=transpose)
+    warn_of_unused_patterns(mapping._core.names, dtype=dtype, transpose=transpose)
     _check_one_of("order", order, ("file", "name", "given"))
     progress = checked_progress(options["progress"])
     window = parse_bytes(options["memory"], "memory")

@@ -46,6 +46,7 @@ class Stream(Iterator[tuple[str, Any]]):
     """
 
     # No `__del__`: a dropped producer stops by itself, and a KeyboardInterrupt inside `__del__` would be lost.
+    _given: Sequence[str]
     _names: list[str]
     _taken: int
     _ended: bool
@@ -85,7 +86,7 @@ class Stream(Iterator[tuple[str, Any]]):
         made._producer, made._process, made._taken = producer, None, 0
         if names is None:
             names = [tensor.name for tensor in tensors]
-        made._names = [names[index] for index in producer.order]
+        made._given, made._names = names, [names[index] for index in producer.order]
         made._progress = progress
         made._sizes = sizes_once(tensors[index]._core for index in producer.order) if progress else []
         made._display = None
@@ -119,11 +120,11 @@ class Stream(Iterator[tuple[str, Any]]):
         return taken[0]
 
     def _rest(self) -> dict[str, Any]:
-        """All tensors that are left, by name: as `dict(self)`, and faster for thousands of tensors on a GPU."""
+        """All tensors that are left, by name, in the order that was given; faster for thousands of tensors on a GPU."""
         found: dict[str, Any] = {}
         while taken := self._take(many=True):
             found.update(taken)
-        return found
+        return {name: found[name] for name in self._given if name in found}
 
     def _take(self, *, many: bool) -> list[tuple[str, Any]]:
         """Waits for the next pair, or with `many` for all that are made by then; empty after the last. Errors as for `next`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, part, takes
+from rustload._common.options import NamesOptions, StatsOptions, StreamOptions, filled, takes
 from rustload._common.sizes import format_bytes, sizes_once
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
@@ -244,10 +244,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
         from rustload._checkpoint.build_stream import build_stream
 
         how = filled(TensorMapping.stream, options)
-        chosen, tensors = self._chosen(names, **part(NamesOptions, how))
-        return build_stream(
-            self._core, self._context, chosen, tensors, device, dtype, transpose, how, order=order
-        )
+        return build_stream(self, names, device, dtype, transpose, how, order=order)
 
     @takes(StreamOptions)
     def materialize(
@@ -283,12 +280,7 @@ class TensorMapping(Mapping[str, LazyTensor]):
         from rustload._checkpoint.build_stream import build_stream
 
         how = filled(TensorMapping.materialize, options)
-        chosen, tensors = self._chosen(names, **part(NamesOptions, how))
-        stream = build_stream(
-            self._core, self._context, chosen, tensors, device, dtype, transpose, how, results_kept=True
-        )
-        found = stream._rest()
-        return found if list(found) == chosen else {name: found[name] for name in chosen}
+        return build_stream(self, names, device, dtype, transpose, how, results_kept=True)._rest()
 
     @takes(StatsOptions)
     def stats(
