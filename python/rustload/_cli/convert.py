@@ -35,6 +35,10 @@ exit codes:
 """
 
 
+_CONVERT = rustload.convert
+"""The function whose keywords are options."""
+
+
 class Document(TypedDict):
     """What was written: `report`, or `error` if it failed.
 
@@ -145,9 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts a checkpoint and returns the exit code."""
-    from rustload._save.convert import convert
-
-    options = keywords(convert, args) | {
+    options = keywords(_CONVERT, args) | {
         "rename": dict(args.rename) or None,
         "dtype": _dtype_rule(args.dtype),
         "transpose": dict.fromkeys(args.transpose, True) or None,

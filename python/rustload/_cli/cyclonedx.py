@@ -12,7 +12,7 @@ from rustload._cli.report import report_error
 from rustload._common.terminal import print_json
 from rustload._describe.bom import FileEntry, Model, bom
 from rustload._describe.describe import describe
-from rustload._describe.files import all_files
+from rustload._describe.scanned import all_files
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError, _error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rustload._rustload import Request, dtype_name
 from rustload.errors import _check_one_of, _error
 
@@ -24,6 +26,7 @@ __all__ = [
     "checked_cast",
     "dims_of",
     "request_for_out",
+    "value_for",
 ]
 
 Transpose: TypeAlias = bool | tuple[int, ...] | list[int] | None
@@ -44,6 +47,18 @@ def request_for_out(core: Core, dtype: str, shape: tuple[int, ...], request: Req
     if tuple(shape) != expected:
         raise _error("Value", f"has shape {tuple(shape)}, the result has {expected}", argument="out")
     return request.but(dtype=name, copy=True)
+
+
+def value_for(value: Any, tensor: Any) -> Any:
+    """Resolves `dtype=` or `transpose=` for one tensor: the value itself, a callable's result, or that of the first match."""
+    if isinstance(value, Mapping):
+        from rustload._common.patterns import matches
+
+        return next((found for pattern, found in value.items() if matches(tensor.name, pattern)), None)
+    # A class is a NumPy scalar type here, not a rule to call.
+    if callable(value) and not isinstance(value, type):
+        return value(tensor)
+    return value
 
 
 def dims_of(transpose: Transpose, ndim: int) -> list[int]:

@@ -84,28 +84,20 @@ def _tasks(
     cores: Sequence[_rustload.Tensor],
     requests: Sequence[Request],
     cast_below: int,
+    into: Sequence[Any] | None = None,
 ) -> Iterator[UploadTask]:
-    """The tasks of these tensors, without destinations. `cast_below` is that of `_rustload.direct_upload_bytes`."""
-    direct = _rustload.direct_upload_bytes(zip(cores, requests, strict=True), cast_below)
+    """The tasks of these tensors, with existing destinations or none. `cast_below`: see `_rustload.direct_upload_bytes`."""
+    direct = None
+    if into is None:
+        direct = _rustload.direct_upload_bytes(zip(cores, requests, strict=True), cast_below)
     for index in indices:
         core, request = cores[index], requests[index]
-        if nbytes := direct[index]:
+        if direct and (nbytes := direct[index]):
             yield UploadTask(core, request, nbytes=nbytes, is_direct=True)
         else:
-            yield _task(core, request)
-
-
-def _tasks_into(
-    indices: Iterable[int],
-    cores: Sequence[_rustload.Tensor],
-    requests: Sequence[Request],
-    into: Sequence[Any],
-) -> Iterator[UploadTask]:
-    """The tasks of these tensors, with existing destinations."""
-    for index in indices:
-        task = _task(cores[index], requests[index])
-        task.result = into[index]
-        yield task
+            task = _task(core, request)
+            task.result = None if into is None else into[index]
+            yield task
 
 
 def upload_all(cores: Sequence[_rustload.Tensor], gpu: Gpu) -> list[Any]:
@@ -242,13 +234,9 @@ class CudaProducer:
                 if first != self.order[position]
             }
             firsts = [index for index in self.order if index not in aliases and index not in self._metas]
-        # Functions: a generator must not hold a reference to the producer, or dropping it would need the cycle collector.
-        tensors = firsts, self._cores, self._requests
-        if self._into is not None:
-            tasks = _tasks_into(*tensors, self._into)
-        else:
-            cast_below = cpu_casts_below(self._cast, can_convert=self._gpu.can_convert)
-            tasks = _tasks(*tensors, cast_below)
+        cast_below = cpu_casts_below(self._cast, can_convert=self._gpu.can_convert)
+        # A function: a generator must not hold a reference to the producer, or dropping it would need the cycle collector.
+        tasks = _tasks(firsts, self._cores, self._requests, cast_below, self._into)
         uploads.start(tasks, sync=self._sync and not self._results_kept)
         return uploads
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 from rustload import _rustload
-from rustload._describe.files import all_files
 from rustload._scan.gate import Gate
 from rustload._scan.verdict import ORDER
 from rustload.errors import RustloadError
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.manifest import ManifestLike
     from rustload._describe.describe import Scanned
+
+
+def all_files(checkpoint: Checkpoint) -> list[str]:
+    """`Checkpoint.files`, and the files on disk that the metadata of a distributed checkpoint names.
+
+    Raises:
+        OSError: One of the latter cannot be read.
+    """
+    files = checkpoint.files
+    if checkpoint.format != "torch-dcp":
+        return files
+    known = {os.path.realpath(file) for file in files}
+    return files + [
+        path for path, *_ in checkpoint._core.file_stamps() if os.path.realpath(path) not in known
+    ]
 
 
 def scanned(checkpoint: Checkpoint, manifest: ManifestLike | None = None) -> Scanned | None:

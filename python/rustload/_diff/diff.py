@@ -21,7 +21,7 @@ from rustload._common.progress import reporting
 from rustload._common.request import Request
 from rustload._diff.report import DiffReport, TensorDiff
 from rustload._diff.values import compare_values
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import shown_path
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import RustloadError, _error
 
@@ -189,13 +189,8 @@ def _opened(given: Any, manifest: ManifestLike | None, *, dequantize: bool) -> t
         raise _error(
             "Type", f"diff takes paths, checkpoints and selections, not a {type(given).__name__}", note
         )
-    label = (
-        name_of(given)
-        if is_url(given)
-        else os.fsdecode(given)
-        if isinstance(given, (str, os.PathLike))
-        else f"<{type(given).__name__}>"
-    )
+    is_path = isinstance(given, (str, os.PathLike))
+    label = shown_path(os.fsdecode(given)) if is_path else f"<{type(given).__name__}>"
     return label, open_checkpoint(given, dequantize=dequantize, manifest=manifest)
 
 

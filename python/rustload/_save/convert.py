@@ -23,7 +23,7 @@ from rustload._save.job import (
     write_options,
 )
 from rustload._save.model_config import Edit, Others, converted_others, edits_in_place
-from rustload._save.objects_file import ObjectsFile, document
+from rustload._save.objects_file import ObjectsFile
 from rustload._save.options import ConvertOptions
 from rustload._save.part import Part
 from rustload._save.report import SaveReport
@@ -158,14 +158,8 @@ def convert(
         file = None
         if objects is not None:
             trees = {part.label: part.objects.json() for part in parts}
-            file = ObjectsFile(
-                objects,
-                document(next(iter(trees.values())) if len(trees) == 1 else trees),
-                target,
-                (path for part in parts for path in part.paths),
-                overwrite=bool(how["overwrite"]),
-                sync=bool(how["fsync"]),
-            )
+            tree = trees if len(parts) > 1 else parts[0].objects.json()
+            file = ObjectsFile(objects, tree, target, (path for part in parts for path in part.paths), how)
         # A single file has the tensors of all.
         name, size = (None, None) if target.is_file else (name, size)
         planned = [file for one in written for file in one.files(job, name, size)]

@@ -12,12 +12,8 @@ from rustload._common.paths import refuse_input
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rustload._save.options import SaveOptions
     from rustload._save.target import Target
-
-
-def document(tree: Any) -> str:
-    """The text of the file: the JSON of `Objects.json`, of one checkpoint, or of several by their names."""
-    return json.dumps(tree, indent=1) + "\n"
 
 
 class ObjectsFile:
@@ -28,11 +24,12 @@ class ObjectsFile:
     """
 
     def __init__(
-        self, path: Any, text: str, target: Target, inputs: Iterable[str], *, overwrite: bool, sync: bool
+        self, path: Any, tree: Any, target: Target, inputs: Iterable[str], options: SaveOptions
     ) -> None:
         """Writes the JSON, without its name, unless it is a file of the folder that is the tensors' target.
 
-        The files of the source, `inputs`, are not replaced.
+        `tree` is that of `Objects.json`, of one checkpoint, or of several by their names. The files of the source, `inputs`, are
+        not replaced.
 
         Raises:
             OSError: The file cannot be written.
@@ -40,7 +37,8 @@ class ObjectsFile:
         """
         self._path, self._target = os.fsdecode(path), target.path
         refuse_input(self._path, inputs)
-        self._text, self._options = text, {"overwrite": overwrite, "sync": sync}
+        self._text = text = json.dumps(tree, indent=1) + "\n"
+        self._options = {"overwrite": bool(options["overwrite"]), "sync": bool(options["fsync"])}
         folder, name = os.path.split(os.path.abspath(self._path))
         is_inside = not target.is_file and folder == os.path.abspath(target.path)
         self.in_target = [(name, text)] if is_inside and not target.joins else []

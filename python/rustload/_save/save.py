@@ -25,7 +25,7 @@ from rustload._save.job import (
     write_options,
 )
 from rustload._save.nesting import Given
-from rustload._save.objects_file import ObjectsFile, document
+from rustload._save.objects_file import ObjectsFile
 from rustload._save.options import SaveOptions
 from rustload._save.report import SaveReport
 from rustload._save.target import Target, check_objects_path
@@ -119,12 +119,10 @@ def save_with(
     if objects is not None:
         target = Target(where, is_file=is_file, joins=False)
         check_objects_path(objects, target, overwrite=bool(how["overwrite"]))
-        text = document(given.objects.json())
         # Those of lazy tensors.
         opened = [core for value in given.items.values() for core in getattr(value, "_files", list)()]
         inputs = {path for core in opened for path in core.files}
-        overwrite, sync = bool(how["overwrite"]), bool(how["fsync"])
-        file = ObjectsFile(objects, text, target, inputs, overwrite=overwrite, sync=sync)
+        file = ObjectsFile(objects, given.objects.json(), target, inputs, how)
         others = [*others, *file.in_target]
     with file or contextlib.nullcontext(), watching(how, job.nbytes, "saving") as watch:
         writing = write_options(how, watch.report)

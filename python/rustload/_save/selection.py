@@ -36,10 +36,7 @@ class Selection:
             return checkpoint
         found: set[str] = set()
         for pattern in self._patterns:
-            matched = [pattern] if pattern in checkpoint else []
-            if not is_literal(pattern):
-                matched = matching(checkpoint, pattern)
-            if matched:
+            if matched := matching(checkpoint, pattern):
                 self._unmatched.pop(pattern, None)
                 found.update(matched)
         return {name: checkpoint[name] for name in checkpoint if name in found}

@@ -19,7 +19,8 @@ NOT_SCANNED = "NotScanned"
 LEVELS = {"inert": "note", "unknown": "warning", "would execute": "error"}
 _SUFFIXES = {"inert": "/note", "unknown": "/unknown", "would execute": "/would-execute"}
 # GitHub: above 9.0 is critical, from 4.0 on medium. Damage may hide what another reader sees.
-_EXECUTES_SCORE, _DAMAGE_SCORE, _UNKNOWN_SCORE = "9.3", "6.5", "5.0"
+_DAMAGE_SCORE, _UNKNOWN_SCORE = "6.5", "5.0"
+_SCORES = {"inert": None, "unknown": _UNKNOWN_SCORE, "would execute": "9.3"}
 _CWE = "external/cwe/cwe-502"  # deserialization of untrusted data
 
 _NEXT = {
@@ -37,7 +38,6 @@ class _Rule(NamedTuple):
     what: str
     then: str
     score: str | None
-    precision: str
 
 
 def rule_of(code: str, verdict: str) -> str:
@@ -58,28 +58,21 @@ def _table() -> dict[str, _Rule]:
         for verdict in verdicts:
             id_ = code if verdict == verdicts[0] else code + _SUFFIXES[verdict]
             what = executes if executes and verdict == "would execute" else meaning
-            table[id_] = _scan_rule(code, verdict, what)
+            score = _SCORES[verdict] if code not in ("Polyglot", "FrameDivergence") else _DAMAGE_SCORE
+            table[id_] = _Rule(code, verdict, what, "", score)
     for code, kind, what, then in error_codes():
         score = _DAMAGE_SCORE if kind in ("Format", "Limit") else _UNKNOWN_SCORE
-        table[code] = _Rule(code, "unknown", what, then, score, "high")
+        table[code] = _Rule(code, "unknown", what, then, score)
         if code in NOTED_ERRORS:
-            table[code + _SUFFIXES["inert"]] = _Rule(code, "inert", what, then, None, "high")
+            table[code + _SUFFIXES["inert"]] = _Rule(code, "inert", what, then, None)
     table[NOT_SCANNED] = _Rule(
         NOT_SCANNED,
         "unknown",
         "A part of the file may contain a pickle and was not scanned.",
         "Raise the limit that the message names, or unpack the part and scan it.",
         _UNKNOWN_SCORE,
-        "high",
     )
     return table
-
-
-def _scan_rule(code: str, verdict: Verdict, what: str) -> _Rule:
-    score = {"inert": None, "unknown": _UNKNOWN_SCORE, "would execute": _EXECUTES_SCORE}[verdict]
-    if code in ("Polyglot", "FrameDivergence"):
-        score = _DAMAGE_SCORE
-    return _Rule(code, verdict, what, "", score, "very-high" if verdict == "would execute" else "high")
 
 
 def _descriptor(id_: str, rule: _Rule) -> dict[str, Any]:
@@ -89,7 +82,8 @@ def _descriptor(id_: str, rule: _Rule) -> dict[str, Any]:
         "would execute": "Unpickling the file runs code or accesses the system.",
     }[rule.verdict]
     then = f"{rule.then} {_NEXT[rule.verdict]}".strip()
-    properties: dict[str, Any] = {"precision": rule.precision}
+    precision = "very-high" if rule.verdict == "would execute" else "high"
+    properties: dict[str, Any] = {"precision": precision}
     if rule.score is not None:
         properties |= {"security-severity": rule.score, "tags": ["security", _CWE]}
     return {

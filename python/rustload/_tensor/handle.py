@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import namedtuple
 
 from rustload import _rustload
-from rustload._common.dtype_args import value_for
 from rustload._common.options import ReadOptions, RequestOptions, StatsOptions, filled, part, takes
-from rustload._common.request import Request, Transpose, checked_cast, dims_of
+from rustload._common.request import Request, Transpose, checked_cast, dims_of, value_for
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._tensor.metadata import Metadata

@@ -16,7 +16,7 @@ from rustload._common.paths import refuse_input
 from rustload._common.request import Request
 from rustload._common.terminal import Page
 from rustload._describe.describe import describe
-from rustload._describe.files import all_files
+from rustload._describe.scanned import all_files
 from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
 from rustload._scan.policy import Policy
@@ -79,12 +79,9 @@ def view(
         OSError: A file cannot be read or written.
     """
     _check_one_of("stats", stats, (None, "sample", "full"))
-    opened = source if isinstance(source, Checkpoint) else None
-    own = (
-        contextlib.nullcontext(opened)
-        if opened is not None
-        else open_checkpoint(source, dequantize=dequantize, manifest=manifest)
-    )
+    own: contextlib.AbstractContextManager[Checkpoint] = contextlib.nullcontext(source)
+    if not isinstance(source, Checkpoint):
+        own = open_checkpoint(source, dequantize=dequantize, manifest=manifest)
     with own as checkpoint:
         path = _path_of(source, checkpoint)
         target = Path(os.fsdecode(output)) if output is not None else _default(path, svg=svg)

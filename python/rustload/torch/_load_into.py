@@ -310,10 +310,6 @@ def _warn_of_no_match(checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan
 
 def _source(checkpoint: Checkpoint) -> str:
     files = checkpoint.files
-    return (
-        repr(files[0])
-        if len(files) == 1
-        else f"a checkpoint of {len(files)} files"
-        if files
-        else "the checkpoint"
-    )
+    if len(files) == 1:
+        return repr(files[0])
+    return f"a checkpoint of {len(files)} files" if files else "the checkpoint"

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rustload._checkpoint.names import below, select_tensors, strip_prefix
 from rustload._checkpoint.open import opened
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
-from rustload._common.patterns import warn_of_unused_patterns
+from rustload._common.patterns import unknown_name, warn_of_unused_patterns
 from rustload._common.rules import Rules
-from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
-from rustload.errors import _error
 from rustload.torch._handle import TorchHandle
 from rustload.torch._private_views import PrivateViews
 
@@ -40,8 +38,7 @@ class StateDict(dict[str, TorchHandle]):
         Raises:
             TensorNotFoundError: Always; it is a KeyError.
         """
-        note = did_you_mean(similar(str(name), self))
-        raise _error("NotFound", f"no tensor is named {str(name)!r}", note)
+        raise unknown_name(None, str(name), self)
 
     def __repr__(self) -> str:
         """The number of handles and their size; reads nothing."""

@@ -92,7 +92,8 @@ def weights(
         ValueError: A file has no tensor under `options.key`.
         FormatError: As for `rustload.open`; its other errors are possible too.
     """
-    copy = None if _is_mapped(options) else True
+    is_mapped = _ranks() > 1 if options.mmap is None else options.mmap
+    copy = None if is_mapped else True
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(open_checkpoint(file, framework="torch")) for file in files]
         chosen, sizes = [], []
@@ -116,10 +117,6 @@ def weights(
                     yield prefix + new_names[old], tensor
                     del tensor  # the stream may reuse its memory now
             checkpoint.close()
-
-
-def _is_mapped(options: WeightOptions) -> bool:
-    return _ranks() > 1 if options.mmap is None else options.mmap
 
 
 def is_first_rank() -> bool:
