@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rustload._cli.command import COMMANDS, parser
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
 EPILOG = """\
@@ -17,22 +17,6 @@ where it belongs:
   zsh   rustload completion zsh > DIRECTORY/_rustload, a directory of $fpath
   fish  rustload completion fish > ~/.config/fish/completions/rustload.fish
 """
-
-
-class Option(NamedTuple):
-    """An option of a command; the positional arguments are one without names.
-
-    Attributes:
-        names: Its names.
-        help: What it does, in one line.
-        takes: Whether it takes a value.
-        choices: The values, if there are only these.
-    """
-
-    names: tuple[str, ...]
-    help: str
-    takes: bool
-    choices: tuple[str, ...]
 
 
 def add_arguments(given: argparse.ArgumentParser) -> None:
@@ -48,20 +32,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _options() -> dict[str, list[Option]]:
+def _options() -> dict[str, list[argparse.Action]]:
     """The options of each command."""
     commands = next(one for one in parser([*COMMANDS])._actions if isinstance(one.choices, dict))
-    found = {name: [*map(_option, command._actions)] for name, command in commands.choices.items()}  # type: ignore[union-attr]  # a dict
-    return {**found, "help": [Option((), "the command", takes=True, choices=tuple(COMMANDS))]}
+    found = {name: command._actions for name, command in commands.choices.items()}  # type: ignore[union-attr]  # a dict
+    return {**found, "help": [argparse.Action([], "name", choices=COMMANDS, help="the command")]}
 
 
-def _option(action: argparse.Action) -> Option:
-    text = " ".join((action.help or "").replace("%%", "%").split())
-    choices = tuple(map(str, action.choices or ()))
-    return Option(tuple(action.option_strings), text, action.nargs != 0, choices)
+def _text(option: argparse.Action) -> str:
+    """What an option does, in one line."""
+    return " ".join((option.help or "").replace("%%", "%").split())
 
 
-def _bash(commands: dict[str, list[Option]]) -> Iterator[str]:
+def _bash(commands: dict[str, list[argparse.Action]]) -> Iterator[str]:
     yield "_rustload() {"
     yield '    local current=${COMP_WORDS[COMP_CWORD]} words=""'
     yield f'    [ "$COMP_CWORD" = 1 ] && words="{" ".join(commands)}"'
@@ -69,12 +52,12 @@ def _bash(commands: dict[str, list[Option]]) -> Iterator[str]:
     for command, options in commands.items():
         for option in options:
             if option.choices:
-                given = "|".join(f'"{command} {name}"' for name in option.names or (command,))
+                given = "|".join(f'"{command} {name}"' for name in option.option_strings or (command,))
                 yield f'        {given}) words="{" ".join(option.choices)}";;'
     yield "    esac"
     yield '    case "${COMP_WORDS[1]} $current" in'
     for command, options in commands.items():
-        names = " ".join(name for option in options for name in option.names)
+        names = " ".join(name for option in options for name in option.option_strings)
         yield f'        "{command} -"*) words="{names}";;'
     yield "    esac"
     yield '    COMPREPLY=($(compgen -W "$words" -- "$current"))'
@@ -82,7 +65,7 @@ def _bash(commands: dict[str, list[Option]]) -> Iterator[str]:
     yield "complete -o default -F _rustload rustload"
 
 
-def _zsh(commands: dict[str, list[Option]]) -> Iterator[str]:
+def _zsh(commands: dict[str, list[argparse.Action]]) -> Iterator[str]:
     def quoted(text: str) -> str:
         for char in "\\[]:":
             text = text.replace(char, f"\\{char}")
@@ -103,28 +86,32 @@ def _zsh(commands: dict[str, list[Option]]) -> Iterator[str]:
         yield f"    {command}) _arguments -s \\"
         for option in options:
             values = f"({' '.join(option.choices)})" if option.choices else "_files"
-            for name in option.names:
-                value = f":value:{values}" if option.takes else ""
-                yield f"        '*{name}[{quoted(option.help)}]{value}' \\"
-            if not option.names:
+            for name in option.option_strings:
+                value = f":value:{values}" if (option.nargs != 0) else ""
+                yield f"        '*{name}[{quoted(_text(option))}]{value}' \\"
+            if not option.option_strings:
                 yield f"        '*:value:{values}' \\"
         yield "        ;;"
     yield "esac"
 
 
-def _fish(commands: dict[str, list[Option]]) -> Iterator[str]:
+def _fish(commands: dict[str, list[argparse.Action]]) -> Iterator[str]:
     def quoted(text: str) -> str:
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
     for command, options in commands.items():
         yield f"complete -c rustload -n __fish_use_subcommand -f -a {command} -d {quoted(_WHAT[command])}"
         for option in options:
-            names = [f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}" for name in option.names]
+            names = [
+                f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}" for name in option.option_strings
+            ]
             values = (
-                [f"-x -a {quoted(' '.join(option.choices))}"] if option.choices else ["-r"] * option.takes
+                [f"-x -a {quoted(' '.join(option.choices))}"]
+                if option.choices
+                else ["-r"] * (option.nargs != 0)
             )
             if names or option.choices:
-                given = " ".join([*names, *values, "-d", quoted(option.help)])
+                given = " ".join([*names, *values, "-d", quoted(_text(option))])
                 yield f"complete -c rustload -n '__fish_seen_subcommand_from {command}' {given}"
 
 

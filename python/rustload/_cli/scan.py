@@ -216,7 +216,8 @@ def run(args: argparse.Namespace) -> int:
     for given in args.paths:
         path = shown_path(given)
         try:
-            part = _report(given, gate)
+            is_stream = given in STANDARD_INPUT
+            part = _standard_input(gate) if is_stream else report_on(remote_source(given), gate)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             part = _failed(path, report_error(error))
         if not part["files"]:
@@ -293,10 +294,6 @@ def _write_sarif(path: str, given: list[str], report: dict[str, Any], code: int)
         report_error(error)
         return READ_FAILED
     return code
-
-
-def _report(path: str, gate: Gate) -> dict[str, Any]:
-    return _standard_input(gate) if path in STANDARD_INPUT else report_on(remote_source(path), gate)
 
 
 def _failed(path: str, error: Error) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._checkpoint.opaque_class import OpaqueClass
 from rustload._common.dtype_rows import DTYPE_ROWS
 from rustload._common.json_values import Format, Positive, Signed
+from rustload._common.sizes import same_tensor
 from rustload._describe.needed import Needed
 from rustload._scan.verdict import Verdict
 from rustload.errors import RustloadError
@@ -196,7 +197,7 @@ def describe(
     elements = nbytes = 0
     for name, tensor in chosen.items():
         core = tensor._core
-        identity = (core.storage, core.offset, core.dtype, core.shape, core.strides)
+        identity = same_tensor(core)
         repeats = identity in identities and core.size > 0
         identities.add(identity)
         entry: DescribedTensor = {

@@ -26,7 +26,7 @@ else:
     Protocol = object
 
 NAMES: tuple[Framework, ...] = ("torch", "numpy", "jax", "cupy", "dlpack")
-_ALIASES = {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}
+ALIASES = {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}
 _OWNERS = {"rustload": "dlpack", "jaxlib": "jax"}
 """The framework of objects of packages with other names."""
 _UNSUPPORTED = ("tf", "tensorflow", "keras", "mlx", "paddle", "tinygrad", "mindspore")
@@ -188,12 +188,12 @@ def framework_name(name: Any) -> str:
     Raises:
         ValueError: The framework is not supported; the note says how to convert to it.
     """
-    found = _ALIASES.get(name, name) if isinstance(name, str) else ""
+    found = ALIASES.get(name, name) if isinstance(name, str) else ""
     if found not in NAMES:
         note = "a dtype goes into dtype=, a device into device="
         if str(name).lower() in _UNSUPPORTED:
             note = "use framework='numpy' and convert the arrays, or 'dlpack' if it has from_dlpack"
-        elif str(name).lower() in {*NAMES, *_ALIASES}:
+        elif str(name).lower() in {*NAMES, *ALIASES}:
             note = f"write {str(name).lower()!r}"
         raise _error("Value", f"framework {name!r} is not one of {', '.join(NAMES)}", note)
     return found

@@ -38,16 +38,8 @@ if TYPE_CHECKING:
     from rustload._safe_open.prefetch import PrefetchLoader
     from rustload._tensor.handle import LazyTensor
 
-# By the name that the user passes: the framework's name in the reference's messages, and in rustload.
-_FRAMEWORKS = {
-    "pt": ("pytorch", "torch"),
-    "torch": ("pytorch", "torch"),
-    "pytorch": ("pytorch", "torch"),
-    "np": ("numpy", "numpy"),
-    "numpy": ("numpy", "numpy"),
-    "jax": ("flax", "jax"),
-    "flax": ("flax", "jax"),
-}
+# The frameworks' names in the reference's messages.
+_REFERENCE_NAMES = {"torch": "pytorch", "numpy": "numpy", "jax": "flax"}
 _UNSUPPORTED_FRAMEWORKS = ("tf", "tensorflow", "mlx", "paddle")
 _INDEXED_DEVICES = ("cuda", "npu", "xpu", "xla", "mlu", "musa", "hpu")
 _BACKENDS = ("mmap", "pread")
@@ -201,9 +193,9 @@ class safe_open:  # noqa: N801 - the reference's name for it
                 f"framework {framework} is not supported by rustload.safe_open, which has pt, numpy and flax; "
                 "use numpy and convert the arrays"
             )
-        if framework not in _FRAMEWORKS:
+        framework_name = adapters.ALIASES.get(framework, framework)
+        if framework_name not in _REFERENCE_NAMES:
             raise _safetensor_error(f"framework {framework} is invalid")
-        reference_name, framework_name = _FRAMEWORKS[framework]
         target, shown = _device(device)
         if not isinstance(backend, str):
             raise _not_a_str("backend", backend)
@@ -212,7 +204,9 @@ class safe_open:  # noqa: N801 - the reference's name for it
         self._offsets = None
         self._file = _open(path, framework_name, limits)
         if framework_name != "torch" and target != "cpu":
-            raise _safetensor_error(f"Device {shown} is not supported for framework {reference_name}")
+            raise _safetensor_error(
+                f"Device {shown} is not supported for framework {_REFERENCE_NAMES[framework_name]}"
+            )
         self._target = _Target(framework_name, target, backend == "pread")
 
     def keys(self) -> list[str]:

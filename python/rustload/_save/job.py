@@ -79,7 +79,7 @@ class File(NamedTuple):
 
 
 class Job:
-    """The conversions of a call, and the tensors that they are for. Equal conversions are one `Request`.
+    """The conversions of a call, and the tensors that they are for.
 
     Attributes:
         tensors: The number of tensors.
@@ -96,7 +96,6 @@ class Job:
         self.nbytes = 0
         self._rules = Rules(dtype=options["dtype"], transpose=options["transpose"])
         self._plain = Request(copy=True, threads=options["threads"], **part(CastOptions, options))
-        self._requests: dict[Any, Request] = {}
 
     def add(self, name: str, value: Any, core: Values) -> tuple[str, Values, Request]:
         """The tensor with its conversion; `value` is as the user gave it, `core` as the extension writes it."""
@@ -115,13 +114,10 @@ class Job:
         is_decoded = dequantizes or (isinstance(value, LazyTensor) and value.scheme is not None)
         if info._is_kept_as_stored and not is_decoded:
             self.kept += self._rules.kept([info])
-        key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
-        if key not in self._requests:
-            self._requests[key] = self._plain.but(dtype=dtype, transpose=dims)
         self.tensors += 1
         self.nbytes += math.prod(info.shape) * DTYPE_ROWS[dtype or info.dtype].itemsize
         self.converted += is_decoded or dims is not None or dtype not in (None, info.dtype)
-        return name, core, self._requests[key]
+        return name, core, self._plain.but(dtype=dtype, transpose=dims)
 
 
 def packed_names(items: Mapping[str, Any]) -> list[str]:
