@@ -12,15 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-try:
-    import diffusers
-except ImportError:
-    from rustload._frameworks.adapters import import_framework
-
-    import_framework("diffusers")  # raises with advice
-    raise
-
 from rustload._common.rules import DEFAULT_CAST_DTYPES
+from rustload._frameworks.adapters import import_framework
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import dtype_name
 from rustload.errors import _error
@@ -33,6 +26,8 @@ if TYPE_CHECKING:
     from rustload._common.progress import Progress
     from rustload._common.rules import TensorInfo
     from rustload._rustload import Limits
+
+diffusers: Any = import_framework("diffusers")
 
 __all__ = ["from_pretrained"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rustload._checkpoint.names import select_tensors, unflatten
 from rustload._checkpoint.open import opened
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
-from rustload._common.patterns import matches, matching, warn_of_unused_patterns, warn_user
+from rustload._common.patterns import matching, warn_of_unused_patterns, warn_user
 from rustload._common.progress import Progress, reporting
-from rustload._common.request import dims_of
+from rustload._common.request import dims_of, value_for
 from rustload._common.rules import Rules
 from rustload._common.sizes import same_tensor, sizes_once
 from rustload._frameworks import adapters
@@ -119,13 +119,7 @@ def _sharding_rule(shardings: Any) -> Callable[[str, LazyTensor], Any]:
     """
     if isinstance(shardings, Mapping):
         by_name = dict(_flat(shardings, ""))
-
-        def choose(name: str, lazy: LazyTensor) -> Any:
-            if name in by_name:
-                return by_name[name]
-            return next((found for pattern, found in by_name.items() if matches(lazy.name, pattern)), None)
-
-        return choose
+        return lambda name, lazy: by_name[name] if name in by_name else value_for(by_name, lazy)
     if callable(shardings):
         return lambda name, lazy: _checked(shardings(lazy), name)
     _checked(shardings, "shardings=")

@@ -9,21 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-try:
-    import peft
-except ImportError:
-    from rustload._frameworks.adapters import import_framework
-
-    import_framework("peft")  # raises with advice
-    raise
-
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.options import NamesOptions, SourceOptions, filled, part, takes
+from rustload._frameworks.adapters import import_framework
 from rustload.errors import _error
 from rustload.torch._report import mismatch_error
 
 if TYPE_CHECKING:
     import os
+
+peft: Any = import_framework("peft")
 
 __all__ = ["load_adapter"]
 

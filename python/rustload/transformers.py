@@ -14,18 +14,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-try:
-    import transformers
-except ImportError:
-    from rustload._frameworks.adapters import import_framework
-
-    import_framework("transformers")  # raises with advice
-    raise
-
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.hub import snapshot_names, snapshot_of
 from rustload._common.progress import checked_progress, reporting
 from rustload._common.sizes import sizes_once
+from rustload._frameworks.adapters import import_framework
 from rustload._frameworks.torch import torch_dtype
 from rustload._rustload import dtype_name
 from rustload.errors import _error
@@ -39,6 +32,8 @@ if TYPE_CHECKING:
     from rustload._common.progress import Progress
     from rustload._rustload import Limits
     from rustload.torch._state_dict import StateDict
+
+transformers: Any = import_framework("transformers")
 
 __all__ = ["from_pretrained"]
 

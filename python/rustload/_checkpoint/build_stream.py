@@ -75,7 +75,7 @@ def build_stream(
         cast=checked_cast(options["cast"]),
         sync=bool(options["sync"]),
     )
-    return Stream._of(producer, tensors, progress, names)
+    return Stream._of(producer, tensors, names, progress)
 
 
 def _requests_of(tensors: list[LazyTensor], rules: Rules, request: Request) -> list[Request]:

@@ -74,18 +74,16 @@ class Stream(Iterator[tuple[str, Any]]):
         cls,
         producer: Producer,
         tensors: Sequence[LazyTensor],
+        names: Sequence[str],
         progress: Progress = None,
-        names: Sequence[str] | None = None,
     ) -> Self:
-        """A stream of the producer's tensors. `names` are those of the results; None is the tensors' own."""
+        """A stream of the producer's tensors. `names` are those of the results."""
         made = cls.__new__(cls)
         # One thread at a time calls `next`. The lock is reentrant because a signal handler or the progress callback may use the
         # stream.
         made._lock = threading.RLock()
         made._busy = made._ended = made._is_cut = False
         made._producer, made._process, made._taken = producer, None, 0
-        if names is None:
-            names = [tensor.name for tensor in tensors]
         made._given, made._names = names, [names[index] for index in producer.order]
         made._progress = progress
         made._sizes = sizes_once(tensors[index]._core for index in producer.order) if progress else []

@@ -13,7 +13,7 @@ from rustload._common.terminal import print_json
 from rustload._describe.bom import FileEntry, Model, bom
 from rustload._describe.describe import describe
 from rustload._describe.scanned import all_files
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import is_url, name_of, shown_path
 from rustload.errors import RustloadError, _error
 
 if TYPE_CHECKING:
@@ -35,12 +35,9 @@ def run(paths: Sequence[str], *, hashes: bool) -> int:
 
 
 def _model(given: str, *, hashes: bool) -> Model:
-    if is_url(given):
-        path = name_of(given)
-        if hashes:
-            raise _error("Value", f"{path}: --hashes reads local files", "download the file")
-    else:
-        path = given
+    path = shown_path(given)
+    if is_url(given) and hashes:
+        raise _error("Value", f"{path}: --hashes reads local files", "download the file")
     with rustload.open(given) as checkpoint:
         described = describe(checkpoint, path)
         if is_url(given):

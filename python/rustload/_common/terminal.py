@@ -122,20 +122,6 @@ class Page:
         for at, line in enumerate(lines):
             self.line((f"  {self.dim(name.ljust(10))}  " if at == 0 else " " * 14) + self.paint(code, line))
 
-    def wrapped(self, words: Sequence[str], *, most: int) -> None:
-        """Adds a comma-separated list on as few lines as a terminal needs, elsewhere on one; at most `most` words."""
-        rest = f"and {len(words) - most:,} more (--json has all)" if len(words) > most else ""
-        line = ""
-        for position, word in enumerate(words[:most]):
-            piece = self.fitted(word, 1) + ("," if position + 1 < len(words) else "")
-            if line and self.must_split(columns_of(line) + columns_of(piece) + 3):
-                self.line(f"  {line}")
-                line = ""
-            line += (" " if line else "") + piece
-        self.line(f"  {line}")
-        if rest:
-            self.cells([("2", rest)], 2)
-
     def clipped(self, text: str, taken: int = 0) -> str:
         """The text, cut to fit a line of which two columns and `taken` more are in use."""
         return clip(text, max(self._width - 2 - taken, 13))

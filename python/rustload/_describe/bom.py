@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 # A folder of a repository in the Hugging Face cache.
 _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)")
-# The keys of ModelSpec in the metadata of safetensors files, as fields of a component.
-_TITLED = {
-    "modelspec.author": "authors",
-    "modelspec.license": "licenses",
-    "modelspec.description": "description",
-}
 _ARCHITECTURE = "modelspec.architecture"
 
 
@@ -90,14 +84,13 @@ def _component(model: Model, ref: str) -> dict[str, Any]:
         "bom-ref": ref,
         **_identity(described["path"]),
     }
-    for key, field in _TITLED.items():
-        text = metadata.get(key)
-        if text:
-            component[field] = {
-                "authors": [{"name": text}],
-                "licenses": [{"license": {"name": text}}],
-                "description": text,
-            }[field]
+    # The keys of ModelSpec in the metadata of safetensors files.
+    if author := metadata.get("modelspec.author"):
+        component["authors"] = [{"name": author}]
+    if terms := metadata.get("modelspec.license"):
+        component["licenses"] = [{"license": {"name": terms}}]
+    if description := metadata.get("modelspec.description"):
+        component["description"] = description
     component["properties"] = [{"name": f"rustload:{name}", "value": value} for name, value in _facts(model)]
     if metadata:
         properties = [{"name": f"metadata:{key}", "value": metadata[key]} for key in sorted(metadata)]

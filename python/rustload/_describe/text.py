@@ -96,13 +96,13 @@ def show(page: Page, report: Described, view: View) -> None:
         _plain_values(page, report["values"])
     if report["unread"]:
         page.heading("values", "beside tensors, not read: rustload show PATH NAME does")
-        page.wrapped([page.safe(name) for name in report["unread"]], most=LINES_SHOWN_MAX * 3)
+        _names(page, report["unread"])
     if report["opaque"]:
         page.heading("kept as data", "values of classes that were not built")
         _entries(page, [_class(page, found) for found in report["opaque"]])
     if report["globals"]:
         page.heading("named by the pickle", "nothing of it was imported or called")
-        page.wrapped([page.safe(name) for name in report["globals"]], most=LINES_SHOWN_MAX * 3)
+        _names(page, report["globals"])
     if report["metadata"]:
         page.heading("metadata")
         width = min(max(columns_of(page.safe(key)) for key in report["metadata"]), 30)
@@ -325,6 +325,13 @@ def _entries(page: Page, entries: list[str]) -> None:
     for entry in entries[:LINES_SHOWN_MAX]:
         page.text([("", entry)])
     _others(page, len(entries) - LINES_SHOWN_MAX)
+
+
+def _names(page: Page, names: list[str]) -> None:
+    """Prints the first few names as running text, and the number of the others."""
+    most = LINES_SHOWN_MAX * 3
+    page.text([("", ", ".join(page.fitted(page.safe(name), 1) for name in names[:most]))])
+    _others(page, len(names) - most)
 
 
 def _others(page: Page, number: int) -> None:

@@ -92,7 +92,7 @@ class PrefetchLoader:
             share_storages=False,
             results_kept=False,
         )
-        made._stream = Stream._of(producer, tensors)
+        made._stream = Stream._of(producer, tensors, made._names)
         return made
 
     def names(self) -> list[str]:

@@ -95,7 +95,9 @@ def view(
             request = None if stats is None else Request()
             data = document(checkpoint, described, report, request, sample=stats == "sample")
             content = page(data, _text(described), name=data["name"], version=_rustload.__version__)
-    _write(target, content, replace=is_ours)
+    text = content.encode("utf-8", "backslashreplace").decode()
+    # It appears when it is complete, or not at all.
+    _rustload.PreparedText(str(target), text, overwrite=is_ours, sync=False).commit()
     return target
 
 
@@ -168,9 +170,3 @@ def _text(described: Described) -> str:
         more = f"and {len(lines) - TEXT_LINES_MAX:,} more lines (rustload info has all)"
         lines[TEXT_LINES_MAX:] = ["", more]
     return "\n".join(lines)
-
-
-def _write(target: Path, content: str, *, replace: bool) -> None:
-    """Writes the file; it appears when it is complete, or not at all."""
-    text = content.encode("utf-8", "backslashreplace").decode()
-    _rustload.PreparedText(str(target), text, overwrite=replace, sync=False).commit()
