@@ -147,6 +147,8 @@ class ObjectFolder(ABC):
 class ObjectList(ObjectFolder):
     """Several objects, which may be in different stores, as the files of a folder. What is beside the first one is in it too."""
 
+    is_listed = True
+
     def __init__(self, objects: Sequence[Any]) -> None:
         """The objects, each a `rustload.Ranges`."""
         super().__init__("URLs")
@@ -154,11 +156,6 @@ class ObjectList(ObjectFolder):
         self.chosen = tuple(self._objects)
         home = getattr(objects[0], "home", None) if objects else None
         self._home = home if isinstance(home, ObjectFolder) else None
-
-    @property
-    def is_listed(self) -> bool:
-        """True."""
-        return True
 
     def names(self) -> list[str]:
         """Numbers."""

@@ -34,6 +34,20 @@ class JoinedTensor(LazyTensor):
     __slots__ = ()
 
     _core: _rustload.Joined  # type: ignore[assignment]  # with all of a tensor's methods that are used here
+    name = ""
+    """Empty: a joined tensor has no name of its own."""
+    path = ()
+    """Empty: it is not in an object tree."""
+    class_name = None
+    """None: the result is a plain tensor, whatever the classes of the parts."""
+    quantization = None
+    """None: quantized tensors cannot be joined."""
+    scheme = None
+    """None: it is of the parts."""
+    block_scale = None
+    """None: scales by block belong to the parts."""
+    part = None
+    """None: where it lies in a larger tensor is known of its parts only."""
 
     def __new__(cls, *_: Any) -> Self:
         """Not for users: `rustload.concat` and `rustload.stack` make them.
@@ -47,16 +61,6 @@ class JoinedTensor(LazyTensor):
     def parts(self) -> list[LazyTensor]:
         """The joined tensors, in order; after indexing, the parts that are left of them."""
         return [LazyTensor._wrap(part, self._context) for part in self._core.parts()]
-
-    @property
-    def name(self) -> str:
-        """Empty: a joined tensor has no name of its own."""
-        return ""
-
-    @property
-    def path(self) -> tuple[Any, ...]:
-        """Empty: it is not in an object tree."""
-        return ()
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -93,29 +97,9 @@ class JoinedTensor(LazyTensor):
         return any(part.is_meta for part in self._core.parts())
 
     @property
-    def class_name(self) -> None:
-        """None: the result is a plain tensor, whatever the classes of the parts."""
-
-    @property
     def attributes(self) -> dict[str, Any]:
         """Empty: attributes belong to the parts."""
         return {}
-
-    @property
-    def quantization(self) -> None:
-        """None: quantized tensors cannot be joined."""
-
-    @property
-    def scheme(self) -> None:
-        """None: it is of the parts."""
-
-    @property
-    def block_scale(self) -> None:
-        """None: scales by block belong to the parts."""
-
-    @property
-    def part(self) -> None:
-        """None: where it lies in a larger tensor is known of its parts only."""
 
     def _place(self) -> tuple[Any, ...]:
         offsets = tuple(map(tuple, self._core.offsets()))

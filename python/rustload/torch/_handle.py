@@ -46,6 +46,16 @@ class TorchHandle(Operators):
     _dtype: str
     _device: torch.device
     _views: PrivateViews | None
+    layout = torch.strided
+    """`torch.strided`."""
+    requires_grad = False
+    """False: a handle is not part of an autograd graph."""
+    is_meta = False
+    """False: it has data."""
+    is_sparse = False
+    """Never."""
+    grad = None
+    """None, as for a tensor that is not part of a graph."""
 
     def __init__(
         self,
@@ -134,39 +144,14 @@ class TorchHandle(Operators):
         return self._lazy.numel() * self.dtype.itemsize
 
     @property
-    def layout(self) -> torch.layout:
-        """`torch.strided`."""
-        return torch.strided
-
-    @property
-    def requires_grad(self) -> bool:
-        """False: a handle is not part of an autograd graph."""
-        return False
-
-    @property
-    def is_meta(self) -> bool:
-        """False: it has data."""
-        return False
-
-    @property
     def is_cuda(self) -> bool:
         """Whether the read tensor is on a GPU."""
         return self._device.type == "cuda"
 
     @property
-    def is_sparse(self) -> bool:
-        """False."""
-        return False
-
-    @property
     def is_quantized(self) -> bool:
         """Whether the tensor is quantized; only `dequantize` returns its numbers."""
         return self._lazy.quantization is not None
-
-    @property
-    def grad(self) -> None:
-        """None."""
-        return
 
     @property
     def data(self) -> TorchHandle:
