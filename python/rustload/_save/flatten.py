@@ -29,12 +29,12 @@ class Flat(NamedTuple):
 
     Attributes:
         tensors: The tensors, by name, in the order of the containers.
-        others: The path of each other value.
+        others: The other values, each after its path.
         paths: The name of the tensor at each path.
     """
 
     tensors: dict[str, Any]
-    others: list[Path]
+    others: list[tuple[Path, Any]]
     paths: dict[Path, str]
 
     def tree(self, values: Any) -> Any:
@@ -72,12 +72,10 @@ def flatten(values: Any, is_value: Callable[[Any], bool]) -> Flat:
     Raises:
         ValueError: A container holds itself, or two values would get one name in either form.
     """
-    found, others = [], []
+    found: list[tuple[Path, Any]] = []
+    others: list[tuple[Path, Any]] = []
     for path, value in _walk(values):
-        if is_value(value):
-            others.append(path)
-        else:
-            found.append((path, value))
+        (others if is_value(value) else found).append((path, value))
     counts: dict[str, int] = {}
     for path, _ in found:
         name = dotted(path)

@@ -57,34 +57,28 @@ class Given:
             raise _error(
                 "Type", f"is a mapping from names to tensors, not a {kind}", note, argument="tensors"
             )
-        self.record: str | None = None
         if isinstance(tensors, Checkpoint):
             self.items = dict(tensors.items())
             self.objects = Objects.of(tensors, keep=keep_objects)
-            self.skipped = self.objects.count, tuple(self.objects.at)
-            if keep_nesting:
-                made = _Record(tensors.objects, self.items, is_exact=False)
-                self.record, self.skipped = made.text, (len(made.skipped), tuple(made.skipped))
+            tree: Any = tensors.objects if keep_nesting else {}
         else:
             # bytes have the buffer protocol: without a record, they are a tensor.
             types = VALUE_TYPES if keep_nesting else VALUE_TYPES - {bytes}
             flat = flatten(tensors, lambda value: type(value) in types)
             self.items = flat.tensors
             if flat.others and not (keep_nesting or keep_objects):
-                raise _not_a_tensor(tensors, flat.others[0])
+                raise _not_a_tensor(*flat.others[0])
             tree = flat.tree(tensors) if keep_nesting or keep_objects else {}
             self.objects = Objects(tree, keep=keep_objects)
-            self.skipped = self.objects.count, tuple(self.objects.at)
-            if keep_nesting:
-                self.record = _Record(tree, self.items, is_exact=True).text
-                self.skipped = 0, ()
+        self.record: str | None = None
+        self.skipped = self.objects.count, tuple(self.objects.at)
+        if keep_nesting:
+            made = _Record(tree, self.items, is_exact=not isinstance(tensors, Checkpoint))
+            self.record, self.skipped = made.text, (len(made.skipped), tuple(made.skipped))
         self.values: dict[str, Values] = {name: values_of(name, value) for name, value in self.items.items()}
 
 
-def _not_a_tensor(root: Any, path: tuple[Any, ...]) -> BaseException:
-    value = root
-    for step in path:
-        value = value[step]
+def _not_a_tensor(path: tuple[Any, ...], value: Any) -> BaseException:
     return _error(
         "Type",
         f"{dotted(path)!r} is {kind_of(value)}, not a tensor",
