@@ -200,14 +200,12 @@ def _show_left(page: Page, left: list[Leftover]) -> None:
     page.title("left by writers that were killed, or are at work")
     for one in left:
         page.line(f"  {page.strong(page.safe(one.path))}")
-        state = {True: "a writer has it now", None: "the file system does not say whether it is in use"}.get(
-            one.held
-        )
-        if one.removed:
-            state = "removed"
-        elif state is None:
-            state = _UNUSED.get(one.kind)
-        page.field("is", f"{format_bytes(one.nbytes)}; {state or 'in no use; --clean removes it'}")
+        states = {
+            True: "a writer has it now",
+            None: "the file system does not say whether it is in use",
+            False: _UNUSED.get(one.kind, "in no use; --clean removes it"),
+        }
+        page.field("is", f"{format_bytes(one.nbytes)}; {'removed' if one.removed else states[one.held]}")
 
 
 def _show(page: Page, found: Examined) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -168,7 +169,7 @@ class Manifest:
 
             last = source.name.rpartition("/")[2]
             name = self._listed(unquote(last) if unquote(last) in self.files else last, source.name)
-            return {name: self._fault_of(name, source.size, lambda: _Ranged(source))}
+            return {name: self._fault_of(name, source.size, lambda: Ranged(source))}
         names = [self._listed(one, source.name) for one in source.chosen] or self.files
         return {name: self._fault_in(source, name) for name in names}
 
@@ -180,7 +181,7 @@ class Manifest:
             file = folder.open(last)
         except FileNotFoundError:
             return Fault(name, "missing", None, None)
-        return self._fault_of(name, file.size, lambda: _Ranged(file))
+        return self._fault_of(name, file.size, lambda: Ranged(file))
 
     def _listed(self, name: str, path: str) -> str:
         """The name of a file, which is listed."""
@@ -202,13 +203,11 @@ class Manifest:
         )
 
     def _fault(self, name: str, path: str) -> Fault | None:
-        try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return Fault(name, "missing", None, None)
-        if not stat.S_ISREG(status.st_mode):
-            return Fault(name, "missing", None, None)
-        return self._fault_of(name, status.st_size, lambda: open(path, "rb", buffering=0))
+            if stat.S_ISREG(status.st_mode):
+                return self._fault_of(name, status.st_size, lambda: open(path, "rb", buffering=0))
+        return Fault(name, "missing", None, None)
 
     def _fault_of(self, name: str, found_size: int, opened: Callable[[], Any]) -> Fault | None:
         listed = self.files[name]
@@ -289,7 +288,7 @@ def _files_below(path: str) -> Iterator[tuple[str, str]]:
                 yield os.path.relpath(one, path).replace(os.sep, "/"), one
 
 
-class _Ranged(io.RawIOBase):
+class Ranged(io.RawIOBase):
     """A file in a store, read from its start on."""
 
     def __init__(self, source: Any) -> None:
@@ -307,7 +306,7 @@ class _Ranged(io.RawIOBase):
 
 def _digests(file: Any, piece: int) -> Iterator[bytes]:
     """The digests of the pieces of a file; none for an empty one."""
-    most = PIECE_BYTES if isinstance(file, _Ranged) else _BLOCK_BYTES  # a request to a store takes long
+    most = PIECE_BYTES if isinstance(file, Ranged) else _BLOCK_BYTES  # a request to a store takes long
     block = memoryview(bytearray(min(piece, most)))
     while True:
         digest, left = hashlib.sha256(), piece

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class Leaf(NamedTuple):
@@ -83,14 +83,20 @@ def shown_nbytes(node: Node) -> int:
 
 def sort_by_size(root: Node) -> None:
     """Sorts the rows of each level by size, the largest first; equal ones keep their order."""
-    for node in _below(root):
-        node.children.sort(key=lambda child: -shown_nbytes(child))
+    _sort(root, lambda child: -shown_nbytes(child))
 
 
 def sort_by_name(root: Node) -> None:
     """Sorts the rows of each level by name, numbers by value."""
-    for node in _below(root):
-        node.children.sort(key=lambda child: natural_key(child.label))
+    _sort(root, lambda child: natural_key(child.label))
+
+
+def _sort(root: Node, key: Callable[[Node], Any]) -> None:
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        node.children.sort(key=key)
+        todo += node.children
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -110,12 +116,3 @@ def walk(root: Node, depth: int | None = None) -> Iterator[tuple[Node, tuple[boo
         if depth is not None and len(lasts) >= depth:
             continue
         stack += [(child, (*lasts, position == 0)) for position, child in enumerate(reversed(node.children))]
-
-
-def _below(root: Node) -> list[Node]:
-    """The root and all nodes below it, parents first."""
-    order, at = [root], 0
-    while at < len(order):
-        order += order[at].children
-        at += 1
-    return order

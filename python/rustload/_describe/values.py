@@ -7,7 +7,7 @@ import math
 import re
 import struct
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rustload._common.request import Request
 from rustload._tensor.scalar import wide_dtype
@@ -26,18 +26,6 @@ DIMENSIONS_MAX = 6
 """The most dimensions of a larger one; the numbers shown are 6 to the power of this at most."""
 
 _INDEX = re.compile(r"\s*([+-]?[0-9]{1,18})?\s*(:)?\s*([+-]?[0-9]{1,18})?\s*(:)?\s*([+-]?[0-9]{1,18})?\s*")
-
-
-class _Cut(NamedTuple):
-    """A dimension of which some elements are shown.
-
-    Attributes:
-        size: The elements shown.
-        parts: The ranges that they are.
-    """
-
-    size: int
-    parts: list[slice]
 
 
 def split_index(text: str) -> tuple[str, str | None]:
@@ -117,9 +105,9 @@ def show_numbers(tensor: LazyTensor, columns: int, *, dequantize: bool) -> list[
     if len(shape) > DIMENSIONS_MAX and total > WHOLE_MAX:
         text = f"{tensor.name!r} has {len(shape)} dimensions and {total:,} elements, too many to show"
         raise _error("Value", text, "select some of them: name[0, :2]")
-    cuts = [_cut(size if total > WHOLE_MAX else 0) or _Cut(size, [slice(0, size)]) for size in shape]
+    cuts = [_cut(size) if total > WHOLE_MAX else [slice(0, size)] for size in shape]
     cells: dict[tuple[int, ...], Number] = {}
-    for block in itertools.product(*(cut.parts for cut in cuts)):
+    for block in itertools.product(*cuts):
         numbers = numbers_of(tensor[block] if block else tensor, dequantize=dequantize)
         places = itertools.product(*(range(part.start, part.stop) for part in block))
         cells.update(zip(places, numbers, strict=True))
@@ -131,9 +119,9 @@ def show_numbers(tensor: LazyTensor, columns: int, *, dequantize: bool) -> list[
     return shorter if len(shorter) == whole else lines
 
 
-def _cut(size: int) -> _Cut | None:
-    """The edges of a long dimension; None of another."""
-    return _Cut(2 * EDGE, [slice(0, EDGE), slice(size - EDGE, size)]) if size > 2 * EDGE else None
+def _cut(size: int) -> list[slice]:
+    """The ranges of a dimension that are shown: of a long one its edges."""
+    return [slice(0, EDGE), slice(size - EDGE, size)] if size > 2 * EDGE else [slice(0, size)]
 
 
 def _texts(numbers: list[Number], digits: int) -> list[str]:
@@ -143,23 +131,23 @@ def _texts(numbers: list[Number], digits: int) -> list[str]:
     return [one.rjust(width) for one in texts]
 
 
-def _rows(texts: list[str], cuts: list[_Cut], columns: int) -> list[str]:
+def _rows(texts: list[str], cuts: list[list[slice]], columns: int) -> list[str]:
     """The rows in nested brackets, with `...` where elements are left out."""
-    *outer, inner = cuts
+    *outer, inner = (sum(part.stop - part.start for part in cut) for cut in cuts)
     lines: list[str] = []
     of_row = iter(texts)
-    for place in itertools.product(*(range(cut.size) for cut in outer)):
+    for place in itertools.product(*(range(size) for size in outer)):
         # How many brackets begin and end with this row: those of the dimensions that do.
         backwards = [*zip(reversed(place), reversed(outer), strict=True)]
         begins = 1 + sum(1 for _ in itertools.takewhile(lambda one: one[0] == 0, backwards))
-        ends = 1 + sum(1 for _ in itertools.takewhile(lambda one: one[0] == one[1].size - 1, backwards))
-        cells = [*itertools.islice(of_row, inner.size)]
-        if len(inner.parts) > 1:
+        ends = 1 + sum(1 for _ in itertools.takewhile(lambda one: one[0] == one[1] - 1, backwards))
+        cells = [*itertools.islice(of_row, inner)]
+        if len(cuts[-1]) > 1:
             cells.insert(EDGE, "...")
         lead = ("[" * begins).rjust(len(cuts))
         lines += _wrapped(lead, cells, "]" * ends + ("," if ends < len(cuts) else ""), columns)
         changed = len(cuts) - 1 - ends
-        if changed >= 0 and len(cuts[changed].parts) > 1 and place[changed] == EDGE - 1:
+        if changed >= 0 and len(cuts[changed]) > 1 and place[changed] == EDGE - 1:
             lines.append(" " * (changed + 1) + "...,")
     return lines
 

@@ -59,7 +59,7 @@ def values_of(name: str, value: Any) -> Values:
     if isinstance(value, _rustload.Buffer) and value.__dlpack_device__()[0] == _HOST:
         return value.dtype, value.shape, None, lambda: value.as_bytes().__dlpack__()
     if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        return _of_jax(name, value)
+        return _copied(name, value, lambda numpy: numpy.asarray(value))
     if hasattr(value, "__dlpack__"):
         return _of_dlpack(name, value)
     try:
@@ -172,27 +172,23 @@ def _of_buffer(view: memoryview) -> Deferred | None:
     return dtype, view.shape or (), None, make
 
 
-def _of_jax(name: str, array: Any) -> Deferred:
-    dtype, shape = _dtype(name, array.dtype), tuple(array.shape)
-    numpy = _numpy(name)
+def _copied(name: str, array: Any, copy: Callable[[Any], Any]) -> Deferred:
+    """An array that is copied to the host, as one of NumPy, when its turn comes."""
+    dtype, numpy = _dtype(name, array.dtype), _numpy(name)
 
     def make() -> Any:
-        return _of_numpy(name, numpy.asarray(array), numpy)[3]()
+        return _of_numpy(name, copy(numpy), numpy)[3]()
 
-    return dtype, shape, None, make
+    return dtype, tuple(array.shape), None, make
 
 
 def _of_dlpack(name: str, value: Any) -> Deferred:
-    numpy = _numpy(name)
     if int(value.__dlpack_device__()[0]) != _HOST:
         cupy = sys.modules.get("cupy")
         if cupy is None or not isinstance(value, cupy.ndarray):
             raise _error("Type", f"{name!r} is on a device: copy it to the host first")
-
-        def make() -> Any:
-            return _of_numpy(name, value.get(), numpy)[3]()
-
-        return _dtype(name, value.dtype), tuple(value.shape), None, make
+        return _copied(name, value, lambda _: value.get())
+    numpy = _numpy(name)
     return _of_numpy(name, numpy.from_dlpack(value), numpy)
 
 

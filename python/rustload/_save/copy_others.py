@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
-from rustload._common.manifest import file_of, manifest_of
+from rustload._common.manifest import Ranged, file_of, manifest_of
 from rustload._common.manifest_forms import Listed
 from rustload._common.paths import FOLDER_FILES
 from rustload._common.waiting import in_parallel
@@ -190,13 +190,9 @@ def _is_pickle(source: Any) -> bool:
         return False
     if file["status"] == "unreadable":
         # Read again for its own error, of which a report has the text alone.
-        if isinstance(source, str):
-            with open(source, "rb") as opened:
-                while opened.read(_BLOCK_BYTES):
-                    pass
-        else:
-            for start in range(0, source.size, _BLOCK_BYTES):
-                source.read_ranges([(start, min(_BLOCK_BYTES, source.size - start))])
+        with open(source, "rb") if isinstance(source, str) else Ranged(source) as opened:
+            while opened.read(_BLOCK_BYTES):
+                pass
         raise _error("Io", file["findings"][0]["message"])
     coverage = file["coverage"]
     return not coverage["complete"] or any("pickle" in one["kind"] for one in coverage["scanned"])

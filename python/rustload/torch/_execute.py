@@ -216,13 +216,25 @@ def _load_one(step: Step, options: LoadOptions, sample_memory: Callable[[], None
         # A meta tensor stays on meta: it cannot change its device type in place, so it is replaced below.
         target = "meta" if slot.on_meta else step.device
         slot.tensor.materialize(step.lazy.shape, device=target, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
-    if step.is_new and (slot.on_meta or not step.is_lazy):
-        made = torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
-        _fill(made, step, options, sample_memory)
-        _assign_result(step, made, options)
-        return
-    _fill(local_tensor(slot.tensor), step, options, sample_memory)
-    _check_tied_values(step, options)
+    is_made = step.is_new and (slot.on_meta or not step.is_lazy)
+    filled = (
+        torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
+        if is_made
+        else local_tensor(slot.tensor)
+    )
+    fill(
+        filled,
+        step.lazy,
+        options.window,
+        allow_lossy=options.allow_lossy,
+        dequantize=step.dequantize,
+        cast=options.cast,
+        sample_memory=sample_memory,
+    )
+    if is_made:
+        _assign_result(step, filled, options)
+    else:
+        _check_tied_values(step, options)
 
 
 def _check_tied_values(step: Step, options: LoadOptions) -> None:
@@ -232,18 +244,6 @@ def _check_tied_values(step: Step, options: LoadOptions) -> None:
             both = f"{step.lazy.name!r} and {other.name!r}"
             note = "untie them in the model, or leave one out with rename={...: None}"
             raise _error("ModelMismatch", f"{both} differ in the file and are tied in the model", note)
-
-
-def _fill(target: torch.Tensor, step: Step, options: LoadOptions, sample_memory: Callable[[], None]) -> None:
-    fill(
-        target,
-        step.lazy,
-        options.window,
-        allow_lossy=options.allow_lossy,
-        dequantize=step.dequantize,
-        cast=options.cast,
-        sample_memory=sample_memory,
-    )
 
 
 def _is_equal(filled: torch.Tensor, lazy: LazyTensor, options: LoadOptions, *, dequantize: bool) -> bool:
