@@ -183,16 +183,13 @@ class _Shown:
                 text = f"{tensor.name!r} would make more than {VALUES_MAX:,} numbers of JSON"
                 raise _error("Value", text, "select some of them: name[:10]")
             values = [] if packed else numbers_of(part, dequantize=self._dequantize)
-            flat = [
+            flat: list[float | bool | None] = [
                 x for one in values for x in ((one.real, one.imag) if isinstance(one, complex) else (one,))
             ]
-            found = {
-                "name": tensor.name,
-                "index": spelled,
-                "dtype": str(tensor.dtype),
-                "shape": [*part.shape],
-            }
-            self._document["tensors"].append(found | {"values": flat})  # type: ignore[arg-type]  # as in Shown
+            found = Shown(
+                name=tensor.name, index=spelled, dtype=str(tensor.dtype), shape=[*part.shape], values=flat
+            )
+            self._document["tensors"].append(found)
             return
         page = self._page
         columns = page.room(2) or DEFAULT_COLUMNS - 2
