@@ -205,7 +205,7 @@ mod tests {
         let is_container =
             |value: &Value<'_>| matches!(value, Value::List(_) | Value::Dict(_) | Value::Set(_));
         let at = found.values.iter().position(|value| is_container(&value)).unwrap();
-        let value = found.values.handle(at).unwrap();
+        let value = found.values.handles().nth(at).unwrap();
         let len = |value: Value<'_>| match value {
             Value::List(items) | Value::Set(items) => items.len(),
             Value::Dict(pairs) => pairs.len(),

@@ -272,11 +272,6 @@ impl Values {
         (0..self.len()).map(Handle::at)
     }
 
-    /// The handle with this number, if there is such a value.
-    pub fn handle(&self, index: usize) -> Option<Handle> {
-        (index < self.len()).then(|| Handle::at(index))
-    }
-
     /// The number of values; handles count from 0 to this.
     pub fn len(&self) -> usize {
         self.arena.nodes.len()
@@ -321,6 +316,32 @@ impl Values {
     pub fn call_at(&self, handle: Handle) -> Option<Call<'_>> {
         let Value::Call(id) = self.get(handle) else { return None };
         Some(self.call(id))
+    }
+
+    /// Calls `visit` for each value in a container; for those that a call is made with or has set on its result, in no particular
+    /// order, but not for what it calls; and for a persistent id.
+    #[inline]
+    pub fn for_each_part(&self, handle: Handle, mut visit: impl FnMut(Handle)) {
+        let (items, pairs) = match self.get(handle) {
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => {
+                (items, &[][..])
+            }
+            Value::Dict(pairs) => (&[][..], pairs),
+            Value::PersistentId(id) => return visit(id),
+            Value::Call(id) => {
+                let call = self.call(id);
+                visit(call.args);
+                call.kwargs.into_iter().for_each(&mut visit);
+                call.states.iter().for_each(|state| visit(state.value));
+                (call.appended, call.items)
+            }
+            _ => return,
+        };
+        items.iter().for_each(|&item| visit(item));
+        pairs.iter().for_each(|&(key, value)| {
+            visit(key);
+            visit(value);
+        });
     }
 
     /// The number that a value is; `None` for any other value, and for one below zero.

@@ -6,27 +6,18 @@
 
 use crate::pickle::{Handle, Value, Values};
 
-/// Whether a reference cycle may be reachable from `root`. Also true for some cycles that are not
-/// reachable.
-pub(super) fn has_cycle(values: &Values, root: Option<Handle>) -> bool {
+/// Whether there is a reference cycle, reachable from the root or not.
+pub(super) fn has_cycle(values: &Values) -> bool {
     if !values.handles().any(|handle| refers_back(values, handle)) {
         return false;
     }
     let mut referrers = vec![0_u32; values.len()];
-    let mut shared = false;
     for handle in values.handles() {
         children(values, handle, |child| {
-            if let Some(count) = referrers.get_mut(child.index())
-                && is_container(values, child)
-            {
-                shared |= *count > 0 || Some(child) == root;
+            if let Some(count) = referrers.get_mut(child.index()) {
                 *count = count.saturating_add(1);
             }
         });
-    }
-    // Where every value has one referrer and the root has none, the values are a tree.
-    if !shared && root.is_some() {
-        return false;
     }
     let has_no_referrer = |handle: &Handle| referrers.get(handle.index()) == Some(&0);
     let mut ready: Vec<Handle> = values.handles().filter(has_no_referrer).collect();
@@ -68,43 +59,11 @@ fn was_filled(values: &Values, handle: Handle) -> bool {
 }
 
 #[inline]
-fn is_container(values: &Values, handle: Handle) -> bool {
-    match values.get(handle) {
-        Value::Tuple(items) => !items.is_empty(),
-        Value::List(_)
-        | Value::Dict(_)
-        | Value::Set(_)
-        | Value::FrozenSet(_)
-        | Value::Call(_)
-        | Value::PersistentId(_) => true,
-        _ => false,
-    }
-}
-
-#[inline]
 fn children(values: &Values, handle: Handle, mut each: impl FnMut(Handle)) {
-    match values.get(handle) {
-        Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => {
-            items.iter().for_each(|&item| each(item));
-        }
-        Value::Dict(pairs) => pairs.iter().for_each(|&(key, value)| {
-            each(key);
-            each(value);
-        }),
-        Value::PersistentId(id) => each(id),
-        Value::Call(id) => {
-            let call = values.call(id);
-            each(call.callable);
-            each(call.args);
-            call.states.iter().for_each(|state| each(state.value));
-            call.kwargs.iter().chain(call.appended).for_each(|&part| each(part));
-            call.items.iter().for_each(|&(key, value)| {
-                each(key);
-                each(value);
-            });
-        }
-        _ => {}
+    if let Some(call) = values.call_at(handle) {
+        each(call.callable);
     }
+    values.for_each_part(handle, each);
 }
 
 #[cfg(test)]
@@ -129,7 +88,7 @@ mod tests {
         ] {
             let recovered =
                 pickle::run_recovering(data.to_vec(), &Limits::default(), &Cancel::new()).unwrap();
-            assert_eq!(has_cycle(&recovered.values, recovered.root), expected, "{data:?}");
+            assert_eq!(has_cycle(&recovered.values), expected, "{data:?}");
             assert!(recovered.aliased || !expected, "{data:?}");
         }
     }
@@ -150,7 +109,7 @@ mod tests {
                 program.push(b'.');
                 let recovered =
                     pickle::run_recovering(program.clone(), &Limits::default(), &Cancel::new()).unwrap();
-                if has_cycle(&recovered.values, recovered.root) {
+                if has_cycle(&recovered.values) {
                     assert!(recovered.aliased, "{program:?}");
                     cycles += u32::from(recovered.defects.is_empty());
                 }

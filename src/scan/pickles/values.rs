@@ -44,7 +44,7 @@ impl Classifier<'_> {
                 _ => {}
             }
         }
-        let has_cycle = u64::from(self.recovered.aliased && cycles::has_cycle(values, self.recovered.root));
+        let has_cycle = u64::from(self.recovered.aliased && cycles::has_cycle(values));
         let found = [
             ("DuplicateKey", Verdict::Inert, duplicated, "a dict has duplicate keys; the last value is kept"),
             ("SelfReference", Verdict::Inert, has_cycle, "a value contains itself"),

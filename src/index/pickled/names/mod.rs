@@ -16,7 +16,7 @@ use crate::index::model::{Entry, OpaqueClass, Path, PathStep};
 use crate::index::pickled::meanings::Meaning;
 use crate::index::pickled::tree::{Child, Naming, View};
 use crate::limits::Limits;
-use crate::num::{to_usize, u32_to_usize};
+use crate::num::to_usize;
 use crate::parallel::Cancel;
 use crate::pickle::{GlobalId, Handle, Value};
 
@@ -244,22 +244,25 @@ impl<'a> Walk<'a> {
 
     /// Adds an opaque value to those of its class.
     fn record_opaque(&mut self, class: Option<GlobalId>, path: &[PathStep]) -> Result<()> {
-        let position = match self.classes.get(&class) {
-            Some(&position) => position,
-            None => {
-                let name = self.view.class_name(class);
-                self.charge(name.len())?;
-                let position = self.found.opaque.len();
-                self.found.opaque.push(OpaqueClass { class: name, count: 0, at: Vec::new() });
-                self.classes.insert(class, position);
-                position
-            }
-        };
+        let position = self.class_position(class)?;
         if self.found.opaque.get(position).is_some_and(|class| class.at.len() < OpaqueClass::PATHS_MAX) {
             let path = self.text(path, dotted)?;
             self.found.opaque.get_mut(position).into_iter().for_each(|class| class.at.push(path.to_string()));
         }
         Ok(())
+    }
+
+    /// The index of a class in `found.opaque`, to which it is added if it is new.
+    fn class_position(&mut self, class: Option<GlobalId>) -> Result<usize> {
+        if let Some(&position) = self.classes.get(&class) {
+            return Ok(position);
+        }
+        let name = self.view.class_name(class);
+        self.charge(name.len())?;
+        let position = self.found.opaque.len();
+        self.found.opaque.push(OpaqueClass { class: name, count: 0, at: Vec::new() });
+        self.classes.insert(class, position);
+        Ok(position)
     }
 
     /// Formats a path. Its length counts towards the limit on names.
@@ -286,34 +289,19 @@ impl<'a> Walk<'a> {
 
     /// Counts the values of each opaque class in the whole file, reachable or not.
     fn count_opaque(&mut self) -> Result<()> {
-        let mut unseen: Vec<OpaqueClass> = Vec::new();
+        let reached = self.found.opaque.len();
         for (id, _) in self.view.values.calls() {
             if self.view.meanings.calls.get(id.index()) != Some(&Meaning::Opaque) {
                 continue;
             }
-            let class = self.view.class_id(&self.view.values.call(id));
-            let position = match self.classes.get(&class) {
-                Some(&position) => position,
-                None => {
-                    let name = self.view.class_name(class);
-                    self.charge(name.len())?;
-                    let position = self.found.opaque.len().saturating_add(unseen.len());
-                    unseen.push(OpaqueClass { class: name, count: 0, at: Vec::new() });
-                    self.classes.insert(class, position);
-                    position
-                }
-            };
-            let reached = self.found.opaque.len();
-            let slot = match position.checked_sub(reached) {
-                None => self.found.opaque.get_mut(position),
-                Some(unseen_position) => unseen.get_mut(unseen_position),
-            };
-            if let Some(class) = slot {
+            let position = self.class_position(self.view.class_id(&self.view.values.call(id)))?;
+            if let Some(class) = self.found.opaque.get_mut(position) {
                 class.count = class.count.saturating_add(1);
             }
         }
-        unseen.sort_by(|one, two| one.class.cmp(&two.class));
-        self.found.opaque.append(&mut unseen);
+        if let Some(unseen) = self.found.opaque.get_mut(reached..) {
+            unseen.sort_by(|one, two| one.class.cmp(&two.class));
+        }
         Ok(())
     }
 
@@ -381,56 +369,23 @@ fn duplicate_names(entries: &[Entry]) -> Vec<usize> {
 
 /// For every value, whether a tensor is reachable from it: a search from the tensors along reversed edges.
 fn values_with_tensor(view: View<'_>) -> Vec<bool> {
-    let count = view.values.len();
-    let mut contains_tensor = vec![false; count];
+    let mut contains_tensor = vec![false; view.values.len()];
     let mut pending: Vec<Handle> = Vec::new();
-    let mut list_ends = vec![0_u32; count.saturating_add(1)];
-    let mut edges: Vec<u32> = Vec::new();
-    // Two passes over all values: count the parents of each value, then list them.
-    for pass in 0..2 {
-        for handle in view.values.handles() {
-            if view.is_tensor(handle) {
-                if pass == 0 {
-                    if let Some(mark) = contains_tensor.get_mut(handle.index()) {
-                        *mark = true;
-                    }
-                    pending.push(handle);
-                }
-                continue;
-            }
-            view.for_each_referenced(handle, |child| {
-                let Some(slot) = list_ends.get_mut(child.index()) else { return };
-                if pass == 0 {
-                    *slot = slot.saturating_add(1);
-                } else {
-                    // Each list is filled from its end backwards, so that in the end this is its start.
-                    *slot = slot.saturating_sub(1);
-                    let at = u32_to_usize(*slot);
-                    if let Some(edge) = edges.get_mut(at) {
-                        *edge = u32::try_from(handle.index()).unwrap_or(u32::MAX);
-                    }
-                }
-            });
-        }
-        if pass == 0 {
-            let mut total = 0_u32;
-            for slot in &mut list_ends {
-                total = total.saturating_add(*slot);
-                *slot = total;
-            }
-            edges = vec![0; usize::try_from(total).unwrap_or(0)];
+    // Each child with one of its parents.
+    let mut edges: Vec<(Handle, Handle)> = Vec::new();
+    for handle in view.values.handles() {
+        match view.is_tensor(handle) {
+            true => pending.push(handle),
+            false => view.for_each_referenced(handle, |child| edges.push((child, handle))),
         }
     }
+    edges.sort_unstable();
     while let Some(handle) = pending.pop() {
-        let bounds = (list_ends.get(handle.index()), list_ends.get(handle.index().saturating_add(1)));
-        let (Some(&start), Some(&end)) = bounds else { continue };
-        let range = usize::try_from(start).unwrap_or(0)..usize::try_from(end).unwrap_or(0);
-        for &parent in edges.get(range).unwrap_or_default() {
-            let index = u32_to_usize(parent);
-            if let Some(mark @ false) = contains_tensor.get_mut(index) {
-                *mark = true;
-                pending.extend(view.values.handle(index));
-            }
+        if let Some(mark @ false) = contains_tensor.get_mut(handle.index()) {
+            *mark = true;
+            let first = edges.partition_point(|&(child, _)| child < handle);
+            let parents = edges.iter().skip(first).take_while(|&&(child, _)| child == handle);
+            pending.extend(parents.map(|&(_, parent)| parent));
         }
     }
     contains_tensor
