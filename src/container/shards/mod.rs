@@ -17,10 +17,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::bytes::{FileStamp, Folder, Io};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
 pub use zero::{ZeroFile, ZeroPart};
+
+/// The most bytes of a short text in a folder.
+const TEXT_MAX_BYTES: u64 = 4096;
 
 /// For each tensor name, the position of its file in [`Shards::files`].
 pub type WeightMap = BTreeMap<String, usize>;
@@ -169,6 +172,16 @@ fn missing(directory: &Path, names: &[String], because: &str) -> Error {
     let (count, shown_directory, names) = (names.len(), shown_directory.display(), names.join(", "));
     let text = format!("{count} of the files that {because} {are} missing from {shown_directory}: {names}");
     Error::new(Code::ShardMissing, text)
+}
+
+/// A short text in a folder; `None` for a long one, or one that is not UTF-8.
+fn small_text(folder: &Folder, name: &str) -> Result<Option<String>> {
+    let source = folder.open(name)?;
+    if source.len() > TEXT_MAX_BYTES {
+        return Ok(None);
+    }
+    let bytes = source.read_vec(0, source.len()).in_file(&folder.path().join(name))?;
+    Ok(String::from_utf8(bytes).ok())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::directory::{self, MISSING_NAMES_MAX, decimal};
-use super::{Shards, distributed, missing, zero};
+use super::{Shards, distributed, missing, small_text, zero};
 use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
@@ -21,9 +21,6 @@ const HEAD_BYTES: u64 = 4096;
 
 /// The file of Megatron that names the last iteration: its number, or `release` (megatron/training/checkpointing.py).
 const LATEST: &str = "latest_checkpointed_iteration.txt";
-
-/// The most bytes of a short text in a folder.
-const TEXT_MAX_BYTES: u64 = 4096;
 
 /// The files of a rank of Megatron, each with the end of its label.
 const RANK_FILES: [(&str, &str); 2] = [("model_optim_rng.pt", ""), ("distrib_optim.pt", ".distrib_optim")];
@@ -197,16 +194,6 @@ fn gaps(ranks: &BTreeMap<Vec<usize>, &String>, directory: &Path) -> Result<Vec<S
 fn is_zarr(text: &str) -> bool {
     let rest = text.split_once("\"sharded_backend\"").map_or("", |(_, rest)| rest);
     rest.trim_start().strip_prefix(':').is_some_and(|rest| rest.trim_start().starts_with("\"zarr\""))
-}
-
-/// A short text in a folder; `None` for a long one.
-fn small_text(folder: &Folder, name: &str) -> Result<Option<String>> {
-    let source = folder.open(name)?;
-    if source.len() > TEXT_MAX_BYTES {
-        return Ok(None);
-    }
-    let bytes = source.read_vec(0, source.len()).in_file(&folder.path().join(name))?;
-    Ok(String::from_utf8(bytes).ok())
 }
 
 /// The error for a file in which Composer names another one in place of a symbolic link (composer/utils/checkpoint.py).

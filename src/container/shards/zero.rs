@@ -7,15 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::directory::{MISSING_NAMES_MAX, decimal};
-use super::{Shards, missing};
+use super::{Shards, missing, small_text};
 use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt, error};
 
 /// The files that name the folder of the last save: of ranks, and of a universal checkpoint.
 const LATEST: [&str; 2] = ["latest", "latest_universal"];
-
-/// The most bytes of such a file.
-const LATEST_MAX_BYTES: u64 = 4096;
 
 /// The folder of a universal checkpoint that has a folder for each parameter.
 const UNIVERSAL: &str = "zero";
@@ -116,13 +113,10 @@ pub(super) fn resolve(folder: &Folder, names: &BTreeSet<String>) -> Result<Optio
         return Ok(Some(shards));
     }
     let Some(latest) = LATEST.into_iter().find(|latest| names.contains(*latest)) else { return Ok(None) };
-    let source = folder.open(latest)?;
     let refuse = |text: String| Error::new(Code::UnknownFormat, text).in_file(&folder.path().join(latest));
-    if source.len() > LATEST_MAX_BYTES {
+    let Some(text) = small_text(folder, latest)? else {
         return Err(refuse(format!("this is not the name of a folder, as {latest} of DeepSpeed is")));
-    }
-    let bytes = source.read_vec(0, source.len()).in_file(&folder.path().join(latest))?;
-    let text = String::from_utf8_lossy(&bytes);
+    };
     let name = text.trim();
     let Some(inner) = folder.folder(name)? else {
         return Err(refuse(format!("this names the folder {name:?}, which is not here")));

@@ -15,9 +15,9 @@ mod zero;
 
 pub use self::contents::{Contents, Objects};
 pub use self::dcp::{SavedValue, SavedValues};
-#[cfg(feature = "scan")]
-pub use self::pickle::imported_classes;
 pub use self::pickle::read_pickle;
+#[cfg(feature = "scan")]
+pub use self::torch_checkpointing::imported_classes;
 #[cfg(feature = "scan")]
 pub use self::torch_tar::storage_itemsize;
 pub use self::zero::{

@@ -37,12 +37,6 @@ fn joblib(source: &Source) -> Result<Option<Error>> {
     )))
 }
 
-/// The classes that a reader of torch_checkpointing imports, where the pickle is the metadata of such a checkpoint.
-#[cfg(feature = "scan")]
-pub fn imported_classes(pickle: &Pickle, options: &Options) -> Option<Result<Vec<String>>> {
-    torch_checkpointing::imported_classes(pickle, options)
-}
-
 /// Reads the index of a bare pickle that was executed already and is all of `source`. A file that is the metadata of a distributed
 /// checkpoint, of torch or of torch_checkpointing, gives the tensors of that.
 pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Contents> {

@@ -79,7 +79,7 @@ pub(super) fn read(
 
 /// The classes that a reader of torch_checkpointing imports; `None` for a pickle that is not its metadata.
 #[cfg(feature = "scan")]
-pub(super) fn imported_classes(pickle: &Pickle, options: &Options) -> Option<Result<Vec<String>>> {
+pub fn imported_classes(pickle: &Pickle, options: &Options) -> Option<Result<Vec<String>>> {
     let classes = |items: Items<'_>| {
         let classes: BTreeSet<String> =
             items.values().flat_map(|item| item.classes()).map(str::to_owned).collect();

@@ -114,23 +114,14 @@ impl<'a> View<'a> {
     /// Calls `visit` for every value that a value refers to: a superset of its children, with repetitions. For a tensor these are
     /// its further properties.
     pub(crate) fn for_each_referenced(self, handle: Handle, mut visit: impl FnMut(Handle)) {
-        match self.values.get(handle) {
-            Value::Dict(pairs) => pairs.iter().for_each(|&(_, value)| visit(value)),
-            Value::Call(id) => {
-                match self.meaning(id) {
-                    Meaning::Bytes | Meaning::ByteArray | Meaning::Complex | Meaning::Storage(_) => return,
-                    Meaning::Tensor(tensor) if self.extra(tensor).is_none() => return,
-                    _ => {}
-                }
-                let call = self.values.call(id);
-                visit(call.args);
-                visit(call.callable);
-                call.states.iter().for_each(|state| visit(state.value));
-                call.kwargs.iter().chain(call.appended).for_each(|&part| visit(part));
-                call.items.iter().for_each(|&(_, value)| visit(value));
+        if let Value::Call(id) = self.values.get(handle) {
+            match self.meaning(id) {
+                Meaning::Bytes | Meaning::ByteArray | Meaning::Complex | Meaning::Storage(_) => return,
+                Meaning::Tensor(tensor) if self.extra(tensor).is_none() => return,
+                _ => visit(self.values.call(id).callable),
             }
-            _ => self.items(handle).iter().for_each(|&item| visit(item)),
         }
+        self.values.for_each_part(handle, visit);
     }
 
     /// The children of a value, each with the path step to it. A tensor has only those of its further properties.
