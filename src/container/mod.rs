@@ -10,6 +10,7 @@
     clippy::as_conversions
 )]
 
+pub(crate) mod ahead;
 pub mod compressed;
 mod json;
 pub mod npy;

@@ -57,29 +57,9 @@ pub struct Disasm<'a> {
     digits: usize,
 }
 
-/// The state of a disassembler between two opcodes, to continue from there when there is more data.
-#[derive(Clone, Copy, Debug)]
-pub struct ResumePoint {
-    start: usize,
-    position: usize,
-    frame_end: usize,
-}
-
 const NO_FRAME: usize = usize::MAX;
 
 impl<'a> Disasm<'a> {
-    /// The current state, between two opcodes.
-    #[inline]
-    pub fn resume_point(&self) -> ResumePoint {
-        ResumePoint { start: self.start, position: self.position, frame_end: self.frame_end }
-    }
-
-    /// A strict disassembler that continues from another's state, over the same data or a longer prefix of the same stream.
-    pub fn resume(data: &'a [u8], point: ResumePoint, limits: &Limits) -> Disasm<'a> {
-        let ResumePoint { start, position, frame_end } = point;
-        Disasm { start, position, frame_end, ..Disasm::strict(data, start, limits) }
-    }
-
     /// A disassembler that refuses what unpicklers treat differently.
     pub fn strict(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
         Disasm {

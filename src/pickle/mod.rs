@@ -31,7 +31,7 @@ use crate::error::Result;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
-pub use disasm::{Arg, Disasm, Op, ResumePoint};
+pub use disasm::{Arg, Disasm, Op};
 pub use history::Build;
 #[cfg(feature = "scan")]
 pub use machine::recover::{RUN_TIME_MODULE, RecoveredPickle};

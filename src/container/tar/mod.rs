@@ -16,6 +16,7 @@ pub use self::header::python_number;
 pub use self::header::{BLOCK_BYTES, Header, records, text};
 use self::header::{decimal, plain_number};
 use crate::bytes::{Region, Source};
+use crate::container::ahead::ReadAhead;
 use crate::error::{Code, Error, Result, error};
 use crate::limits::Limits;
 use crate::num::{to_u64, to_usize, u32_to_usize};
@@ -67,7 +68,7 @@ impl Member {
 impl Archive {
     /// Reads all headers, and no contents. With `ignore_trailing`, bytes after the end are accepted.
     pub fn open(source: &Source, limits: &Limits, ignore_trailing: bool, cancel: &Cancel) -> Result<Archive> {
-        let mut walk = Walk { source, limits, at: 0, buffer: Vec::new(), start: 0, name_bytes: 0 };
+        let mut walk = Walk { source, limits, at: 0, ahead: ReadAhead::default(), name_bytes: 0 };
         let mut archive =
             Archive { source: source.clone(), members: Vec::new(), by_name: HashMap::new(), end: 0 };
         let mut folders = HashMap::new();
@@ -224,9 +225,7 @@ struct Walk<'a> {
     limits: &'a Limits,
     /// The offset of the next header.
     at: u64,
-    buffer: Vec<u8>,
-    /// The offset of `buffer` in the source.
-    start: u64,
+    ahead: ReadAhead,
     /// Bytes of all names.
     name_bytes: u64,
 }
@@ -239,21 +238,10 @@ impl Walk<'_> {
             let text = "the archive is cut short: it has no blocks of zeros at its end";
             return Err(Error::new(Code::Truncated, text).at(self.at));
         }
-        let found = match self.buffered() {
-            Some(block) => block,
-            None => {
-                (self.buffer, self.start) = (self.source.read_vec(self.at, left.min(READ_BYTES))?, self.at);
-                let missing = || Error::new(Code::InternalError, "a block was read in part");
-                self.buffered().ok_or_else(missing)?
-            }
-        };
+        let held = self.ahead.read(self.source, self.at, BLOCK_BYTES, READ_BYTES)?;
+        let block = held.first_chunk().copied();
         self.at = self.at.saturating_add(BLOCK_BYTES);
-        Ok(found)
-    }
-
-    fn buffered(&self) -> Option<[u8; 512]> {
-        let from = usize::try_from(self.at.checked_sub(self.start)?).ok()?;
-        self.buffer.get(from..)?.first_chunk().copied()
+        block.ok_or_else(|| Error::new(Code::InternalError, "a block was read in part"))
     }
 
     /// The range of the next `size` bytes, and goes on behind their padding.
@@ -272,12 +260,8 @@ impl Walk<'_> {
     fn extended(&mut self, size: u64) -> Result<Vec<u8>> {
         Limits::check("header_bytes", self.limits.header_bytes.min(EXTENDED_MAX_BYTES), size)?;
         let region = self.skip(size)?;
-        let from = region.start().checked_sub(self.start).map(to_usize);
-        let held = from.and_then(|from| self.buffer.get(from..)?.get(..to_usize(size)));
-        match held {
-            Some(text) => Ok(text.to_vec()),
-            None => self.source.read_vec(region.start(), region.len()),
-        }
+        let held = self.ahead.read(self.source, region.start(), size, READ_BYTES)?;
+        Ok(held.get(..to_usize(size)).unwrap_or_default().to_vec())
     }
 
     fn count_name(&mut self, name: &str) -> Result<()> {

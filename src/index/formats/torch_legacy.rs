@@ -34,7 +34,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Contents> {
 pub(super) fn check_not_legacy(data: &[u8], limits: &Limits) -> Result<()> {
     const MAGIC_MAX_BYTES: usize = 4096;
     let start = data.get(..MAGIC_MAX_BYTES).unwrap_or(data);
-    let Ok(end) = pickle_end(&mut Disasm::strict(start, 0, limits), &mut None) else { return Ok(()) };
+    let Ok(end) = pickle_end(&mut Disasm::strict(start, 0, limits)) else { return Ok(()) };
     if !data.get(end..).is_some_and(|rest| rest.starts_with(PROTOCOL_PICKLE)) {
         return Ok(());
     }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use super::contents::Contents;
 use crate::bytes::{Region, Source};
 use crate::container::Format;
+use crate::container::ahead::ReadAhead;
 use crate::container::tar::Archive;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt, bail, error};
@@ -35,7 +36,7 @@ const TENSORS: &str = "tensors";
 const STORAGES: &str = "storages";
 
 /// Bytes that are read where a pickle or number is expected; doubled while pickles and numbers lie close together.
-const READ_BYTES: u64 = 4096;
+const READ_BYTES: u64 = 8192;
 const READ_MAX_BYTES: u64 = 1 << 20;
 
 /// Whether an archive is one of torch 0.1, maybe with members missing.
@@ -267,9 +268,7 @@ struct Sections<'a> {
     note: Option<String>,
     /// The offset of the next section in the member.
     at: u64,
-    buffer: Vec<u8>,
-    /// The offset of `buffer` in the member.
-    start: u64,
+    ahead: ReadAhead,
     /// Bytes of the next read.
     read_bytes: u64,
 }
@@ -283,8 +282,8 @@ impl<'a> Sections<'a> {
     ) -> Result<Sections<'a>> {
         let base = member.start();
         let source = archive.window(base, member.len())?;
-        let (note, buffer) = (None, Vec::new());
-        Ok(Sections { source, base, content, options, note, at: 0, buffer, start: 0, read_bytes: READ_BYTES })
+        let (note, ahead) = (None, ReadAhead::default());
+        Ok(Sections { source, base, content, options, note, at: 0, ahead, read_bytes: READ_BYTES })
     }
 
     /// The number of bytes that are left.
@@ -292,40 +291,24 @@ impl<'a> Sections<'a> {
         self.source.len().saturating_sub(self.at)
     }
 
-    /// The buffered bytes from the next section on.
-    fn buffered(&self) -> &[u8] {
-        let from = self.at.checked_sub(self.start).and_then(|from| usize::try_from(from).ok());
-        from.and_then(|from| self.buffer.get(from..)).unwrap_or_default()
-    }
-
-    /// Buffers at least `len` bytes, or all that are left.
-    fn fill(&mut self, len: u64) -> Result<()> {
-        let held = to_u64(self.buffered().len());
-        if held >= len.min(self.left()) {
-            return Ok(());
+    /// At least `len` bytes from the next section on, or all that are left.
+    fn next(&mut self, len: u64) -> Result<&[u8]> {
+        let (len, read_bytes) = (len.min(self.left()), self.read_bytes);
+        if to_u64(self.ahead.held(self.at).len()) < len {
+            self.read_bytes = read_bytes.saturating_mul(2).min(READ_MAX_BYTES);
         }
-        // Storages of many bytes lie between pickles of few.
-        let is_near = self.at <= self.start.saturating_add(to_u64(self.buffer.len()));
-        let twice = self.read_bytes.saturating_mul(2).min(READ_MAX_BYTES);
-        self.read_bytes = if is_near { twice } else { READ_BYTES };
-        let wanted = self.read_bytes.max(len).min(self.left());
-        (self.buffer, self.start) = (self.source.read_vec(self.at, wanted)?, self.at);
-        Ok(())
+        self.ahead.read(&self.source, self.at, len, read_bytes)
     }
 
     /// The next pickle.
     fn pickle(&mut self) -> Result<Pickle> {
         let mut wanted = 1;
-        let mut pause = None;
         loop {
-            self.fill(wanted)?;
-            let data = self.buffered();
-            let mut disasm = match pause.take() {
-                Some(pause) => Disasm::resume(data, pause, &self.options.limits),
-                None => Disasm::strict(data, 0, &self.options.limits),
-            };
+            let options = self.options;
+            let data = self.next(wanted)?;
+            let mut disasm = Disasm::strict(data, 0, &options.limits);
             let held = to_u64(data.len());
-            match pickle_end(&mut disasm, &mut pause) {
+            match pickle_end(&mut disasm) {
                 Ok(end) => {
                     let data = data.get(..end).unwrap_or_default().to_vec();
                     let run = pickle::run_cancellable(data, &self.options.limits, &self.options.cancel);
@@ -367,8 +350,7 @@ impl<'a> Sections<'a> {
 
     /// The next `N` bytes.
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        self.fill(to_u64(N))?;
-        let found = self.buffered().first_chunk().copied();
+        let found = self.next(to_u64(N))?.first_chunk().copied();
         let found = found.ok_or_else(|| {
             error!(Code::Truncated, "{N} byte(s) announced, {} left", self.left()).at(self.at)
         })?;
@@ -389,6 +371,10 @@ impl<'a> Sections<'a> {
             wrong(&text)
         })?;
         self.at = self.at.saturating_add(len);
+        // Storages of many bytes lie between pickles of few.
+        if self.ahead.held(self.at).is_empty() {
+            self.read_bytes = READ_BYTES;
+        }
         Ok(region)
     }
 

@@ -6,14 +6,16 @@
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
 use crate::bytes::{Fetched, Region, Requests, Source};
+use crate::container::ahead::ReadAhead;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::index::model::{Location, Options, Storage};
 use crate::index::pickled::checks::check_side_pickle;
 use crate::index::pickled::meanings::{Found, SHORT_STRING_MAX_BYTES};
 use crate::limits::Limits;
+use crate::num::to_u64;
 use crate::parallel::Cancel;
-use crate::pickle::{self, Disasm, Opcode, Pickle, ResumePoint, Value};
+use crate::pickle::{self, Disasm, Opcode, Pickle, Value};
 use std::collections::{HashMap, HashSet};
 
 /// `torch/serialization.py: PROTOCOL_VERSION`.
@@ -98,13 +100,12 @@ impl Head {
     /// Reads the file until it has the end of the fifth pickle. A pickle ends at its STOP opcode.
     fn read(source: &Source, limits: &Limits) -> Result<Head> {
         let mut data = source.read_vec(0, source.len().min(INITIAL_READ_BYTES))?;
-        let mut pickle_ends = Ends::default();
         loop {
-            let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
-            match pickle_ends.find(&data, limits) {
-                Ok(()) => return Ok(Head { data, ends: pickle_ends.ends }),
+            let len = to_u64(data.len());
+            match pickle_ends(&data, limits) {
+                Ok(ends) => return Ok(Head { data, ends }),
                 // Read more only where the data ended too early.
-                Err(_) if len < source.len() && pickle_ends.is_truncated => {
+                Err((_, true)) if len < source.len() => {
                     Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))?;
                     let target_len = len
                         .saturating_mul(2)
@@ -112,7 +113,7 @@ impl Head {
                         .min(limits.pickle_bytes.max(INITIAL_READ_BYTES));
                     data.append(&mut source.read_vec(len, target_len.saturating_sub(len))?);
                 }
-                Err(error) => return Err(error),
+                Err((error, _)) => return Err(error),
             }
         }
     }
@@ -128,7 +129,7 @@ impl Head {
     }
 
     pub(crate) fn end(&self) -> u64 {
-        self.ends.last().and_then(|&end| u64::try_from(end).ok()).unwrap_or(u64::MAX)
+        self.ends.last().map_or(u64::MAX, |&end| to_u64(end))
     }
 }
 
@@ -139,63 +140,30 @@ fn missing_pickle(name: &str) -> Error {
         .note("The download or copy is probably incomplete: fetch the file again.")
 }
 
-/// The ends of the pickles, as far as they were found.
-#[derive(Default)]
-struct Ends {
-    ends: [usize; 5],
-    /// The number of ends that were found.
-    count: usize,
-    /// The state of the disassembler before the opcode that failed.
-    pause: Option<ResumePoint>,
-    /// Whether the last error is that the data ends too early.
-    is_truncated: bool,
+/// The ends of the pickles; or an error, and whether it is that the data ends too early.
+fn pickle_ends(data: &[u8], limits: &Limits) -> Result<[usize; 5], (Error, bool)> {
+    let (mut ends, mut start) = ([0; 5], 0);
+    for (end, name) in ends.iter_mut().zip(PICKLES) {
+        if start > 0 && start == data.len() {
+            return Err((missing_pickle(name).at(to_u64(start)).in_member(name), true));
+        }
+        let mut disasm = Disasm::strict(data, start, limits);
+        let ended = pickle_end(&mut disasm).in_member(name);
+        start = ended.map_err(|error| (error, disasm.is_truncated()))?;
+        *end = start;
+    }
+    Ok(ends)
 }
 
-impl Ends {
-    /// Finds the missing ends. After an error, call it again with the same data and more.
-    fn find(&mut self, data: &[u8], limits: &Limits) -> Result<()> {
-        while let (Some(end), Some(name)) = (self.ends.get_mut(self.count), PICKLES.get(self.count)) {
-            let mut disasm = match self.pause.take() {
-                Some(pause) => Disasm::resume(data, pause, limits),
-                None if self.count > 0 && *end == data.len() => {
-                    self.is_truncated = true;
-                    return Err(missing_pickle(name)
-                        .at(u64::try_from(*end).unwrap_or(u64::MAX))
-                        .in_member(name));
-                }
-                None => Disasm::strict(data, *end, limits),
-            };
-            let ended = pickle_end(&mut disasm, &mut self.pause).in_member(name);
-            self.is_truncated = disasm.is_truncated();
-            *end = ended?;
-            let start = *end;
-            self.count = self.count.saturating_add(1);
-            // The next pickle starts here.
-            if let Some(next) = self.ends.get_mut(self.count) {
-                *next = start;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The offset after the STOP of a pickle. Where an opcode fails, sets `pause` to the state before it.
-pub(crate) fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<ResumePoint>) -> Result<usize> {
-    loop {
-        let before = disasm.resume_point();
-        match disasm.next() {
-            Some(Ok(op)) if op.opcode == Opcode::Stop => return Ok(Disasm::position(disasm)),
-            Some(Ok(_)) => {}
-            Some(Err(error)) => {
-                *pause = Some(before);
-                return Err(error);
-            }
-            None => {
-                let end = u64::try_from(Disasm::position(disasm)).unwrap_or(u64::MAX);
-                return Err(Error::new(Code::Truncated, "the pickle has no STOP opcode").at(end));
-            }
+/// The offset after the STOP of a pickle.
+pub(crate) fn pickle_end(disasm: &mut Disasm<'_>) -> Result<usize> {
+    for op in disasm.by_ref() {
+        if op?.opcode == Opcode::Stop {
+            return Ok(Disasm::position(disasm));
         }
     }
+    let end = to_u64(Disasm::position(disasm));
+    Err(Error::new(Code::Truncated, "the pickle has no STOP opcode").at(end))
 }
 
 fn check_protocol(pickle: &Pickle) -> Result<()> {
@@ -253,8 +221,8 @@ pub(crate) fn locate_storages(
     }
     let mut at = start;
     let sizes = by_key.iter().map(|storage| storage.as_ref().map_or(0, |storage| storage.nbytes));
-    let ahead = Counts::ahead(source, start, sizes, cancel)?;
-    let mut counts = Counts { source, ahead, buffer: Vec::new(), start: 0 };
+    let fetched = Counts::fetch(source, start, sizes, cancel)?;
+    let mut counts = Counts { source, fetched, ahead: ReadAhead::default() };
     for (key, storage) in keys.iter().zip(by_key) {
         let Some(storage) = storage else {
             let text = format!("storage {key} is in the list of storage keys, but no tensor states its size");
@@ -284,10 +252,8 @@ pub(crate) fn locate_storages(
 struct Counts<'a> {
     source: &'a Source,
     /// All counts, where requests are expensive.
-    ahead: Fetched,
-    buffer: Vec<u8>,
-    /// The offset of `buffer` in the file.
-    start: u64,
+    fetched: Fetched,
+    ahead: ReadAhead,
 }
 
 impl<'a> Counts<'a> {
@@ -298,7 +264,7 @@ impl<'a> Counts<'a> {
 
     /// Reads all counts with few requests, several at once, where requests are expensive and the limits allow that. `sizes` are those of
     /// the storages, the first of which has its count at `start`.
-    fn ahead(
+    fn fetch(
         source: &'a Source,
         start: u64,
         sizes: impl Iterator<Item = u64>,
@@ -323,22 +289,14 @@ impl<'a> Counts<'a> {
 
     /// The count at `at`, in front of a storage of `nbytes`.
     fn read(&mut self, at: u64, nbytes: u64) -> Result<i64> {
-        if let Some((count, _)) = self.ahead.get(at, 8).and_then(<[u8]>::split_first_chunk) {
-            return Ok(i64::from_le_bytes(*count));
-        }
-        if let Some(count) = self.buffered(at) {
-            return Ok(count);
-        }
-        let left = self.source.len().saturating_sub(at);
-        let len = if nbytes < Counts::SHORT_STORAGE_BYTES { Counts::READ_BYTES.min(left).max(8) } else { 8 };
-        (self.buffer, self.start) = (self.source.read_vec(at, len)?, at);
-        self.buffered(at).ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))
-    }
-
-    /// The count at `at`, where the buffer has it.
-    fn buffered(&self, at: u64) -> Option<i64> {
-        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
-        let (count, _) = self.buffer.get(from..)?.split_first_chunk()?;
-        Some(i64::from_le_bytes(*count))
+        let held = match self.fetched.get(at, 8) {
+            Some(count) => count,
+            None if nbytes < Counts::SHORT_STORAGE_BYTES => {
+                self.ahead.read(self.source, at, 8, Counts::READ_BYTES)?
+            }
+            None => self.ahead.read(self.source, at, 8, 8)?,
+        };
+        let count = held.first_chunk().copied().map(i64::from_le_bytes);
+        count.ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))
     }
 }

@@ -14,7 +14,7 @@ mod sound;
 
 use std::collections::HashSet;
 
-use self::sound::Heads;
+use self::sound::is_array;
 use super::super::budget::take;
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
@@ -23,6 +23,7 @@ use super::texts::{self, Meaning};
 use super::{Detected, Input, Origin, npy};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
+use crate::container::ahead::ReadAhead;
 use crate::container::zip::{self, Archive, SalvagedArchive, Trailing, fold_case};
 use crate::error::{Code, Error, Result};
 
@@ -168,11 +169,11 @@ impl Scanner<'_> {
             let keys = std::mem::replace(&mut self.keys, outer);
             storages.extend(keys.into_iter().map(|key| format!("{folder}data/{key}")));
         }
-        let (mut heads, mut as_elements) = (Heads::default(), 0_u64);
+        let (mut heads, mut as_elements) = (ReadAhead::default(), 0_u64);
         for member in members.iter().filter(|member| folder_of_main(&member.name).is_none()) {
             if member.listed && storages.contains(&member.name) {
                 as_elements = as_elements.saturating_add(member.region.len());
-                if heads.is_array(source, member)? {
+                if is_array(&mut heads, source, member)? {
                     self.storage(source, member, label, depth)?;
                 }
                 continue;

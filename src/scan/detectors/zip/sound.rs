@@ -3,6 +3,7 @@
 use super::super::super::file::Scanner;
 use super::{VisibleMember, propagate_if_not_file_fault, visible_members};
 use crate::bytes::Source;
+use crate::container::ahead::ReadAhead;
 use crate::container::npy::MAGIC as NPY_MAGIC;
 use crate::container::zip::{self, Archive, CheckedMember, Member};
 use crate::error::Result;
@@ -99,40 +100,17 @@ impl Beyond {
     }
 }
 
-/// Reads the first bytes of storages. Where storages are short, one read covers those of several.
-#[derive(Default)]
-pub(super) struct Heads {
-    buffer: Vec<u8>,
-    /// The offset of `buffer` in the archive.
-    start: u64,
-}
-
-impl Heads {
-    /// Whether a member starts as an array.
-    pub(super) fn is_array(&mut self, source: &Source, member: &VisibleMember) -> Result<bool> {
-        let len = to_u64(NPY_MAGIC.len());
-        if let Some(head) = member.head.as_ref().filter(|_| member.method == 0) {
-            return Ok(head == NPY_MAGIC);
+/// Whether a member starts as an array. Where storages are short, one read covers the first bytes of several.
+pub(super) fn is_array(ahead: &mut ReadAhead, source: &Source, member: &VisibleMember) -> Result<bool> {
+    let len = to_u64(NPY_MAGIC.len());
+    match member.method {
+        0 if member.head.is_some() => Ok(member.head.as_deref() == Some(NPY_MAGIC)),
+        0 if member.region.len() < len => Ok(false),
+        0 => {
+            let is_short = member.region.len() < STORAGES_READ_BYTES / 16;
+            let read_bytes = if is_short { STORAGES_READ_BYTES } else { len };
+            Ok(ahead.read(source, member.region.start(), len, read_bytes)?.starts_with(NPY_MAGIC))
         }
-        if member.method != 0 {
-            return Ok(zip::peek(source, member.region, member.method, len, 1)?.0 == NPY_MAGIC);
-        }
-        if member.region.len() < len {
-            return Ok(false);
-        }
-        let at = member.region.start();
-        if let Some(is_array) = self.buffered(at) {
-            return Ok(is_array);
-        }
-        let left = source.len().saturating_sub(at);
-        let read = if member.region.len() < STORAGES_READ_BYTES / 16 { STORAGES_READ_BYTES } else { len };
-        (self.buffer, self.start) = (source.read_vec(at, left.min(read))?, at);
-        Ok(self.buffered(at).unwrap_or(false))
-    }
-
-    fn buffered(&self, at: u64) -> Option<bool> {
-        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
-        let to = from.checked_add(NPY_MAGIC.len())?;
-        self.buffer.get(from..to).map(|bytes| bytes == NPY_MAGIC)
+        method => Ok(zip::peek(source, member.region, method, len, 1)?.0 == NPY_MAGIC),
     }
 }
