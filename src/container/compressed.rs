@@ -3,17 +3,17 @@
 //! Follows RFC 1951 (deflate), RFC 1950 (zlib), RFC 1952 (gzip) and joblib's `numpy_pickle_compat.py: read_zfile`. A damaged stream
 //! inflates as far as it goes, as for a reader that unpickles while it inflates. Checksums are not compared.
 
-use miniz_oxide::inflate::stream::{InflateState, inflate as inflate_step};
-use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use crate::bytes::Source;
+use miniz_oxide::DataFormat;
+
+use super::inflate::{CHUNK_BYTES, Ended, inflate_chunks};
+use crate::bytes::{Region, Source};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::num::{to_u64, to_usize};
 use crate::parallel::Cancel;
-
-/// The size of the input and of the output buffer.
-const CHUNK_BYTES: u64 = 64 << 10;
 
 /// Formats that are not inflated, by magic bytes. Those of bzip2, lzma and zlib are short: see [`Compressed::begin`].
 pub(super) const MAGIC: &[(&[u8], &str)] = &[
@@ -130,20 +130,14 @@ pub fn compressed_format(head: &[u8]) -> Option<&'static str> {
 /// Whether the first 512 bytes are the start of a zlib stream that inflates to something.
 fn inflates(head: &[u8]) -> bool {
     const CONSIDERED: usize = 512;
-    let mut input = head.get(..CONSIDERED).unwrap_or(head);
-    let mut state = InflateState::new_boxed(DataFormat::ZLibIgnoreChecksum);
-    let (mut output, mut inflates) = ([0; 4096], false);
-    loop {
-        let step = inflate_step(&mut state, input, &mut output, MZFlush::None);
-        input = input.get(step.bytes_consumed..).unwrap_or_default();
-        inflates |= step.bytes_written > 0;
-        match step.status {
-            Ok(MZStatus::Ok) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
-            // The end of the stream, or of the available bytes.
-            Ok(_) | Err(MZError::Buf) => return inflates,
-            Err(_) => return false,
-        }
-    }
+    let head = head.get(..CONSIDERED).unwrap_or(head).to_vec();
+    let Some(region) = Region::new(0, to_u64(head.len())) else { return false };
+    let (source, mut inflates) = (Source::memory(Arc::new(head)), false);
+    let ended = inflate_chunks(&source, region, DataFormat::ZLibIgnoreChecksum, CHUNK_BYTES, |bytes, _| {
+        inflates |= !bytes.is_empty();
+        Ok(ControlFlow::Continue(()))
+    });
+    inflates && ended.is_ok_and(|(_, ended)| ended != Ended::Damaged)
 }
 
 /// The content of a stream.
@@ -178,7 +172,6 @@ pub fn inflate(
             if !is_zlib_header(cmf, flg) || out.cut.is_some() {
                 break;
             }
-            out.is_whole = false;
             out.add(source, out.end, DataFormat::ZLibIgnoreChecksum, bounds, cancel)?;
             if !out.is_whole {
                 break;
@@ -191,7 +184,6 @@ pub fn inflate(
         Stream::Gzip => {
             let mut at = 0;
             while let Some(start) = gzip_payload(source, at)? {
-                out.is_whole = false;
                 out.add(source, start, DataFormat::Raw, bounds, cancel)?;
                 if !out.is_whole {
                     break;
@@ -241,49 +233,29 @@ impl Inflated {
     fn add(
         &mut self,
         source: &Source,
-        mut at: u64,
+        at: u64,
         format: DataFormat,
         (max_len, ratio): (u64, u64),
         cancel: &Cancel,
     ) -> Result<()> {
-        let mut state = InflateState::new_boxed(format);
-        let mut output = vec![0; to_usize(CHUNK_BYTES)];
-        let (mut input, mut used) = (Vec::new(), 0_usize);
-        loop {
+        let start = at.min(source.len());
+        let rest = Region::new(start, source.len().saturating_sub(start)).unwrap_or_default();
+        let (end, ended) = inflate_chunks(source, rest, format, CHUNK_BYTES, |bytes, consumed| {
             cancel.check()?;
-            if used == input.len() {
-                let at = at.min(source.len());
-                input.resize(to_usize(source.len().saturating_sub(at).min(CHUNK_BYTES)), 0);
-                source.read_at(at, &mut input)?;
-                used = 0;
-            }
-            let step =
-                inflate_step(&mut state, input.get(used..).unwrap_or_default(), &mut output, MZFlush::None);
-            used = used.saturating_add(step.bytes_consumed);
-            at = at.saturating_add(to_u64(step.bytes_consumed));
-            self.end = at;
             let left = to_usize(max_len).saturating_sub(self.bytes.len());
-            let taken = output.get(..step.bytes_written.min(left)).unwrap_or_default();
+            let taken = bytes.get(..bytes.len().min(left)).unwrap_or_default();
             let reserved = self.bytes.try_reserve(taken.len());
             reserved.map_err(|_| Error::new(Code::Memory, "no memory to inflate"))?;
             self.bytes.extend_from_slice(taken);
             let inflated = to_u64(self.bytes.len());
-            self.cut = match step.bytes_written > left {
+            self.cut = match bytes.len() > left {
                 true => Some(Error::limit("scan_bytes", max_len, inflated.saturating_add(1))),
-                false => Limits::check_inflate_ratio(ratio, at, inflated).err(),
+                false => Limits::check_inflate_ratio(ratio, start.saturating_add(consumed), inflated).err(),
             };
-            if self.cut.is_some() {
-                return Ok(());
-            }
-            match step.status {
-                Ok(MZStatus::StreamEnd) => {
-                    self.is_whole = true;
-                    return Ok(());
-                }
-                Ok(_) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
-                _ => return Ok(()),
-            }
-        }
+            Ok(if self.cut.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        (self.end, self.is_whole) = (end, ended == Ended::Whole);
+        Ok(())
     }
 }
 

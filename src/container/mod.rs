@@ -12,6 +12,7 @@
 
 pub(crate) mod ahead;
 pub mod compressed;
+mod inflate;
 mod json;
 pub mod npy;
 pub mod payload_config;

@@ -29,7 +29,7 @@ pub(super) use eocd::ends_in_zip;
 #[cfg(feature = "scan")]
 pub(crate) use eocd::{has_central_directory, has_directories_of, may_end_as_zip};
 #[cfg(feature = "scan")]
-pub use inflate::InflatedTail;
+pub use inflate::{InflatedTail, inflated_tail};
 #[cfg(feature = "scan")]
 pub use salvage::{SalvagedArchive, SalvagedMember, salvage, salvage_range};
 
@@ -352,18 +352,6 @@ pub fn peek(
             Ok((source.read_vec(region.start(), len)?, len == region.len()))
         }
     }
-}
-
-/// The last of up to `max_len` bytes that a region inflates to. `ratio` is the limit `inflate_ratio`.
-#[cfg(feature = "scan")]
-pub fn inflated_tail(
-    source: &Source,
-    region: Region,
-    max_len: u64,
-    ratio: u64,
-    cancel: &Cancel,
-) -> Result<InflatedTail> {
-    inflate::tail(source, region, max_len, ratio, cancel)
 }
 
 /// A name without differences of case, for readers and file systems that ignore them: Unicode's full case folding.
