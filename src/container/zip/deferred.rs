@@ -57,17 +57,21 @@ impl Archive {
         self.source.window(region.start(), region.len())
     }
 
-    /// As [`Archive::verify_headers`], with several requests at once.
-    pub(super) fn verify_headers_at_once(&self, indices: impl IntoIterator<Item = usize>) {
+    /// Verifies the local file headers of many members ahead of [`Archive::payload`], with one read for small neighbours, and several
+    /// at once where requests are expensive. A header and a data descriptor that are read later, between payloads, wait behind what the
+    /// system reads ahead. Errors are not reported here; `payload` finds them again.
+    pub fn verify_headers(&self, indices: impl IntoIterator<Item = usize>) {
         let is_new = |index: &usize| self.verified_start(*index).is_none();
         let members: Vec<usize> = indices.into_iter().filter(is_new).collect();
-        let wanted: Vec<Region> = members.iter().flat_map(|&index| self.header_ranges(index)).collect();
-        let Ok(fetched) = self.source.gather(&wanted, self.source.access().gap, &Cancel::new()) else {
-            return;
-        };
-        for index in members {
-            // `payload` finds the error again.
-            drop(self.payload_from(index, &fetched));
+        let access = self.source.access();
+        let gap = if self.defers { access.gap } else { access.small };
+        for members in members.chunks(CHECKED_TOGETHER) {
+            let wanted: Vec<Region> = members.iter().flat_map(|&index| self.header_ranges(index)).collect();
+            let Ok(fetched) = self.source.gather(&wanted, gap, &Cancel::new()) else { return };
+            for &index in members {
+                // `payload` finds the error again.
+                drop(self.payload_from(index, &fetched));
+            }
         }
     }
 

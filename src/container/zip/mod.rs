@@ -66,14 +66,11 @@ pub struct Archive {
 /// What is stored in place of an offset while a header is being verified.
 const VERIFYING: u64 = u64::MAX;
 
-/// Bytes per read when a checksum is verified, and per read of neighbouring members' headers.
+/// Bytes per read when a checksum is verified.
 const VERIFY_CHUNK_BYTES: u64 = 1 << 20;
 
 /// Bytes beside what is prefetched, in which torch's writer has its small members.
 const NEIGHBOURS_BYTES: u64 = 4 << 10;
-
-/// Members up to this size are verified together with their neighbours, with one read.
-const BATCHED_MEMBER_MAX_BYTES: u64 = 128 << 10;
 
 impl Archive {
     /// Reads the end-of-central-directory record and the central directory; no member is read yet.
@@ -159,57 +156,6 @@ impl Archive {
             slot.store(region.start().saturating_add(1), Ordering::Relaxed);
         }
         Ok(region)
-    }
-
-    /// Verifies the local file headers of many members ahead of [`Archive::payload`], with one read for small neighbours. A header and
-    /// a data descriptor that are read later, between payloads, wait behind what the system reads ahead. Errors are not reported here;
-    /// `payload` finds them again.
-    pub fn verify_headers(&self, indices: impl IntoIterator<Item = usize>) {
-        if self.defers {
-            return self.verify_headers_at_once(indices);
-        }
-        let mut run: Vec<usize> = Vec::new();
-        let (mut start, mut end) = (0_u64, 0_u64);
-        for index in indices {
-            let Some(member) = self.members.get(index) else { continue };
-            if member.end_max.saturating_sub(member.header_offset) > BATCHED_MEMBER_MAX_BYTES {
-                drop(self.payload_of(index, member));
-                continue;
-            }
-            if self.verified_start(index).is_some() {
-                continue;
-            }
-            if run.is_empty()
-                || member.header_offset < end
-                || member.end_max.saturating_sub(start) > VERIFY_CHUNK_BYTES
-            {
-                self.verify_adjacent(&run, start, end);
-                run.clear();
-                start = member.header_offset;
-            }
-            run.push(index);
-            end = member.end_max;
-        }
-        self.verify_adjacent(&run, start, end);
-    }
-
-    /// Verifies neighbouring members, which lie between two offsets of the archive, with one read.
-    fn verify_adjacent(&self, run: &[usize], start: u64, end: u64) {
-        if run.len() < 2 {
-            return;
-        }
-        let Ok(bytes) = self.source.read_vec(start, end.saturating_sub(start)) else { return };
-        let read = |at: u64, len: u64| {
-            let position = |offset: u64| usize::try_from(offset.checked_sub(start)?).ok();
-            let in_chunk =
-                position(at).zip(position(at.saturating_add(len))).and_then(|(at, end)| bytes.get(at..end));
-            in_chunk.map_or_else(|| self.source.read_vec(at, len), |bytes| Ok(bytes.to_vec()))
-        };
-        for &index in run {
-            let verified = self.member(index).and_then(|member| self.verify_header(index, member, read));
-            // `payload` finds the error again.
-            drop(verified);
-        }
     }
 
     /// Has a member of up to `limit` bytes, its header and a few KiB after it read by one request, where requests are expensive.
