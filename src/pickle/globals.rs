@@ -4,11 +4,12 @@
 //! its opcodes. Refuses names that are not UTF-8, longer than the limit `line`, or of more dotted parts than `dotted`.
 
 use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::collections::hash_map::Entry;
+use std::hash::BuildHasher;
 
 use super::arena::{Arena, ByteRange, GlobalRecord, NameRecord, Node};
 use super::compat;
+use super::first_equal::FirstEqual;
 use super::value::{GlobalId, Handle};
 use crate::error::{Code, Error, Result, bail};
 use crate::limits::Limits;
@@ -18,42 +19,20 @@ use crate::num::{to_u32, to_u64, u32_to_usize};
 pub(super) type NameId = u32;
 
 pub(super) struct Globals {
-    by_hash: HashMap<u32, NameId, BuildHasherDefault<KnownHash>>,
+    names: FirstEqual<NameId>,
     by_handle: HashMap<Handle, NameId>,
     /// By module, name, and whether these may be Python 2's.
     ids: HashMap<(NameId, NameId, bool), GlobalId>,
-    state: RandomState,
     line: u64,
     dotted: u64,
-}
-
-/// The hasher of keys that are keyed hashes themselves: it spreads their bits to where the map looks.
-#[derive(Default)]
-struct KnownHash(u64);
-
-impl Hasher for KnownHash {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u32(u32::from(byte));
-        }
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
 }
 
 impl Globals {
     pub(super) fn new(limits: &Limits) -> Globals {
         Globals {
-            by_hash: HashMap::default(),
+            names: FirstEqual::new(),
             by_handle: HashMap::new(),
             ids: HashMap::new(),
-            state: RandomState::new(),
             line: limits.line,
             dotted: limits.dotted,
         }
@@ -77,57 +56,34 @@ impl Globals {
     pub(super) fn name(&mut self, arena: &mut Arena, data: &[u8], range: ByteRange) -> Result<NameId> {
         let bytes = arena.bytes(data, range);
         Limits::check("line", self.line, to_u64(bytes.len()))?;
-        match self.find(arena, data, bytes)? {
-            Ok(id) => Ok(id),
-            Err(probe) => {
-                if std::str::from_utf8(bytes).is_err() {
-                    bail!(Code::PickleText, "a global's name is not UTF-8");
-                }
-                let parts = bytes.iter().filter(|&&byte| byte == b'.').count().saturating_add(1);
-                self.add(arena, probe, NameRecord { range, parts: to_u32(parts) })
-            }
+        if std::str::from_utf8(bytes).is_err() {
+            bail!(Code::PickleText, "a global's name is not UTF-8");
         }
-    }
-
-    /// The id of a known name, or as the inner error the hash slot for a new one (linear probing).
-    fn find(&mut self, arena: &Arena, data: &[u8], bytes: &[u8]) -> Result<Result<NameId, u32>> {
-        self.by_hash.try_reserve(1).map_err(|_| no_memory())?;
-        let mut hasher = self.state.build_hasher();
-        hasher.write(bytes);
-        let mut probe = u32::try_from(hasher.finish() & 0xffff_ffff).unwrap_or_default();
-        while let Some(&id) = self.by_hash.get(&probe) {
-            let interned = arena.names.get(u32_to_usize(id)).map(|record| arena.bytes(data, record.range));
-            if interned == Some(bytes) {
-                return Ok(Ok(id));
-            }
-            probe = probe.wrapping_add(1);
+        let (id, is_new) = self.find(arena, data, bytes)?;
+        if is_new {
+            let parts = bytes.iter().filter(|&&byte| byte == b'.').count().saturating_add(1);
+            arena.names.push(NameRecord { range, parts: to_u32(parts) })?;
         }
-        Ok(Err(probe))
-    }
-
-    fn add(&mut self, arena: &mut Arena, probe: u32, record: NameRecord) -> Result<NameId> {
-        let id = to_u32(arena.names.len());
-        arena.names.push(record)?;
-        self.by_hash.insert(probe, id);
         Ok(id)
+    }
+
+    /// The id of a name, and whether it is new: the caller then adds its record.
+    fn find(&mut self, arena: &Arena, data: &[u8], bytes: &[u8]) -> Result<(NameId, bool)> {
+        let next = to_u32(arena.names.len());
+        let id = self.names.of(self.names.state.hash_one(bytes), next, |id| arena.name(data, id) == bytes)?;
+        Ok((id, id == next))
     }
 
     /// Interns a name that the pickle does not contain: one of the compatibility table, or of a placeholder global.
     pub(super) fn intern_constant(&mut self, arena: &mut Arena, data: &[u8], text: &str) -> Result<NameId> {
-        match self.find(arena, data, text.as_bytes())? {
-            Ok(id) => Ok(id),
-            Err(probe) => {
-                let start = arena.decoded.len();
-                arena.decoded.extend_from_slice(text.as_bytes());
-                let range = ByteRange {
-                    start: to_u32(start),
-                    len: to_u32(text.len()),
-                    decoded: true,
-                    is_byte_string: false,
-                };
-                self.add(arena, probe, NameRecord { range, parts: 1 })
-            }
+        let (id, is_new) = self.find(arena, data, text.as_bytes())?;
+        if is_new {
+            let (start, len) = (to_u32(arena.decoded.len()), to_u32(text.len()));
+            arena.decoded.extend_from_slice(text.as_bytes());
+            let range = ByteRange { start, len, decoded: true, is_byte_string: false };
+            arena.names.push(NameRecord { range, parts: 1 })?;
         }
+        Ok(id)
     }
 
     /// Interns a global and returns its value. Where `python2` is set (the protocol is below 3), Python 2's names are mapped to

@@ -5,10 +5,11 @@
 //! tuples costs its own size; depth and expanded size are bounded. Lists, dicts, sets and bytearrays are not hashable and refused.
 
 use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, Hash, Hasher};
 
 use super::arena::{Arena, ByteRange, Node, Span};
+use super::first_equal::FirstEqual;
 use super::value::{Handle, Value, Values};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -206,9 +207,7 @@ impl Arena {
 
 /// Checks that values are hashable when they become keys, and interns tuples and long strings.
 pub(super) struct Interner {
-    /// The first of equal objects, by a hash of 32 bits; unequal objects of one hash are found by linear probing.
-    interned: HashMap<u32, Handle>,
-    state: RandomState,
+    interned: FirstEqual<Handle>,
     depth: u8,
     nodes: u16,
 }
@@ -216,8 +215,7 @@ pub(super) struct Interner {
 impl Interner {
     pub(super) fn new(limits: &Limits) -> Interner {
         Interner {
-            interned: HashMap::new(),
-            state: RandomState::new(),
+            interned: FirstEqual::new(),
             depth: u8::try_from(limits.key_depth).unwrap_or(u8::MAX),
             nodes: u16::try_from(limits.key_nodes).unwrap_or(u16::MAX),
         }
@@ -252,9 +250,9 @@ impl Interner {
             return Ok(());
         }
         let bytes = arena.bytes(data, range);
-        let hash = self.state.hash_one(bytes);
+        let hash = self.interned.state.hash_one(bytes);
         let first =
-            self.first_equal(hash, handle, |other| match (arena.node(handle), arena.node(other)) {
+            self.interned.of(hash, handle, |other| match (arena.node(handle), arena.node(other)) {
                 (Node::Str(_), Node::Str(range))
                 | (Node::Bytes(_), Node::Bytes(range))
                 | (Node::BigInt(_), Node::BigInt(range)) => arena.bytes(data, range) == bytes,
@@ -277,9 +275,9 @@ impl Interner {
                 }
                 Measure::Done { depth: new_depth, nodes: new_nodes } => {
                     let keys = |handle| arena.tuple(handle).iter().map(|&item| arena.key(data, item));
-                    let mut hasher = self.state.build_hasher();
+                    let mut hasher = self.interned.state.build_hasher();
                     keys(top).for_each(|key| key.hash(&mut hasher));
-                    let first = self.first_equal(hasher.finish(), top, |other| {
+                    let first = self.interned.of(hasher.finish(), top, |other| {
                         matches!(arena.node(other), Node::Tuple { .. }) && keys(top).eq(keys(other))
                     })?;
                     if let Node::Tuple { start, len, .. } = arena.node(top) {
@@ -317,19 +315,6 @@ impl Interner {
         Limits::check("key_depth", u64::from(self.depth), u64::from(depth))?;
         Limits::check("key_nodes", max, size)?;
         Ok(Measure::Done { depth, nodes: u16::try_from(size).unwrap_or(u16::MAX) })
-    }
-
-    /// The first object equal to `handle`, which is `handle` itself where there was none.
-    fn first_equal(&mut self, hash: u64, handle: Handle, equal: impl Fn(Handle) -> bool) -> Result<Handle> {
-        self.interned.try_reserve(1).map_err(|_| no_memory())?;
-        let mut probe = u32::try_from(hash & 0xffff_ffff).unwrap_or_default();
-        loop {
-            match self.interned.entry(probe) {
-                Entry::Vacant(slot) => return Ok(*slot.insert(handle)),
-                Entry::Occupied(slot) if equal(*slot.get()) => return Ok(*slot.get()),
-                Entry::Occupied(_) => probe = probe.wrapping_add(1),
-            }
-        }
     }
 }
 

@@ -15,6 +15,7 @@ mod arena;
 mod bounded_vec;
 mod buffer_cache;
 mod compat;
+mod first_equal;
 mod disasm;
 mod globals;
 mod history;
