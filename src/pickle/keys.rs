@@ -18,31 +18,6 @@ use crate::num::to_u64;
 /// Strings and integers up to this many bytes are compared by content each time; longer ones are interned.
 const INLINE_KEY_MAX_BYTES: u32 = 128;
 
-/// A fast hash without protection against crafted collisions. It only shows that keys differ; equal hashes prove nothing.
-struct WeakHasher(u64);
-
-impl Hasher for WeakHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        let (chunks, rest) = bytes.as_chunks::<8>();
-        for chunk in chunks {
-            self.write_u64(u64::from_le_bytes(*chunk));
-        }
-        let mut last = [0; 8];
-        last.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
-        self.write_u64(u64::from_le_bytes(last));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let mixed = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // A multiplication moves differences to higher bits only, and names often differ in one word's last bytes.
-        self.0 = mixed ^ (mixed >> 32);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 /// A value as a hash key with Python's equality.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key<'a> {
@@ -115,18 +90,9 @@ impl Values {
         }
     }
 
-    /// Whether two of the keys are equal in Python; cheaper than [`Values::unique`] where all differ.
+    /// Whether two of the keys are equal in Python.
     pub fn has_equal_keys(&self, pairs: &[(Handle, Handle)]) -> bool {
-        if pairs.len() < 2 {
-            return false;
-        }
-        let data: &[u8] = &self.data;
-        let hashes = pairs.iter().map(|&(key, _)| {
-            let mut hasher = WeakHasher(0);
-            self.arena.key(data, key).hash(&mut hasher);
-            hasher.finish()
-        });
-        !all_distinct(hashes) && self.unique(pairs).is_ok_and(|entries| entries.len() < pairs.len())
+        pairs.len() > 1 && self.unique(pairs).is_ok_and(|entries| entries.len() < pairs.len())
     }
 
     /// A set's items as in Python: of equal ones the first. For a call, the same of its `appended`. Fails for any other value.
@@ -140,38 +106,6 @@ impl Values {
         seen.try_reserve(items.len()).map_err(|_| no_memory())?;
         Ok(items.iter().copied().filter(|&item| seen.insert(self.arena.key(&self.data, item))).collect())
     }
-}
-
-/// Whether all hashes are proved to differ, by an open-addressing table with linear probing. `false` also where the table would take
-/// too many probes (crafted collisions) or memory is short.
-fn all_distinct(hashes: impl ExactSizeIterator<Item = u64>) -> bool {
-    let count = hashes.len();
-    let capacity = count.saturating_add(count >> 1).next_power_of_two();
-    let mut slots: Vec<u32> = Vec::new();
-    if slots.try_reserve_exact(capacity).is_err() {
-        return false;
-    }
-    // The upper half of a hash selects its slot; the lower half is the fingerprint in the slot, with 0 for a free one.
-    slots.resize(capacity, 0);
-    let mask = to_u64(capacity.saturating_sub(1));
-    let mut probes_left = count.saturating_mul(8);
-    for hash in hashes {
-        let fingerprint = u32::try_from(hash & 0xffff_ffff).unwrap_or_default() | 1;
-        let mut at = hash >> 32;
-        loop {
-            match usize::try_from(at & mask).ok().and_then(|at| slots.get_mut(at)) {
-                Some(free @ 0) => {
-                    *free = fingerprint;
-                    break;
-                }
-                Some(other) if *other != fingerprint && probes_left > 0 => {
-                    (at, probes_left) = (at.wrapping_add(1), probes_left.saturating_sub(1));
-                }
-                _ => return false,
-            }
-        }
-    }
-    true
 }
 
 impl Arena {
@@ -391,22 +325,6 @@ mod tests {
         assert_eq!(float_key(-0.0, Handle::NONE), Key::Int(0));
         assert_eq!(float_key(0.5, Handle::NONE), Key::Float(0.5f64.to_bits()));
         assert_eq!(float_key(f64::NAN, Handle::TRUE), Key::Identity(Handle::TRUE));
-    }
-
-    #[test]
-    fn hashes_are_distinct_unless_two_are_equal_or_probing_is_too_long() {
-        let mixed = |at: u64| {
-            let mut hasher = WeakHasher(0);
-            hasher.write_u64(at);
-            hasher.finish()
-        };
-        for count in [0, 1, 2, 3, 100, 20_000] {
-            assert!(all_distinct((0..count).map(mixed).collect::<Vec<_>>().into_iter()), "{count}");
-        }
-        let twice: Vec<u64> = (0..1000).chain([7]).map(mixed).collect();
-        assert!(!all_distinct(twice.into_iter()));
-        let colliding: Vec<u64> = (0..100_000).map(|at| at << 1).collect();
-        assert!(!all_distinct(colliding.into_iter()));
     }
 
     #[test]
