@@ -6,7 +6,6 @@
 //! An offset or a count is 32 bits: pickles of 4 GiB or more are refused, and pools are shorter.
 
 use super::bounded_vec::BoundedVec;
-use super::buffer_cache::{self, RecycledBuffers};
 use super::globals::NameId;
 use super::history::{Build, Container, History};
 use super::nodes::Nodes;
@@ -129,30 +128,25 @@ pub(super) struct Arena {
     pub(super) names: BoundedVec<NameRecord>,
     /// Long strings and integers that were dict keys or set items, each with the first equal one.
     pub(super) long_keys: std::collections::HashMap<Handle, Handle>,
-    /// Whether the buffers go back to the buffer cache on drop.
-    recycled: bool,
 }
 
 impl Arena {
     /// An arena that contains None, the booleans, the empty tuple and the integers 0 to 255, with capacity for what a pickle of
-    /// `bytes` typically needs. With `buffers`, the arena uses them, and its drop returns them to the buffer cache.
-    pub(super) fn new(limits: &Limits, bytes: usize, buffers: Option<RecycledBuffers>) -> Result<Arena> {
+    /// `bytes` typically needs.
+    pub(super) fn new(limits: &Limits, bytes: usize) -> Result<Arena> {
         let unlimited = u64::from(u32::MAX);
-        let recycled = buffers.is_some();
-        let RecycledBuffers { nodes, items, calls, .. } = buffers.unwrap_or_default();
         let mut arena = Arena {
             decoded: Vec::new(),
-            nodes: Nodes::with_capacity_hint(limits.nodes.saturating_add(260), nodes, bytes >> 3),
-            items: BoundedVec::with_capacity_hint("nodes", unlimited, items, bytes / 7),
+            nodes: Nodes::with_capacity_hint(limits.nodes.saturating_add(260), bytes >> 3),
+            items: BoundedVec::with_capacity_hint("nodes", unlimited, bytes / 7),
             pairs: BoundedVec::new("nodes", unlimited),
-            calls: BoundedVec::with_capacity_hint("nodes", unlimited, calls, bytes / 50),
+            calls: BoundedVec::with_capacity_hint("nodes", unlimited, bytes / 50),
             extras: BoundedVec::new("nodes", unlimited),
             states: BoundedVec::new("nodes", unlimited),
             history: History::new(limits.nodes),
             globals: BoundedVec::new("nodes", unlimited),
             names: BoundedVec::new("nodes", unlimited),
             long_keys: std::collections::HashMap::new(),
-            recycled,
         };
         let empty = Node::Tuple { depth: 0, nodes: 0, start: 0, len: 0, canon: None };
         for node in [Node::None, Node::Bool(false), Node::Bool(true), empty] {
@@ -328,16 +322,6 @@ impl Arena {
         let buffer = if range.decoded { &self.decoded } else { data };
         let start = u32_to_usize(range.start);
         buffer.get(start..start.saturating_add(u32_to_usize(range.len))).unwrap_or_default()
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        if self.recycled {
-            let (nodes, items, calls) =
-                (self.nodes.take_buffer(), self.items.take_buffer(), self.calls.take_buffer());
-            buffer_cache::put(RecycledBuffers { nodes, items, calls, ..RecycledBuffers::default() });
-        }
     }
 }
 

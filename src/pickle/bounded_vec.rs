@@ -24,30 +24,12 @@ impl<T: Copy> BoundedVec<T> {
         BoundedVec { items: Vec::new(), capacity: 0, limit, name }
     }
 
-    /// As `new`, in the given buffer, which is emptied, with capacity for about `guess` items, or less where memory is short.
-    pub(super) fn with_capacity_hint(
-        name: &'static str,
-        limit: u64,
-        buffer: Vec<T>,
-        guess: usize,
-    ) -> BoundedVec<T> {
+    /// As `new`, with capacity for about `guess` items, or less where memory is short: then `grow` reports the error.
+    pub(super) fn with_capacity_hint(name: &'static str, limit: u64, guess: usize) -> BoundedVec<T> {
         let mut vec = BoundedVec::new(name, limit);
-        vec.items = buffer;
-        vec.items.clear();
-        let capacity = guess.min(vec.limit);
-        if capacity > vec.items.capacity() {
-            // A new buffer, since growing the old one would copy stale items. Where this fails, `grow` reports the error.
-            vec.items = Vec::new();
-            let _ = vec.items.try_reserve_exact(capacity);
-        }
+        let _ = vec.items.try_reserve_exact(guess.min(vec.limit));
         vec.capacity = vec.items.capacity().min(vec.limit);
         vec
-    }
-
-    /// Moves the buffer out, and with it the items.
-    pub(super) fn take_buffer(&mut self) -> Vec<T> {
-        self.capacity = 0;
-        std::mem::take(&mut self.items)
     }
 
     #[inline(always)]

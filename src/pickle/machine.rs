@@ -13,7 +13,6 @@ use self::stack::underflow;
 use super::Pickle;
 use super::arena::{Arena, Node, Span};
 use super::bounded_vec::BoundedVec;
-use super::buffer_cache::RecycledBuffers;
 use super::disasm::{Arg, Disasm, Op};
 use super::globals::Globals;
 use super::keys::Interner;
@@ -33,7 +32,7 @@ const CANCEL_CHECK_INTERVAL_OPS: u32 = 1 << 14;
 pub(super) fn run(data: Chunk, accepts_persid: bool, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
     check_len(&data, limits)?;
     let mut disasm = Disasm::strict(&data, 0, limits);
-    let mut machine = Machine { accepts_persid, ..Machine::new(&data, limits, None)? };
+    let mut machine = Machine { accepts_persid, ..Machine::new(&data, limits)? };
     let root = execute(&mut disasm, &mut machine, cancel)?;
     let (end, protocol, newest_protocol) = (disasm.position(), machine.protocol, machine.newest_protocol());
     let arena = machine.arena;
@@ -109,16 +108,14 @@ struct Machine<'d> {
 }
 
 impl<'d> Machine<'d> {
-    /// A machine in newly allocated memory, or in `buffers`.
-    fn new(data: &'d [u8], limits: &'d Limits, mut buffers: Option<RecycledBuffers>) -> Result<Machine<'d>> {
-        let memo = buffers.as_mut().map(|buffers| std::mem::take(&mut buffers.memo));
+    fn new(data: &'d [u8], limits: &'d Limits) -> Result<Machine<'d>> {
         Ok(Machine {
             data,
-            arena: Arena::new(limits, data.len(), buffers)?,
+            arena: Arena::new(limits, data.len())?,
             stack: BoundedVec::new("stack", limits.stack),
             marks: BoundedVec::new("marks", limits.marks),
             fence: 0,
-            memo: Memo::with_capacity_hint(limits.memo, memo, data.len() / 12),
+            memo: Memo::with_capacity_hint(limits.memo, data.len() / 12),
             interner: Interner::new(limits),
             globals: Globals::new(limits),
             call_counts: Vec::new(),

@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 
-use super::buffer_cache::{self, RecycledBuffers};
 use super::value::Handle;
 use crate::error::{Code, Error, Result, error};
 use crate::num::{to_u32, to_u64, to_usize, u32_to_usize};
@@ -15,23 +14,15 @@ pub(super) struct Memo {
     sparse: HashMap<u32, Handle>,
     count: usize,
     limit: u64,
-    /// Whether the dense buffer goes back to the buffer cache on drop.
-    recycled: bool,
 }
 
 impl Memo {
-    /// A memo of at most `limit` entries, with capacity for about `guess`, or less where memory is short. With `buffer`, the memo
-    /// uses it, and its drop returns it to the buffer cache.
-    pub(super) fn with_capacity_hint(limit: u64, buffer: Option<Vec<Option<Handle>>>, guess: usize) -> Memo {
-        let recycled = buffer.is_some();
-        let mut dense = buffer.unwrap_or_default();
-        let guess = guess.min(to_usize(limit));
-        if guess > dense.capacity() {
-            dense = Vec::new();
-            // Where this fails, `put_new` reserves entry by entry and reports the error.
-            let _ = dense.try_reserve_exact(guess);
-        }
-        Memo { dense, sparse: HashMap::new(), count: 0, limit, recycled }
+    /// A memo of at most `limit` entries, with capacity for about `guess`, or less where memory is short: then `put_new` reserves entry
+    /// by entry and reports the error.
+    pub(super) fn with_capacity_hint(limit: u64, guess: usize) -> Memo {
+        let mut dense = Vec::new();
+        let _ = dense.try_reserve_exact(guess.min(to_usize(limit)));
+        Memo { dense, sparse: HashMap::new(), count: 0, limit }
     }
 
     /// The index that MEMOIZE assigns: the number of entries.
@@ -94,17 +85,6 @@ impl Memo {
     }
 }
 
-impl Drop for Memo {
-    fn drop(&mut self) {
-        if self.recycled {
-            buffer_cache::put(RecycledBuffers {
-                memo: std::mem::take(&mut self.dense),
-                ..RecycledBuffers::default()
-            });
-        }
-    }
-}
-
 #[cold]
 fn unset(number: u32) -> Error {
     error!(Code::PickleMemo, "memo entry {number} is not set")
@@ -123,7 +103,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_memo_behaves_as_a_map(puts in proptest::collection::vec((0u32..6000, 0usize..100), 0..600)) {
-            let (mut memo, mut model) = (Memo::with_capacity_hint(1 << 20, None, 100), HashMap::new());
+            let (mut memo, mut model) = (Memo::with_capacity_hint(1 << 20, 100), HashMap::new());
             for (number, value) in puts {
                 memo.put(number, Handle::at(value)).unwrap();
                 model.insert(number, Handle::at(value));
@@ -137,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_highest_index_costs_one_entry() {
-        let mut memo = Memo::with_capacity_hint(10, None, 0);
+        let mut memo = Memo::with_capacity_hint(10, 0);
         memo.put(u32::MAX, Handle::NONE).unwrap();
         assert_eq!((memo.next_index(), memo.dense.capacity()), (1, 0));
         assert_eq!(memo.get(u32::MAX).unwrap(), Handle::NONE);

@@ -13,7 +13,6 @@
 
 mod arena;
 mod bounded_vec;
-mod buffer_cache;
 mod compat;
 mod first_equal;
 mod disasm;

@@ -17,7 +17,7 @@ pub(super) struct Nodes {
 
 /// The low four bits of `head` are the tag; the upper 28 bits are a length, a boolean or a call kind.
 #[derive(Clone, Copy)]
-pub(super) struct CompactNode {
+struct CompactNode {
     head: u32,
     body: u32,
 }
@@ -43,15 +43,10 @@ const KINDS: [CallKind; 5] =
     [CallKind::Reduce, CallKind::NewObj, CallKind::NewObjEx, CallKind::Inst, CallKind::Obj];
 
 impl Nodes {
-    /// At most `limit` nodes, in the given buffer, with capacity for about `guess`.
-    pub(super) fn with_capacity_hint(limit: u64, buffer: Vec<CompactNode>, guess: usize) -> Nodes {
+    /// At most `limit` nodes, with capacity for about `guess`.
+    pub(super) fn with_capacity_hint(limit: u64, guess: usize) -> Nodes {
         let overflow = BoundedVec::new("nodes", u64::from(u32::MAX));
-        Nodes { compact: BoundedVec::with_capacity_hint("nodes", limit, buffer, guess), overflow }
-    }
-
-    /// Moves the buffer out, and with it the nodes.
-    pub(super) fn take_buffer(&mut self) -> Vec<CompactNode> {
-        self.compact.take_buffer()
+        Nodes { compact: BoundedVec::with_capacity_hint("nodes", limit, guess), overflow }
     }
 
     /// The number of nodes; handles count from 0 to this.
@@ -246,7 +241,7 @@ mod tests {
             pushed in proptest::collection::vec(node(), 1..40),
             set in proptest::collection::vec((any::<proptest::sample::Index>(), node()), 0..40),
         ) {
-            let (mut nodes, mut model) = (Nodes::with_capacity_hint(1 << 20, Vec::new(), 10), pushed.clone());
+            let (mut nodes, mut model) = (Nodes::with_capacity_hint(1 << 20, 10), pushed.clone());
             for node in pushed {
                 nodes.push(node).unwrap();
             }

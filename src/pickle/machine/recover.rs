@@ -15,7 +15,6 @@ use crate::num::to_u64;
 use crate::parallel::Cancel;
 use crate::pickle::Pickle;
 use crate::pickle::arena::Node;
-use crate::pickle::buffer_cache;
 use crate::pickle::disasm::{Arg, Disasm, Op};
 use crate::pickle::opcode::Opcode;
 use crate::pickle::value::{CallKind, Handle, Values};
@@ -64,7 +63,7 @@ impl RecoveredPickle {
 pub(in crate::pickle) fn run(data: Chunk, limits: &Limits, cancel: &Cancel) -> Result<RecoveredPickle> {
     check_len(&data, limits)?;
     let mut disasm = Disasm::strict(&data, 0, limits);
-    let machine = Machine::new(&data, limits, Some(buffer_cache::take()))?;
+    let machine = Machine::new(&data, limits)?;
     let mut machine = Machine { accepts_persid: true, ..machine };
     let mut defects = Vec::new();
     let root = loop {
@@ -362,7 +361,7 @@ mod tests {
         for limits in [Limits::default(), Limits::default().nodes(2)] {
             let run = |data: &[u8]| {
                 let mut disasm = Disasm::strict(data, 0, &limits);
-                let mut machine = Machine::new(data, &limits, None).unwrap();
+                let mut machine = Machine::new(data, &limits).unwrap();
                 let error = execute(&mut disasm, &mut machine, &Cancel::new()).err();
                 let failed = error.and_then(|error| disasm.failed_op(usize::try_from(error.offset()?).ok()?));
                 let stack = (machine.stack.slice_from(0).to_vec(), machine.marks.slice_from(0).to_vec());
