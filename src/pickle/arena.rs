@@ -8,7 +8,6 @@
 use super::bounded_vec::BoundedVec;
 use super::globals::NameId;
 use super::history::{Build, Container, History};
-use super::nodes::Nodes;
 use super::value::{CallId, CallKind, GlobalId, Handle, Snapshot};
 use crate::error::{Code, Error, Result, bail, error};
 use crate::limits::Limits;
@@ -116,7 +115,7 @@ pub(super) struct NameRecord {
 pub(super) struct Arena {
     /// The decode buffer: strings with escapes, integers in text and names of the compatibility table, decoded.
     pub(super) decoded: Vec<u8>,
-    pub(super) nodes: Nodes,
+    pub(super) nodes: BoundedVec<Node>,
     pub(super) items: BoundedVec<Handle>,
     pub(super) pairs: BoundedVec<(Handle, Handle)>,
     pub(super) calls: BoundedVec<CallRecord>,
@@ -137,7 +136,7 @@ impl Arena {
         let unlimited = u64::from(u32::MAX);
         let mut arena = Arena {
             decoded: Vec::new(),
-            nodes: Nodes::with_capacity_hint(limits.nodes.saturating_add(260), bytes >> 3),
+            nodes: BoundedVec::with_capacity_hint("nodes", limits.nodes.saturating_add(260), bytes >> 3),
             items: BoundedVec::with_capacity_hint("nodes", unlimited, bytes / 7),
             pairs: BoundedVec::new("nodes", unlimited),
             calls: BoundedVec::with_capacity_hint("nodes", unlimited, bytes / 50),
@@ -166,9 +165,16 @@ impl Arena {
         Ok(handle)
     }
 
-    #[inline]
+    /// The node of a handle; `Node::None` for a handle of another pickle that is out of range here.
+    #[inline(always)]
     pub(super) fn node(&self, handle: Handle) -> Node {
-        self.nodes.get(handle)
+        self.nodes.get(handle.index()).unwrap_or(Node::None)
+    }
+
+    pub(super) fn set_node(&mut self, handle: Handle, node: Node) {
+        if let Some(slot) = self.nodes.get_mut(handle.index()) {
+            *slot = node;
+        }
     }
 
     /// A tuple of the given values.
@@ -211,7 +217,8 @@ impl Arena {
             Node::List(mut span) => {
                 self.history.grow(Container::values(target), span.len, offset)?;
                 span.append(&mut self.items, values.len(), Handle::NONE, add)?;
-                self.nodes.set(target, Node::List(span))
+                self.set_node(target, Node::List(span));
+                Ok(())
             }
             Node::Call { id, .. } => {
                 let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
@@ -228,7 +235,8 @@ impl Arena {
             Node::Set(mut span) => {
                 self.history.grow(Container::values(target), span.len, offset)?;
                 span.append(&mut self.items, values.len(), Handle::NONE, values.iter().copied())?;
-                self.nodes.set(target, Node::Set(span))
+                self.set_node(target, Node::Set(span));
+                Ok(())
             }
             Node::Call { .. } => self.append(target, values, offset),
             _ => Err(wrong_target("add items to")),
@@ -249,7 +257,8 @@ impl Arena {
             Node::Dict(mut span) => {
                 self.history.grow(Container::pairs(target), span.len, offset)?;
                 span.append(&mut self.pairs, chunks.len(), none, add)?;
-                self.nodes.set(target, Node::Dict(span))
+                self.set_node(target, Node::Dict(span));
+                Ok(())
             }
             Node::Call { id, .. } => {
                 let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
@@ -341,11 +350,6 @@ impl Span {
         Span { start, len, capacity: len }
     }
 
-    /// Whether nothing was ever added to it.
-    pub(super) fn is_unused(self) -> bool {
-        self.start == 0 && self.capacity == 0
-    }
-
     fn append<T: Copy>(
         &mut self,
         pool: &mut BoundedVec<T>,
@@ -385,8 +389,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_4_bytes_and_a_call_20_at_most() {
-        assert_eq!(size_of::<Option<Handle>>(), 4);
+    fn a_handle_is_4_bytes_and_a_node_16_and_a_call_20_at_most() {
+        assert_eq!((size_of::<Option<Handle>>(), size_of::<Node>()), (4, 16));
         assert!(size_of::<CallRecord>() <= 20);
     }
 

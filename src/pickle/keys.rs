@@ -216,7 +216,7 @@ impl Interner {
                     })?;
                     if let Node::Tuple { start, len, .. } = arena.node(top) {
                         let (depth, nodes, canon) = (new_depth, new_nodes, Some(first));
-                        arena.nodes.set(top, Node::Tuple { depth, nodes, start, len, canon })?;
+                        arena.set_node(top, Node::Tuple { depth, nodes, start, len, canon });
                     }
                     unfinished.pop();
                 }

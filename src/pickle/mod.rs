@@ -14,14 +14,13 @@
 mod arena;
 mod bounded_vec;
 mod compat;
-mod first_equal;
 mod disasm;
+mod first_equal;
 mod globals;
 mod history;
 mod keys;
 mod machine;
 mod memo;
-mod nodes;
 mod opcode;
 mod text;
 mod value;

@@ -228,7 +228,7 @@ impl Values {
 
     /// All values, in the order of their creation.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Value<'_>> + '_ {
-        self.arena.nodes.iter().map(|node| self.value(node))
+        self.arena.nodes.slice_from(0).iter().map(|&node| self.value(node))
     }
 
     #[inline(always)]

@@ -16,7 +16,8 @@ impl Machine<'_> {
     /// Pushes a value again (memo get, DUP), which aliases it.
     #[inline(always)]
     pub(super) fn push_existing(&mut self, value: Handle) -> Result<()> {
-        if self.arena.nodes.may_be_mutable(value) {
+        if matches!(self.arena.node(value), Node::List(_) | Node::Dict(_) | Node::Set(_) | Node::Call { .. })
+        {
             self.arena.history.fetch(value)?;
         }
         self.stack.push(value)
