@@ -86,14 +86,6 @@ pub(super) struct CallExtra {
     pub(super) appended: Span,
 }
 
-/// What the extra parts of a call are spans of, and what logs their growth.
-struct Pools<'a> {
-    items: &'a mut BoundedVec<Handle>,
-    pairs: &'a mut BoundedVec<(Handle, Handle)>,
-    states: &'a mut BoundedVec<Snapshot>,
-    history: &'a mut History,
-}
-
 #[derive(Clone, Copy)]
 pub(super) struct GlobalRecord {
     pub(super) module: NameId,
@@ -202,10 +194,8 @@ impl Arena {
         self.history.read(offset);
         let offset = to_u32(offset);
         self.calls.push(CallRecord { callable, args, extra: None, offset, handle })?;
-        if kwargs.is_some()
-            && let Some((extra, _)) = self.extra_mut(id)?
-        {
-            extra.kwargs = kwargs;
+        if kwargs.is_some() {
+            self.set_extra(id, CallExtra { kwargs, ..CallExtra::default() })?;
         }
         Ok(handle)
     }
@@ -221,9 +211,10 @@ impl Arena {
                 Ok(())
             }
             Node::Call { id, .. } => {
-                let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
-                pools.history.grow(Container::values(target), extra.appended.len, offset)?;
-                extra.appended.append(pools.items, values.len(), Handle::NONE, add)
+                let mut extra = self.extra_of(id);
+                self.history.grow(Container::values(target), extra.appended.len, offset)?;
+                extra.appended.append(&mut self.items, values.len(), Handle::NONE, add)?;
+                self.set_extra(id, extra)
             }
             _ => Err(wrong_target("append to")),
         }
@@ -261,9 +252,10 @@ impl Arena {
                 Ok(())
             }
             Node::Call { id, .. } => {
-                let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
-                pools.history.grow(Container::pairs(target), extra.items.len, offset)?;
-                extra.items.append(pools.pairs, chunks.len(), none, add)
+                let mut extra = self.extra_of(id);
+                self.history.grow(Container::pairs(target), extra.items.len, offset)?;
+                extra.items.append(&mut self.pairs, chunks.len(), none, add)?;
+                self.set_extra(id, extra)
             }
             _ => Err(wrong_target("set items of")),
         }
@@ -278,11 +270,12 @@ impl Arena {
             self.history.builds.push(build)?;
             return Err(wrong_target("set the state of"));
         };
-        let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
+        let mut extra = self.extra_of(id);
         (build.items, build.appended) = (extra.items.len, extra.appended.len);
-        pools.history.builds.push(build)?;
+        self.history.builds.push(build)?;
         let none = Snapshot { value: Handle::NONE, offset: 0 };
-        extra.states.append(pools.states, 1, none, [snapshot].into_iter())
+        extra.states.append(&mut self.states, 1, none, [snapshot].into_iter())?;
+        self.set_extra(id, extra)
     }
 
     /// The extra parts of a call; empty for most.
@@ -291,20 +284,19 @@ impl Arena {
         call.extra.and_then(|id| self.extras.get(id.index())).unwrap_or_default()
     }
 
-    /// The extra parts of a call, to be changed, and the pools of what they contain. `None` for a call of another pickle.
-    fn extra_mut(&mut self, id: CallId) -> Result<Option<(&mut CallExtra, Pools<'_>)>> {
-        let Some(call) = self.calls.get_mut(id.index()) else { return Ok(None) };
-        let extra_id = match call.extra {
-            Some(extra_id) => extra_id,
-            None => {
-                let extra_id = ExtraId::at(self.extras.len());
-                self.extras.push(CallExtra::default())?;
-                *call.extra.insert(extra_id)
-            }
-        };
-        let Arena { items, pairs, states, history, .. } = self;
-        let pools = Pools { items, pairs, states, history };
-        Ok(self.extras.get_mut(extra_id.index()).map(|extra| (extra, pools)))
+    fn extra_of(&self, id: CallId) -> CallExtra {
+        self.calls.get(id.index()).map(|call| self.extra(&call)).unwrap_or_default()
+    }
+
+    /// Replaces the extra parts of a call.
+    fn set_extra(&mut self, id: CallId, extra: CallExtra) -> Result<()> {
+        let Some(call) = self.calls.get_mut(id.index()) else { return Ok(()) };
+        if let Some(slot) = call.extra.and_then(|id| self.extras.get_mut(id.index())) {
+            *slot = extra;
+            return Ok(());
+        }
+        call.extra = Some(ExtraId::at(self.extras.len()));
+        self.extras.push(extra)
     }
 
     pub(super) fn states_in(&self, span: Span) -> &[Snapshot] {
