@@ -66,21 +66,13 @@ impl Archive {
         let access = self.source.access();
         let gap = if self.defers { access.gap } else { access.small };
         for members in members.chunks(CHECKED_TOGETHER) {
-            let wanted: Vec<Region> = members.iter().flat_map(|&index| self.header_ranges(index)).collect();
+            let wanted = self.head_ranges(members, 0);
             let Ok(fetched) = self.source.gather(&wanted, gap, &Cancel::new()) else { return };
             for &index in members {
                 // `payload` finds the error again.
                 drop(self.payload_from(index, &fetched));
             }
         }
-    }
-
-    /// What the verification of a member's header reads; nothing if that is not known.
-    pub(super) fn header_ranges(&self, index: usize) -> SmallVec<[Region; 2]> {
-        let unverified = self.members.get(index).and_then(local_header::unverified);
-        unverified
-            .filter(|found| found.slack <= SLACK_MAX_BYTES)
-            .map_or_else(SmallVec::new, |found| found.ranges)
     }
 
     /// As [`Archive::payload`], with bytes that were read already.
@@ -134,7 +126,7 @@ impl Archive {
         Ok(out)
     }
 
-    /// The ranges with the headers of these members and the first `head_len` bytes behind them.
+    /// The ranges with the headers of these members and the first `head_len` bytes behind them; none of members whose header may be long.
     fn head_ranges(&self, members: &[usize], head_len: u64) -> Vec<Region> {
         let mut out = Vec::new();
         for member in members.iter().filter_map(|&index| self.members.get(index)) {

@@ -6,7 +6,6 @@
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
 use crate::bytes::{Fetched, Region, Requests, Source};
-use crate::container::ahead::ReadAhead;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::index::model::{Location, Options, Storage};
@@ -221,14 +220,16 @@ pub(crate) fn locate_storages(
     }
     let mut at = start;
     let sizes = by_key.iter().map(|storage| storage.as_ref().map_or(0, |storage| storage.nbytes));
-    let fetched = Counts::fetch(source, start, sizes, cancel)?;
-    let mut counts = Counts { source, fetched, ahead: ReadAhead::default() };
+    let counts = read_counts(source, start, sizes, cancel)?;
     for (key, storage) in keys.iter().zip(by_key) {
         let Some(storage) = storage else {
             let text = format!("storage {key} is in the list of storage keys, but no tensor states its size");
             return Err(Error::new(Code::LegacyKeys, text));
         };
-        let (count, numel) = (counts.read(at, storage.nbytes)?, storage.numel);
+        let bytes = counts.get(at, 8).map_or_else(|| source.read_vec(at, 8), |bytes| Ok(bytes.to_vec()))?;
+        let count = bytes.first_chunk().copied().map(i64::from_le_bytes);
+        let count = count.ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))?;
+        let numel = storage.numel;
         if u64::try_from(count) != Ok(numel) {
             let text = format!("storage {key} has {count} element(s), the pickle states {numel}");
             return Err(Error::new(Code::StorageBounds, text).at(at));
@@ -247,56 +248,24 @@ pub(crate) fn locate_storages(
     Ok(at)
 }
 
-/// Reads the element counts before storages. Where storages are short, one read covers many counts and the storages between them:
-/// the operating system would read the same pages for the counts alone.
-struct Counts<'a> {
-    source: &'a Source,
-    /// All counts, where requests are expensive.
-    fetched: Fetched,
-    ahead: ReadAhead,
-}
-
-impl<'a> Counts<'a> {
-    /// The size of a storage below which the next counts are read with it: a page of the page cache.
-    const SHORT_STORAGE_BYTES: u64 = 4096;
-    /// Bytes of one read of many counts.
-    const READ_BYTES: u64 = 64 << 10;
-
-    /// Reads all counts with few requests, several at once, where requests are expensive and the limits allow that. `sizes` are those of
-    /// the storages, the first of which has its count at `start`.
-    fn fetch(
-        source: &'a Source,
-        start: u64,
-        sizes: impl Iterator<Item = u64>,
-        cancel: &Cancel,
-    ) -> Result<Fetched> {
-        if !source.access().waits_for_requests() {
-            return Ok(Fetched::default());
-        }
-        let (mut at, mut wanted) = (start, Vec::new());
-        for nbytes in sizes {
-            let Some(region) = Region::new(at, 8).filter(|region| region.end() <= source.len()) else {
-                break;
-            };
-            wanted.push(region);
-            at = region.end().saturating_add(nbytes);
-        }
-        match source.affordable_gap(&wanted, Requests::default())? {
-            Some(gap) => source.gather(&wanted, gap, cancel),
-            None => Ok(Fetched::default()),
-        }
-    }
-
-    /// The count at `at`, in front of a storage of `nbytes`.
-    fn read(&mut self, at: u64, nbytes: u64) -> Result<i64> {
-        let held = match self.fetched.get(at, 8) {
-            Some(count) => count,
-            None if nbytes < Counts::SHORT_STORAGE_BYTES => {
-                self.ahead.read(self.source, at, 8, Counts::READ_BYTES)?
-            }
-            None => self.ahead.read(self.source, at, 8, 8)?,
+/// Reads the element counts before storages, near ones by one read and several at once, if the limits allow that. `sizes` are those of
+/// the storages, the first of which has its count at `start`.
+fn read_counts(
+    source: &Source,
+    start: u64,
+    sizes: impl Iterator<Item = u64>,
+    cancel: &Cancel,
+) -> Result<Fetched> {
+    let (mut at, mut wanted) = (start, Vec::new());
+    for nbytes in sizes {
+        let Some(region) = Region::new(at, 8).filter(|region| region.end() <= source.len()) else {
+            break;
         };
-        let count = held.first_chunk().copied().map(i64::from_le_bytes);
-        count.ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))
+        wanted.push(region);
+        at = region.end().saturating_add(nbytes);
+    }
+    match source.affordable_gap(&wanted, Requests::default())? {
+        Some(gap) => source.gather(&wanted, gap, cancel),
+        None => Ok(Fetched::default()),
     }
 }
