@@ -12,68 +12,57 @@ use crate::num::to_u64;
 use crate::parallel::Cancel;
 use std::sync::Arc;
 
-/// The rest of the limits that the parts of one file share.
-pub(super) struct Budget {
-    limits: Limits,
+/// Reads and parses a configuration; takes what it has from `limits`.
+pub(super) fn config(
+    limits: &mut Limits,
+    archive: &Archive,
+    number: usize,
+    cancel: &Cancel,
+) -> Result<PayloadConfig> {
+    let member = member(archive, number)?;
+    let (name, max_bytes) = match member.is_compressed() && limits.inflate_bytes < limits.header_bytes {
+        true => ("inflate_bytes", limits.inflate_bytes),
+        false => ("header_bytes", limits.header_bytes),
+    };
+    let bytes = archive.read(number, name, max_bytes, cancel)?;
+    limits.header_bytes = limits.header_bytes.saturating_sub(to_u64(bytes.len()));
+    if member.is_compressed() {
+        limits.inflate_bytes = limits.inflate_bytes.saturating_sub(to_u64(bytes.len()));
+    }
+    PayloadConfig::parse(&bytes, limits).map_err(|error| error.in_member(member.name()))
 }
 
-impl Budget {
-    pub(super) fn new(limits: &Limits) -> Budget {
-        Budget { limits: limits.clone() }
+/// The index of an archive of `torch.save` that is a member; `None` for an empty member. A compressed one is inflated into memory. What
+/// it has is taken from `limits`.
+pub(super) fn nested(
+    limits: &mut Limits,
+    archive: &Archive,
+    number: usize,
+    options: &Options,
+) -> Result<Option<Contents>> {
+    let member = member(archive, number)?;
+    if member.size() == 0 {
+        return Ok(None);
     }
-
-    /// Reads and parses a configuration.
-    pub(super) fn config(
-        &mut self,
-        archive: &Archive,
-        number: usize,
-        cancel: &Cancel,
-    ) -> Result<PayloadConfig> {
-        let member = member(archive, number)?;
-        let limits = &mut self.limits;
-        let (name, max_bytes) = match member.is_compressed() && limits.inflate_bytes < limits.header_bytes {
-            true => ("inflate_bytes", limits.inflate_bytes),
-            false => ("header_bytes", limits.header_bytes),
-        };
-        let bytes = archive.read(number, name, max_bytes, cancel)?;
-        limits.header_bytes = limits.header_bytes.saturating_sub(to_u64(bytes.len()));
-        if member.is_compressed() {
-            limits.inflate_bytes = limits.inflate_bytes.saturating_sub(to_u64(bytes.len()));
+    let source = match member.is_compressed() {
+        true => {
+            let max_bytes = limits.inflate_bytes;
+            let bytes = archive.read(number, "inflate_bytes", max_bytes, &options.cancel)?;
+            limits.inflate_bytes = max_bytes.saturating_sub(to_u64(bytes.len()));
+            Source::memory(Arc::new(bytes))
         }
-        PayloadConfig::parse(&bytes, limits).map_err(|error| error.in_member(member.name()))
-    }
-
-    /// The index of an archive of `torch.save` that is a member; `None` for an empty member. A compressed one is inflated into memory.
-    pub(super) fn nested(
-        &mut self,
-        archive: &Archive,
-        number: usize,
-        options: &Options,
-    ) -> Result<Option<Contents>> {
-        let member = member(archive, number)?;
-        if member.size() == 0 {
-            return Ok(None);
+        false => {
+            let region = archive.payload(number)?;
+            archive.source().window(region.start(), region.len())?
         }
-        let source = match member.is_compressed() {
-            true => {
-                let max_bytes = self.limits.inflate_bytes;
-                let bytes = archive.read(number, "inflate_bytes", max_bytes, &options.cancel)?;
-                self.limits.inflate_bytes = max_bytes.saturating_sub(to_u64(bytes.len()));
-                Source::memory(Arc::new(bytes))
-            }
-            false => {
-                let region = archive.payload(number)?;
-                archive.source().window(region.start(), region.len())?
-            }
-        };
-        let options = Options { limits: self.limits.clone(), ..options.clone() };
-        let nested = Archive::open(&source, &self.limits, Trailing::Error);
-        let contents = nested.and_then(|nested| torch::read(nested, &options));
-        let contents = contents.map_err(|error| inside(error, member))?;
-        let taken = contents.objects.tree.as_ref().map_or(0, |tree| tree.pickle_bytes());
-        self.limits.pickle_bytes = self.limits.pickle_bytes.saturating_sub(taken);
-        Ok(Some(contents))
-    }
+    };
+    let options = Options { limits: limits.clone(), ..options.clone() };
+    let nested = Archive::open(&source, limits, Trailing::Error);
+    let contents = nested.and_then(|nested| torch::read(nested, &options));
+    let contents = contents.map_err(|error| inside(error, member))?;
+    let taken = contents.objects.tree.as_ref().map_or(0, |tree| tree.pickle_bytes());
+    limits.pickle_bytes = limits.pickle_bytes.saturating_sub(taken);
+    Ok(Some(contents))
 }
 
 /// A member by its number.

@@ -13,7 +13,7 @@ use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use self::budget::{Budget, member};
+use self::budget::member;
 pub(super) use self::members::is_export;
 use self::members::{Part, programs};
 use super::contents::Contents;
@@ -46,7 +46,7 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Contents> {
         inner: Vec::new(),
         archive: &archive,
         options,
-        budget: Budget::new(&options.limits),
+        left: options.limits.clone(),
         storages: HashMap::new(),
         names: HashSet::new(),
         device: Arc::from("cpu"),
@@ -114,7 +114,8 @@ struct Reader<'a> {
     inner: Vec<Contents>,
     archive: &'a Arc<Archive>,
     options: &'a Options,
-    budget: Budget,
+    /// The rest of the limits that the parts of the file share.
+    left: Limits,
     /// What the members that were named so far are, by number.
     storages: HashMap<usize, Stored>,
     /// The names in the configurations so far.
@@ -138,7 +139,7 @@ impl Reader<'_> {
         let name = member(self.archive, number)?.name();
         match part {
             Part::Config { folder, .. } => {
-                let config = self.budget.config(self.archive, number, &self.options.cancel)?;
+                let config = budget::config(&mut self.left, self.archive, number, &self.options.cancel)?;
                 self.unknown_fields = self.unknown_fields.saturating_add(config.unknown_fields);
                 for payload in config.payloads {
                     self.options.cancel.check()?;
@@ -216,7 +217,7 @@ impl Reader<'_> {
         if self.storages.insert(number, stored).is_some() {
             bail!(Code::StorageConflict, "several values are in one member, and one of them is a pickle");
         }
-        self.budget.nested(self.archive, number, self.options)
+        budget::nested(&mut self.left, self.archive, number, self.options)
     }
 
     /// Adds a tensor in the storage that is member `number`.
