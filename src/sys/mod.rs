@@ -20,11 +20,11 @@ pub(crate) use none::{Instant, process_id};
 #[cfg(any(unix, windows))]
 pub(crate) use std::{process::id as process_id, time::Instant};
 pub(crate) use system::{
-    COPIES_FILES, FileExt, HAS_COPY_ON_WRITE, already_exists, append_private_file, boot_id, copy_attributes,
-    drop_cache, errno, exchange, existing_file, file_id, flush, has_too_many_files, is_own_file,
-    is_private_folder, is_special_name, lock_file, modified, name_file, named_file, open_files_max,
-    open_folder, path_id, private_file, private_folder, rename_to_free_name, reserve, start_write_back,
-    symlink, sync_file, sync_folder, unnamed_file,
+    FileExt, HAS_COPY_ON_WRITE, already_exists, append_private_file, boot_id, copy_attributes, drop_cache,
+    errno, exchange, existing_file, file_id, flush, has_too_many_files, is_own_file, is_private_folder,
+    is_special_name, lock_file, modified, name_file, named_file, open_files_max, open_folder, path_id,
+    private_file, private_folder, rename_to_free_name, reserve, start_write_back, symlink, sync_file,
+    sync_folder, unnamed_file,
 };
 
 /// Two numbers that tell a file from all others: of its file system, and of the file there.

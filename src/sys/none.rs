@@ -8,9 +8,6 @@ use std::time::Duration;
 
 use super::FileId;
 
-/// Whether the system's copy of a file has its bytes alone, and can be flushed although it is only to be read.
-pub(crate) const COPIES_FILES: bool = false;
-
 /// Whether a file can be mapped so that edits stay in this process, and only edited pages count as its memory.
 pub(crate) const HAS_COPY_ON_WRITE: bool = false;
 
@@ -70,12 +67,37 @@ pub(crate) trait FileExt {
 
 impl FileExt for File {}
 
-pub(crate) fn file_id(_file: &File, _metadata: &Metadata) -> io::Result<FileId> {
-    unsupported()
+/// Functions that need a file, by their arguments and results: each fails.
+macro_rules! without_files {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $(
+            pub(crate) fn $name($(_: $argument),*) -> io::Result<$result> {
+                unsupported()
+            }
+        )*
+    };
 }
 
-pub(crate) fn path_id(_path: &Path, _metadata: &Metadata) -> io::Result<FileId> {
-    unsupported()
+without_files! {
+    file_id(&File, &Metadata) -> FileId;
+    path_id(&Path, &Metadata) -> FileId;
+    open_folder(&Path) -> File;
+    sync_file(&File) -> ();
+    sync_folder(&File) -> ();
+    private_folder(&Path) -> ();
+    is_private_folder(&Path) -> bool;
+    append_private_file(&Path) -> File;
+    private_file(&Path) -> File;
+    lock_file(&Path, bool) -> File;
+    named_file(&Path) -> File;
+    existing_file(&Path) -> File;
+    name_file(&File, &Path) -> ();
+    rename_to_free_name(&Path, &Path) -> ();
+    exchange(&Path, &Path) -> ();
+    copy_attributes(&Path, &Path) -> ();
+    symlink(std::path::PathBuf, &Path) -> ();
+    reserve(&File, u64) -> ();
+    flush(&File) -> ();
 }
 
 pub(crate) fn modified(_metadata: &Metadata) -> (i64, i64) {
@@ -102,48 +124,8 @@ pub(crate) fn is_special_name(_name: &str) -> bool {
     false
 }
 
-pub(crate) fn open_folder(_folder: &Path) -> io::Result<File> {
-    unsupported()
-}
-
-pub(crate) fn sync_file(_file: &File) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn sync_folder(_folder: &File) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn private_folder(_path: &Path) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn is_private_folder(_folder: &Path) -> io::Result<bool> {
-    unsupported()
-}
-
 pub(crate) fn is_own_file(_path: &Path, _metadata: &Metadata) -> bool {
     false
-}
-
-pub(crate) fn append_private_file(_path: &Path) -> io::Result<File> {
-    unsupported()
-}
-
-pub(crate) fn private_file(_path: &Path) -> io::Result<File> {
-    unsupported()
-}
-
-pub(crate) fn lock_file(_path: &Path, _writable: bool) -> io::Result<File> {
-    unsupported()
-}
-
-pub(crate) fn named_file(_path: &Path) -> io::Result<File> {
-    unsupported()
-}
-
-pub(crate) fn existing_file(_path: &Path) -> io::Result<File> {
-    unsupported()
 }
 
 pub(crate) fn boot_id() -> String {
@@ -152,34 +134,6 @@ pub(crate) fn boot_id() -> String {
 
 pub(crate) fn unnamed_file(_folder: &Path) -> Option<File> {
     None
-}
-
-pub(crate) fn name_file(_file: &File, _path: &Path) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn rename_to_free_name(_from: &Path, _to: &Path) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn exchange(_one: &Path, _two: &Path) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn copy_attributes(_from: &Path, _to: &Path) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn symlink(_target: std::path::PathBuf, _link: &Path) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn reserve(_file: &File, _len: u64) -> io::Result<()> {
-    unsupported()
-}
-
-pub(crate) fn flush(_file: &File) -> io::Result<()> {
-    unsupported()
 }
 
 pub(crate) fn drop_cache(_file: &File) {}

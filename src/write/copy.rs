@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use super::manifest::PieceDigests;
-use crate::bytes::{ListedFile, Source};
-use crate::error::{Code, Error, Result};
+use crate::bytes::{Io, ListedFile, Source};
+use crate::error::{Error, Result};
 use crate::num::to_usize;
 use crate::parallel::{self, Cancel};
 use crate::sys::{self, FileExt};
@@ -24,23 +24,13 @@ pub(super) fn copy(
     cancel: &Cancel,
 ) -> Result<Copied> {
     let failed = |error| Error::io(error, source.to_owned());
-    let found = fs::metadata(source).map_err(failed)?;
-    if !found.is_file() {
-        return Err(Error::new(Code::NotRegularFile, "this is not a regular file").in_file(source));
-    }
-    if is_hashed || !sys::COPIES_FILES {
-        let copied = fetch(&Source::open(source)?, target, sync, is_hashed, cancel)?;
-        fs::set_permissions(target, found.permissions()).map_err(failed)?;
-        return Ok(copied);
-    }
-    let nbytes = fs::copy(source, target).map_err(failed)?;
-    if sync {
-        File::open(target).and_then(|file| sys::sync_file(&file)).map_err(failed)?;
-    }
-    Ok((nbytes, None))
+    let permissions = fs::metadata(source).map_err(failed)?.permissions();
+    let copied = fetch(&Source::open_with(source, Io::Buffered)?, target, sync, is_hashed, cancel)?;
+    fs::set_permissions(target, permissions).map_err(failed)?;
+    Ok(copied)
 }
 
-/// Writes the bytes of a source to a file.
+/// Writes the bytes of a source to a file: inside the kernel if that can do it, unless they are hashed.
 pub(super) fn fetch(
     source: &Source,
     target: &Path,
@@ -55,8 +45,10 @@ pub(super) fn fetch(
     let digests = is_hashed.then(|| PieceDigests::new(len));
     let threads = if access.concurrent { access.in_flight.unwrap_or(1) } else { 1 };
     let block = access.block.max(1);
-    let starts = (0..len.div_ceil(block)).map(|number| number.saturating_mul(block));
-    let threads = threads.min(to_usize(len.div_ceil(block))).max(1);
+    let is_copied = !is_hashed && source.copy_to_file(&file, 0)?;
+    let blocks = if is_copied { 0 } else { len.div_ceil(block) };
+    let starts = (0..blocks).map(|number| number.saturating_mul(block));
+    let threads = threads.min(to_usize(blocks)).max(1);
     parallel::for_each(threads, starts, Vec::new, |buffer: &mut Vec<u8>, start| {
         cancel.check()?;
         buffer.resize(to_usize(block.min(len.saturating_sub(start))), 0);

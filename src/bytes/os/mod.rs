@@ -3,8 +3,6 @@
 
 #[cfg(all(target_os = "linux", not(rustload_portable)))]
 mod linux;
-#[cfg(all(target_os = "macos", not(rustload_portable)))]
-mod macos;
 #[cfg(any(not(target_os = "linux"), rustload_portable))]
 mod portable;
 

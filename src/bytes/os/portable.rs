@@ -12,11 +12,7 @@ pub(in crate::bytes) fn cached_share(_file: &File, _len: u64) -> Option<f64> {
     None
 }
 
-#[cfg(all(target_os = "macos", not(rustload_portable)))]
-pub(in crate::bytes) use super::macos::open_direct;
-
 /// There is no direct I/O.
-#[cfg(any(not(target_os = "macos"), rustload_portable))]
 pub(in crate::bytes) fn open_direct(_file: &File) -> Option<File> {
     None
 }

@@ -32,9 +32,6 @@ pub(crate) use close::flush;
 pub(crate) use std::os::unix::fs::{FileExt, symlink};
 pub(crate) use system::{drop_cache, start_write_back, unnamed_file};
 
-/// Whether the system's copy of a file has its bytes alone, and can be flushed although it is only to be read.
-pub(crate) const COPIES_FILES: bool = true;
-
 /// Whether a file can be mapped so that edits stay in this process, and only edited pages count as its memory.
 pub(crate) const HAS_COPY_ON_WRITE: bool = true;
 

@@ -26,10 +26,6 @@ pub(crate) use names::{is_special_name, rename_to_free_name};
 /// would count (`PAGE_WRITECOPY`).
 pub(crate) const HAS_COPY_ON_WRITE: bool = false;
 
-/// Whether the system's copy of a file has its bytes alone, and can be flushed although it is only to be read. Here it has the other
-/// streams of the file too, and only a file that is open for writing is flushed.
-pub(crate) const COPIES_FILES: bool = false;
-
 /// The unit of file times, and their epoch, 1601, before that of Unix.
 const TICKS_PER_SECOND: u64 = 10_000_000;
 const UNIX_EPOCH_SECONDS: i64 = 11_644_473_600;
