@@ -18,28 +18,22 @@ struct ClaimedRange {
     end: usize,
 }
 
-/// The right to write to a range, held until it is dropped.
+/// The right to write to a range, held until it is dropped; `None` where the range is not in the list.
 #[derive(Debug)]
-pub(super) struct Claim {
-    range: ClaimedRange,
-    /// Whether the range is in the list.
-    listed: bool,
-}
+pub(super) struct Claim(Option<ClaimedRange>);
 
 impl Claim {
     /// The right to write to `len` bytes from `start`; `None` while another claim covers one of them.
     pub(super) fn new(start: usize, len: usize) -> Option<Claim> {
         let range = ClaimedRange { process: process_id(), start, end: start.saturating_add(len) };
         // A list that cannot be locked, as after a fork while another thread held it, refuses nothing.
-        if let Some(mut claims) = lock_unless_stuck(&CLAIMS) {
-            claims.retain(|other| other.process == range.process);
-            if claims.iter().any(|other| other.start < range.end && range.start < other.end) {
-                return None;
-            }
-            claims.push(range);
-            return Some(Claim { range, listed: true });
+        let Some(mut claims) = lock_unless_stuck(&CLAIMS) else { return Some(Claim(None)) };
+        claims.retain(|other| other.process == range.process);
+        if claims.iter().any(|other| other.start < range.end && range.start < other.end) {
+            return None;
         }
-        Some(Claim { range, listed: false })
+        claims.push(range);
+        Some(Claim(Some(range)))
     }
 }
 
@@ -48,9 +42,9 @@ impl Drop for Claim {
         // A range that stayed listed would refuse every later write there, so this waits for other threads, which hold the lock
         // briefly. It does not wait in a forked child: a claim made before the fork is the parent's, and a claim of the child's own
         // is listed only if the lock was free.
-        while self.listed && self.range.process == process_id() {
+        while let Some(range) = self.0.filter(|range| range.process == process_id()) {
             if let Some(mut claims) = lock_unless_stuck(&CLAIMS) {
-                if let Some(at) = claims.iter().position(|other| *other == self.range) {
+                if let Some(at) = claims.iter().position(|other| *other == range) {
                     claims.swap_remove(at);
                 }
                 return;

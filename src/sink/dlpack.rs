@@ -230,7 +230,7 @@ impl Foreign {
     /// process or on a device, reads or writes the bytes meanwhile. They may be uninitialized: another allocator made them, and
     /// they are read only after they were written.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        let bytes = self.writable_byte_array().map_err(|what| unwritable(&what))?;
+        let bytes = self.writable_byte_array().map_err(unwritable)?;
         if bytes.device.kind != CPU {
             return Err(unwritable("it is not in host memory"));
         }
@@ -252,7 +252,7 @@ impl Foreign {
     /// lives.
     pub fn into_bytes(self) -> Result<ForeignBytes> {
         let unfit = |what: &str| error!(Code::Value, "no contiguous uint8 array in host memory: {what}");
-        let ByteArray { device, start, len, .. } = self.byte_array().map_err(|what| unfit(&what))?;
+        let ByteArray { device, start, len, .. } = self.byte_array().map_err(unfit)?;
         if device.kind != CPU {
             return Err(unfit("it is on a device"));
         }
@@ -263,7 +263,7 @@ impl Foreign {
     /// something else.
     pub fn into_gpu(self, device_type: i32) -> Result<Array> {
         let unfit = |what: &str| error!(Code::Buffer, "no contiguous uint8 array in GPU memory: {what}");
-        let bytes = self.writable_byte_array().map_err(|what| unfit(&what))?;
+        let bytes = self.writable_byte_array().map_err(unfit)?;
         let device = u32::try_from(bytes.device.id).ok().filter(|_| bytes.device.kind == device_type);
         let device = device.ok_or_else(|| unfit("it is not in the memory of a GPU"))?;
         let (address, nbytes) = (bytes.start.addr() as u64, bytes.len as u64);
@@ -271,14 +271,13 @@ impl Foreign {
     }
 
     /// As [`Foreign::byte_array`], of a writable tensor.
-    fn writable_byte_array(&self) -> Result<ByteArray, String> {
+    fn writable_byte_array(&self) -> Result<ByteArray, &'static str> {
         let bytes = self.byte_array()?;
-        if bytes.is_read_only { Err("it is read-only".to_owned()) } else { Ok(bytes) }
+        if bytes.is_read_only { Err("it is read-only") } else { Ok(bytes) }
     }
 
     /// The device, address and length of a one-dimensional, contiguous tensor of `uint8`, or why it is not one.
-    fn byte_array(&self) -> Result<ByteArray, String> {
-        let wrong = |what: &str| Err(what.to_owned());
+    fn byte_array(&self) -> Result<ByteArray, &'static str> {
         let (tensor, flags) = match &self.structure {
             Structure::Versioned(managed) => {
                 let managed = managed.as_ptr();
@@ -286,7 +285,7 @@ impl Foreign {
                 // change.
                 let major = unsafe { (*managed).major };
                 if major != 1 {
-                    return wrong("its DLPack version is unknown");
+                    return Err("its DLPack version is unknown");
                 }
                 // SAFETY: valid as promised, and of a major version whose layout is known.
                 let managed = unsafe { &*managed };
@@ -296,26 +295,26 @@ impl Foreign {
             Structure::Legacy(managed) => (unsafe { &(*managed.as_ptr()).tensor }, 0),
         };
         if tensor.dtype != data_type(DType::U8) || tensor.ndim != 1 {
-            return wrong("it is not a one-dimensional uint8 array");
+            return Err("it is not a one-dimensional uint8 array");
         }
         // SAFETY: with ndim 1, shape points to one number; null, which no valid structure has, is reported.
         let Some(&len) = (unsafe { tensor.shape.as_ref() }) else {
-            return wrong("it has no shape");
+            return Err("it has no shape");
         };
         let Ok(len) = usize::try_from(len) else {
-            return wrong("its size is negative");
+            return Err("its size is negative");
         };
         // SAFETY: with ndim 1, strides is null (contiguous) or points to one number.
         let stride = unsafe { tensor.strides.as_ref() }.copied().unwrap_or(1);
         if len > 1 && stride != 1 {
-            return wrong("it is not contiguous");
+            return Err("it is not contiguous");
         }
         let Ok(offset) = usize::try_from(tensor.byte_offset) else {
-            return wrong("its offset is too large");
+            return Err("its offset is too large");
         };
         // The first element lies inside the producer's allocation; an empty tensor may have a null address.
         if len > 0 && tensor.data.is_null() {
-            return wrong("it has no address");
+            return Err("it has no address");
         }
         let start = tensor.data.cast::<u8>().wrapping_add(offset);
         Ok(ByteArray { device: tensor.device, start, len, is_read_only: flags & READ_ONLY != 0 })

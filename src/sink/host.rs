@@ -107,8 +107,8 @@ impl HostBuffer {
     }
 
     fn from_slab(len: usize) -> Option<HostBuffer> {
-        let slice = slab::take(len)?;
-        Some(HostBuffer::of(slice.start, len, Memory::Slab { _slab: slice.slab }))
+        let (slab, start) = slab::take(len)?;
+        Some(HostBuffer::of(start, len, Memory::Slab { _slab: slab }))
     }
 
     /// `len` bytes from `start`, which lie in `memory`.
@@ -200,11 +200,6 @@ pub fn check_memory(needed: u64, given: u64) -> Result<()> {
     memory::check(needed, given, || {
         trim();
     })
-}
-
-/// The bytes that are kept for later results, and the most that may be kept.
-pub fn pool_usage() -> (u64, u64) {
-    pool::usage()
 }
 
 fn out_of_memory(len: u64) -> Error {

@@ -20,9 +20,9 @@ use std::sync::Arc;
 
 pub use elements::Element;
 pub use gpu::GpuMemory;
-pub use host::{HostBuffer, Unfilled, check_memory, pool_usage, trim};
+pub use host::{HostBuffer, Unfilled, check_memory, trim};
 pub use pages::populate;
-pub use pool::{CarriedOver, enforce_limits, footprint, limit_while_alive};
+pub use pool::{CarriedOver, enforce_limits, footprint, limit_while_alive, usage as pool_usage};
 
 use crate::bytes::{Mapping, Region};
 use crate::dtype::DType;
@@ -66,11 +66,10 @@ impl Array {
     /// an element lies outside the mapping.
     pub(crate) fn view(mapping: Arc<Mapping>, start: u64, dtype: DType, layout: Layout) -> Result<Array> {
         let outside = || Error::new(Code::InternalError, "a view lies outside its file");
-        let Layout { shape, strides, .. } = layout;
-        if shape.len() != strides.len() {
+        let layout = Layout { offset: 0, ..layout };
+        if layout.shape.len() != layout.strides.len() {
             return Err(outside());
         }
-        let layout = Layout { shape, strides, offset: 0 };
         let nbytes = layout.end().and_then(|end| end.checked_mul(dtype.itemsize()));
         let range = nbytes.and_then(|nbytes| Region::new(start, nbytes));
         range.and_then(|range| mapping.address(range)).ok_or_else(outside)?;

@@ -105,7 +105,7 @@ pub(super) fn trim() -> u64 {
 }
 
 /// The bytes that are kept, and the most that may be kept.
-pub(super) fn usage() -> (u64, u64) {
+pub fn usage() -> (u64, u64) {
     let usage = lock(lock_unless_stuck).map(|mut pool| {
         let surplus = pool.settle_missed_release();
         (pool.bytes as u64, pool.limit as u64, surplus)

@@ -22,13 +22,6 @@ const SLAB_BYTES: usize = HUGE_PAGE_BYTES;
 /// The size of a cache line.
 const CACHE_LINE_BYTES: usize = 64;
 
-/// A part of a slab that belongs to one result.
-#[derive(Debug)]
-pub(super) struct SlabSlice {
-    pub(super) slab: Arc<Pooled>,
-    pub(super) start: NonNull<u8>,
-}
-
 /// The slab that is being filled.
 #[derive(Debug)]
 struct Current {
@@ -41,7 +34,7 @@ static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
 /// Takes `len` bytes of a slab, at most [`SLAB_RESULT_MAX_BYTES`]; what they hold is not defined. `None` if another thread holds
 /// the lock, `len` is too large, or there is no memory.
-pub(super) fn take(len: usize) -> Option<SlabSlice> {
+pub(super) fn take(len: usize) -> Option<(Arc<Pooled>, NonNull<u8>)> {
     let mut current = try_lock(&CURRENT)?;
     let size = len
         .max(1)
@@ -59,7 +52,7 @@ pub(super) fn take(len: usize) -> Option<SlabSlice> {
     let slab_start = current.slab.pages()?.start();
     let start = NonNull::new(slab_start.as_ptr().wrapping_add(current.used))?;
     current.used += size;
-    Some(SlabSlice { slab: current.slab.clone(), start })
+    Some((current.slab.clone(), start))
 }
 
 /// Releases the slab that is being filled, unless another thread holds the lock. The slab stays as long as a result in it.
@@ -75,25 +68,25 @@ mod tests {
 
     #[test]
     fn slices_start_on_cache_lines_and_do_not_overlap() {
-        let mut slices: Vec<_> = (0..3000).filter_map(|n| Some((take(n)?, n))).collect();
+        let mut slices: Vec<_> = (0..3000).filter_map(|n| Some((take(n)?.1, n))).collect();
         assert!(slices.len() > 1000, "other tests may hold the lock now and then, not always");
-        slices.sort_by_key(|(slice, _)| slice.start);
+        slices.sort_unstable();
         for pair in slices.windows(2) {
             let [(one, len), (two, _)] = pair else { continue };
-            assert!(one.start.addr().get() + (*len).max(1) <= two.start.addr().get());
+            assert!(one.addr().get() + (*len).max(1) <= two.addr().get());
         }
-        assert!(slices.iter().all(|(slice, _)| slice.start.align_offset(CACHE_LINE_BYTES) == 0));
+        assert!(slices.iter().all(|(start, _)| start.align_offset(CACHE_LINE_BYTES) == 0));
         assert!(take(SLAB_RESULT_MAX_BYTES + 1).is_none());
     }
 
     #[test]
     fn a_slice_keeps_its_slab_alive() {
-        let Some(slice) = std::iter::repeat_with(|| take(1000)).take(1000).flatten().next() else {
+        let Some((slab, _)) = std::iter::repeat_with(|| take(1000)).take(1000).flatten().next() else {
             panic!("a slab")
         };
         trim();
-        let last = Arc::strong_count(&slice.slab);
+        let last = Arc::strong_count(&slab);
         assert!(last >= 1);
-        assert_eq!(slice.slab.pages().map(|pages| pages.len()), Some(SLAB_BYTES));
+        assert_eq!(slab.pages().map(|pages| pages.len()), Some(SLAB_BYTES));
     }
 }

@@ -3,18 +3,16 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::driver::{
-    Allocation, CallerStream, CaptureMode, Context, Driver, EventHandle, Pinned, StreamHandle,
-};
+use super::driver::{CallerStream, CaptureMode, Context, Driver, EventHandle, Pinned, StreamHandle};
 use super::ring::Ring;
 use crate::error::{Code, Error, Result, bail, error};
 use crate::num::to_u64;
 use crate::parallel::{Cancel, lock};
-use crate::sink::HostBuffer;
 
 /// How long a thread that waits for an event queries it again and again: about as long as the copy of a slot takes.
 const EVENT_SPIN_TIME: Duration = Duration::from_micros(30);
@@ -157,7 +155,7 @@ impl Device {
     }
 
     /// As [`Device::with_context`], to destroy something: making the context current is tried twice, and errors are ignored.
-    fn with_context_best_effort(&self, work: impl FnOnce(&Driver) -> Result<()>) {
+    pub(super) fn with_context_best_effort(&self, work: impl FnOnce(&Driver) -> Result<()>) {
         if self.is_usable_in_this_process() {
             // Called from destructors, which cannot report an error of the driver.
             let _ = self.enter().or_else(|_| self.enter()).and_then(|_restore| work(self.driver));
@@ -192,37 +190,21 @@ impl Device {
         Ok(())
     }
 
-    pub(super) fn allocate(&self, nbytes: usize) -> Result<Allocation> {
-        self.with_context(|driver| driver.allocate(nbytes))
-    }
-
     /// The free bytes of its memory, by the driver.
     pub fn free_memory(&self) -> Result<u64> {
         self.with_context(|driver| driver.free_memory()).map(to_u64)
     }
 
-    pub(super) fn free(&self, memory: Allocation) {
-        self.with_context_best_effort(|driver| driver.free(memory));
-    }
-
-    pub(super) fn memcpy_d2h(&self, to: &mut [u8], from: u64) -> Result<()> {
-        self.with_context(|driver| driver.memcpy_d2h(to, from))
-    }
-
-    pub(super) fn register_host_memory(&self, memory: &mut HostBuffer) -> Result<()> {
-        self.with_context(|driver| driver.register_host_memory(memory))
-    }
-
     /// Creates a stream that does not synchronize with the default stream.
     pub(crate) fn stream(&'static self) -> Result<Stream> {
         let handle = self.with_context(Driver::create_stream)?;
-        Ok(Stream { device: self, handle: Some(handle) })
+        Ok(Stream { device: self, handle })
     }
 
     /// Creates an event.
     pub(crate) fn event(&'static self) -> Result<Event> {
         let handle = self.with_context(Driver::create_event)?;
-        Ok(Event { device: self, handle: Some(handle) })
+        Ok(Event { device: self, handle })
     }
 
     /// Records `event` in a caller's stream, behind all work that is in it now. Fails if the stream captures a CUDA graph.
@@ -236,14 +218,14 @@ impl Device {
                 )
                 .note("load before the graph is captured"));
             }
-            driver.record_event(event.handle()?, &stream)
+            driver.record_event(&event.handle, &stream)
         })
     }
 
     /// Makes later work in a caller's stream wait for `event`.
     pub(crate) fn wait_event(&self, stream: CallerStream, event: &Event) -> Result<()> {
         self.with_context(|driver| {
-            driver.stream_wait_event(&StreamHandle::from_caller(stream), event.handle()?)
+            driver.stream_wait_event(&StreamHandle::from_caller(stream), &event.handle)
         })
     }
 }
@@ -272,56 +254,42 @@ impl Drop for RestoreThread {
 #[derive(Debug)]
 pub(crate) struct Stream {
     device: &'static Device,
-    /// Until the drop.
-    handle: Option<StreamHandle>,
+    handle: StreamHandle,
 }
 
 /// A CUDA event, destroyed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Event {
     device: &'static Device,
-    /// Until the drop.
-    handle: Option<EventHandle>,
-}
-
-fn used_after_drop() -> Error {
-    Error::new(Code::InternalError, "a stream or event is used after its end")
+    handle: EventHandle,
 }
 
 impl Stream {
-    fn handle(&self) -> Result<&StreamHandle> {
-        self.handle.as_ref().ok_or_else(used_after_drop)
-    }
-
     /// Makes work that is enqueued in this stream from now on wait for `event`.
     pub(crate) fn wait_event(&self, event: &Event) -> Result<()> {
-        self.device.with_context(|driver| driver.stream_wait_event(self.handle()?, event.handle()?))
+        self.device.with_context(|driver| driver.stream_wait_event(&self.handle, &event.handle))
     }
 
     /// Records `event` behind all work that is in this stream now.
     pub(crate) fn record_event(&self, event: &Event) -> Result<()> {
-        self.device.with_context(|driver| driver.record_event(event.handle()?, self.handle()?))
+        self.device.with_context(|driver| driver.record_event(&event.handle, &self.handle))
     }
 
     /// Waits until all work in this stream is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.device.with_context(|driver| driver.synchronize_stream(self.handle()?))
+        self.device.with_context(|driver| driver.synchronize_stream(&self.handle))
     }
 
     /// Enqueues an H2D copy of the first `len` bytes to a device address.
     pub(super) fn memcpy_h2d_async(&self, to: u64, from: &Pinned, len: usize) -> Result<()> {
-        self.device.with_context(|driver| driver.memcpy_h2d_async(to, from, len, self.handle()?))
+        self.device.with_context(|driver| driver.memcpy_h2d_async(to, from, len, &self.handle))
     }
 }
 
 impl Event {
-    fn handle(&self) -> Result<&EventHandle> {
-        self.handle.as_ref().ok_or_else(used_after_drop)
-    }
-
     /// Whether the work that the event was recorded behind is done.
     pub(crate) fn is_done(&self) -> Result<bool> {
-        self.device.with_context(|driver| driver.is_event_done(self.handle()?))
+        self.device.with_context(|driver| driver.is_event_done(&self.handle))
     }
 
     /// Waits until the work that the event was recorded behind is done, at most until `deadline`; whether it is done. Fails if
@@ -353,16 +321,14 @@ impl Event {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            self.device.with_context_best_effort(|driver| driver.destroy_stream(handle));
-        }
+        let handle = mem::take(&mut self.handle);
+        self.device.with_context_best_effort(|driver| driver.destroy_stream(handle));
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            self.device.with_context_best_effort(|driver| driver.destroy_event(handle));
-        }
+        let handle = mem::take(&mut self.handle);
+        self.device.with_context_best_effort(|driver| driver.destroy_event(handle));
     }
 }

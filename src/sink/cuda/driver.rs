@@ -45,16 +45,16 @@ pub(super) struct CaptureMode(c_uint);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Context(usize);
 
-/// A CUDA stream.
-#[derive(Debug)]
+/// A CUDA stream; by default the driver's default one, which is what a destroyed one leaves.
+#[derive(Debug, Default)]
 pub(super) struct StreamHandle(usize);
 
 /// A stream that the caller owns, such as torch's current stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerStream(usize);
 
-/// A CUDA event.
-#[derive(Debug)]
+/// A CUDA event; by default none, which the driver refuses.
+#[derive(Debug, Default)]
 pub(super) struct EventHandle(usize);
 
 /// Device memory.

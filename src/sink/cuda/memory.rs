@@ -23,7 +23,10 @@ impl DeviceMemory {
         device.check_process()?;
         let size = usize::try_from(nbytes);
         let size = size.map_err(|_| error!(Code::Memory, "{nbytes} byte(s) do not fit a GPU"))?;
-        let memory = if size == 0 { None } else { Some(device.allocate(size)?) };
+        let memory = match size {
+            0 => None,
+            _ => Some(device.with_context(|driver| driver.allocate(size))?),
+        };
         Ok(DeviceMemory { device, nbytes, memory })
     }
 
@@ -33,7 +36,7 @@ impl DeviceMemory {
             bail!(Code::Value, "the sizes differ");
         }
         match &self.memory {
-            Some(memory) => self.device.memcpy_d2h(to, memory.address()),
+            Some(memory) => self.device.with_context(|driver| driver.memcpy_d2h(to, memory.address())),
             None => Ok(()),
         }
     }
@@ -57,7 +60,7 @@ unsafe impl GpuMemory for DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.device.free(memory);
+            self.device.with_context_best_effort(|driver| driver.free(memory));
         }
     }
 }

@@ -11,14 +11,9 @@ use std::thread;
 use crate::error::{Code, Error, Result, error};
 use crate::sink::os::{self, SYSFS};
 
-/// Where uploads to a GPU run.
+/// The CPUs that uploads to a GPU run on. None for any: the machine has one node, or does not tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cpus {
-    /// On any CPU: the machine has one node, or does not tell.
-    Any,
-    /// On these CPUs alone.
-    Near(Vec<usize>),
-}
+pub(super) struct Cpus(Vec<usize>);
 
 impl Cpus {
     /// For the GPU at this PCI address: those in `RUSTLOAD_UPLOAD_CPUS`, such as `0-15,32-47` or `all`, or those of its node. Only
@@ -26,7 +21,7 @@ impl Cpus {
     pub(super) fn of_gpu(pci_address: Option<&str>) -> Result<Cpus> {
         let text = std::env::var("RUSTLOAD_UPLOAD_CPUS").unwrap_or_default();
         let near = match text.trim() {
-            "all" => return Ok(Cpus::Any),
+            "all" => Vec::new(),
             "" => pci_address.and_then(|address| of_node(Path::new(SYSFS), address)).unwrap_or_default(),
             list => parse_list(list).ok_or_else(|| {
                 error!(Code::Value, "RUSTLOAD_UPLOAD_CPUS={text}: expected CPU numbers, or all")
@@ -38,20 +33,17 @@ impl Cpus {
 
     fn allowed(mut near: Vec<usize>, allowed: &[usize]) -> Cpus {
         near.retain(|cpu| allowed.contains(cpu));
-        if near.is_empty() { Cpus::Any } else { Cpus::Near(near) }
+        Cpus(near)
     }
 
     /// How many there are, of the `cores` that this process may use.
     pub(super) fn count(&self, cores: usize) -> usize {
-        match self {
-            Cpus::Any => cores,
-            Cpus::Near(cpus) => cpus.len().min(cores),
-        }
+        if self.0.is_empty() { cores } else { self.0.len().min(cores) }
     }
 
     /// Runs `work` on them: the memory that it touches first is their node's.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        if *self == Cpus::Any {
+        if self.0.is_empty() {
             return work();
         }
         thread::scope(|scope| {
@@ -67,8 +59,8 @@ impl Cpus {
 
     /// Keeps the calling thread on them.
     pub(super) fn enter(&self) {
-        if let Cpus::Near(cpus) = self {
-            os::stay_on(cpus);
+        if !self.0.is_empty() {
+            os::stay_on(&self.0);
         }
     }
 }
@@ -139,12 +131,12 @@ mod tests {
 
     #[test]
     fn only_cpus_that_the_process_may_use_count() {
-        assert_eq!(Cpus::allowed(vec![0, 1, 8], &[1, 2, 8]), Cpus::Near(vec![1, 8]));
-        assert_eq!(Cpus::allowed(vec![0, 1], &[4]), Cpus::Any);
-        assert_eq!(Cpus::allowed(vec![], &[4]), Cpus::Any);
-        assert_eq!(Cpus::Near(vec![1, 8]).count(64), 2);
-        assert_eq!(Cpus::Near((0..32).collect()).count(4), 4, "a quota of CPU time");
-        assert_eq!(Cpus::Any.count(64), 64);
+        assert_eq!(Cpus::allowed(vec![0, 1, 8], &[1, 2, 8]), Cpus(vec![1, 8]));
+        assert_eq!(Cpus::allowed(vec![0, 1], &[4]), Cpus(vec![]));
+        assert_eq!(Cpus::allowed(vec![], &[4]), Cpus(vec![]));
+        assert_eq!(Cpus(vec![1, 8]).count(64), 2);
+        assert_eq!(Cpus((0..32).collect()).count(4), 4, "a quota of CPU time");
+        assert_eq!(Cpus(vec![]).count(64), 64);
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Ring {
         // huge pages, which are pinned much faster. Pinning touches them.
         let memory = cpus.run(|| {
             let mut memory = HostBuffer::new((size.slot * size.count).max(OWN_PAGES_MIN_BYTES) as u64)?;
-            device.register_host_memory(&mut memory)?;
+            device.with_context(|driver| driver.register_host_memory(&mut memory))?;
             Ok(memory)
         })?;
         // Only now, as it never returns to the pool from here on.
@@ -203,9 +203,10 @@ impl Ring {
                 .0;
         };
         drop(state);
-        let copied = if slot_memory.in_flight { slot_memory.wait_for_copy(cancel) } else { Ok(()) };
+        let copied = if slot_memory.in_flight { slot_memory.event.wait(None, cancel) } else { Ok(true) };
+        slot_memory.in_flight = !copied.as_ref().is_ok_and(|&is_done| is_done);
         let slot = Slot { ring: self, slot_memory: Some(slot_memory) };
-        copied.map(|()| slot)
+        copied.map(|_| slot)
     }
 
     /// An idle stream, or a new one, to be returned by [`Ring::return_stream`]: its next user's work runs after the work in it.
@@ -256,14 +257,6 @@ impl Ring {
             let address = target.address().addr().get() as u64;
             self.take(&Cancel::new())?.copy_to_device(target, address, self.slot_bytes, stream)?;
         }
-        Ok(())
-    }
-}
-
-impl SlotMemory {
-    /// Waits until the copy from the slot is done. Fails if `cancel` is cancelled.
-    fn wait_for_copy(&mut self, cancel: &Cancel) -> Result<()> {
-        self.in_flight = !self.event.wait(None, cancel)?;
         Ok(())
     }
 }
