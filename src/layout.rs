@@ -102,6 +102,12 @@ pub fn contiguous_strides(shape: &[u64]) -> Option<Dims> {
     Some(strides)
 }
 
+/// Whether a box of these sizes is a range of a C-contiguous tensor of this shape.
+pub(crate) fn is_range(sizes: &[u64], shape: &[u64]) -> bool {
+    let cut = sizes.iter().position(|&size| size != 1).unwrap_or(sizes.len());
+    sizes.iter().zip(shape).skip(cut + 1).all(|(size, whole)| size == whole)
+}
+
 impl Layout {
     /// A C-contiguous layout at offset 0; fails with `TensorShape` where its size does not fit 64 bits.
     pub fn contiguous(shape: &[u64]) -> Result<Layout> {
@@ -178,47 +184,24 @@ impl Layout {
     /// A tensor without elements, or without elements in the file (meta device), may have any strides and offset; both saturate
     /// where they do not fit 64 bits. Fails where there are too many indices, an index is out of bounds, or a step is not positive.
     pub fn index(&self, items: &[TensorIndex]) -> Result<Layout> {
-        let used = items
-            .iter()
-            .filter(|item| matches!(item, TensorIndex::At(_) | TensorIndex::Range { .. }))
-            .count();
-        if used > self.ndim() {
-            bail!(Code::Index, "too many indices: {used} for a tensor of {} dimension(s)", self.ndim());
-        }
-        if items.iter().filter(|item| matches!(item, TensorIndex::Ellipsis)).count() > 1 {
-            bail!(Code::Value, "an index may contain at most one ellipsis");
-        }
         let mut out = Layout { shape: Dims::new(), strides: Dims::new(), offset: self.offset };
         let mut dim = 0;
-        for item in items {
-            match *item {
-                TensorIndex::NewAxis => {
-                    out.shape.push(1);
-                    out.strides.push(0);
-                }
-                TensorIndex::Ellipsis => {
-                    for _ in 0..self.ndim() - used {
-                        out.push_dim(self.shape[dim], self.strides[dim]);
-                        dim += 1;
-                    }
-                }
-                TensorIndex::At(at) => {
-                    out.advance(at_index(at, self.shape[dim], dim)?, self.strides[dim]);
-                    dim += 1;
-                }
-                TensorIndex::Range { start, stop, step } => {
-                    let (start, count, step) = range_index(start, stop, step, self.shape[dim])?;
-                    if count > 0 {
-                        out.advance(start, self.strides[dim]);
-                    }
-                    // The step is not used with fewer than two elements: multiplied, it may not fit 63 bits.
-                    out.push_dim(count, self.strides[dim].saturating_mul(if count > 1 { step } else { 1 }));
-                    dim += 1;
-                }
+        for item in one_for_each_dim(items, self.ndim())? {
+            if item == TensorIndex::NewAxis {
+                out.push_dim(1, 0);
+                continue;
             }
-        }
-        while dim < self.ndim() {
-            out.push_dim(self.shape[dim], self.strides[dim]);
+            let (size, stride) = (self.shape[dim], self.strides[dim]);
+            if let TensorIndex::At(at) = item {
+                out.advance(at_index(at, size, dim)?, stride);
+            } else if let TensorIndex::Range { start, stop, step } = item {
+                let (start, count, step) = range_index(start, stop, step, size)?;
+                if count > 0 {
+                    out.advance(start, stride);
+                }
+                // The step is not used with fewer than two elements: multiplied, it may not fit 63 bits.
+                out.push_dim(count, stride.saturating_mul(if count > 1 { step } else { 1 }));
+            }
             dim += 1;
         }
         Ok(out)
@@ -265,6 +248,24 @@ impl Layout {
         out.strides.reverse();
         out
     }
+}
+
+/// The items with full slices in place of the ellipsis, or at the end, so that each of `ndim` dimensions has one.
+pub(crate) fn one_for_each_dim(items: &[TensorIndex], ndim: usize) -> Result<SmallVec<[TensorIndex; 4]>> {
+    let is_of_dim = |item: &&TensorIndex| matches!(item, TensorIndex::At(_) | TensorIndex::Range { .. });
+    let used = items.iter().filter(is_of_dim).count();
+    if used > ndim {
+        bail!(Code::Index, "too many indices: {used} for a tensor of {ndim} dimension(s)");
+    }
+    let (before, after) = match items.iter().position(|item| matches!(item, TensorIndex::Ellipsis)) {
+        Some(at) => (&items[..at], &items[at + 1..]),
+        None => (items, &[][..]),
+    };
+    if after.contains(&TensorIndex::Ellipsis) {
+        bail!(Code::Value, "an index may contain at most one ellipsis");
+    }
+    let full = std::iter::repeat_n(TensorIndex::from(..), ndim - used);
+    Ok(before.iter().copied().chain(full).chain(after.iter().copied()).collect())
 }
 
 /// `dims` as a permutation of `0..ndim`.

@@ -254,8 +254,8 @@ impl Tensor {
         py: Python<'py>,
         mappings: Option<&Mappings>,
     ) -> PyResult<Option<LoneView<'py>>> {
-        let owner = mappings.map(|mappings| &*mappings.0);
-        let Some(view) = run::detached(py, || self.0.lone_view(owner))? else { return Ok(None) };
+        let mappings = mappings.map(|mappings| mappings.0.clone());
+        let Some(view) = run::detached(py, || self.0.lone_view(mappings))? else { return Ok(None) };
         Ok(Some((self.0.storage(), capsule::export(py, &view, false, false)?)))
     }
 

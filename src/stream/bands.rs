@@ -3,7 +3,7 @@
 //! columns instead.
 
 use super::plan::merged;
-use super::read::{BAND_MIN_BYTES, Fill, Payload, incomplete_write, scratch};
+use super::read::{BAND_MIN_BYTES, Elements, incomplete_write, scratch};
 use crate::bytes::{Access, Reader, Scratch};
 use crate::error::Result;
 use crate::kernel::{self, Grid};
@@ -193,13 +193,13 @@ impl Band {
 
 /// Reads a band and writes it, cast and transposed, to its part of the destination, panel by panel.
 pub(super) fn fill_band(
-    payload: &Payload,
+    elements: &Elements,
     band: Band,
-    how: &Fill,
     reader: &Reader<'_>,
     space: &mut Workspace,
     mut out: Grid<'_>,
 ) -> Result<()> {
+    let Elements { payload, how, .. } = elements;
     let (from, to) = (how.cast.from().itemsize(), how.cast.to().itemsize());
     let unit = band.unit.saturating_mul(to);
     if (out.rows(), out.width()) != (to_usize(band.columns), to_usize(band.rows.saturating_mul(unit))) {

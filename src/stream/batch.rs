@@ -4,8 +4,8 @@
 use super::bands::{Band, Workspace, fill_band};
 use super::plan::{BlockGrid, Piece, aligned_pieces, is_permuted, pieces};
 use super::read::{
-    Fill, HUGE_PAGE_BYTES, Payload, check_bounds, fill_piece, incomplete_write, piece_count, prefault,
-    read_mode, reading_threads,
+    Elements, HUGE_PAGE_BYTES, fill_piece, incomplete_write, piece_count, prefault, read_mode,
+    reading_threads,
 };
 use crate::bytes::{Access, Descriptor, ReadMode, Reader, Source};
 use crate::error::{Code, Error, Result};
@@ -19,20 +19,15 @@ const PERMUTED_IN_CACHE_MAX_BYTES: u64 = 1 << 20;
 /// A tensor and the destination to read it into.
 #[derive(Debug)]
 pub struct Task<'a> {
-    /// The storage's bytes.
-    pub payload: Payload,
-    /// The elements, in the requested order.
-    pub layout: Layout,
-    /// The conversion. Its number of threads is ignored: that of the batch counts.
-    pub how: Fill,
+    /// The elements, in the requested order. The number of threads of their conversion is ignored: that of the batch counts.
+    pub elements: Elements,
     /// The destination, of exactly the result's bytes.
     pub out: &'a mut [u8],
 }
 
 /// How a tensor is read and converted; without its destination.
 struct TaskPlan {
-    payload: Payload,
-    how: Fill,
+    elements: Elements,
     mode: ReadMode,
 }
 
@@ -50,7 +45,7 @@ impl<'p> Worker<'p> {
     fn reader(&mut self, task: usize, plan: &'p TaskPlan) -> (&Reader<'p>, &mut Workspace) {
         let reader = match self.reader.take() {
             Some((last, reader)) if last == task => reader,
-            _ => plan.mode.reader_with(&plan.payload.source, &mut self.descriptor),
+            _ => plan.mode.reader_with(&plan.elements.payload.source, &mut self.descriptor),
         };
         (&self.reader.insert((task, reader)).1, &mut self.space)
     }
@@ -83,18 +78,19 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
     let mut plans = Vec::with_capacity(tasks.len());
     let mut files: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
     for (number, ((task, weight), mode)) in tasks.into_iter().zip(weights).zip(modes).enumerate() {
-        task.check().map_err(|error| (number, error))?;
-        let Task { payload, layout, how, out } = task;
-        let file = match files.iter().position(|(source, _)| source.same_backing(&payload.source)) {
+        let Task { elements, out } = task;
+        elements.check(out.len()).map_err(|error| (number, error))?;
+        let read = &elements.payload.source;
+        let file = match files.iter().position(|(source, _)| source.same_backing(read)) {
             Some(file) => file,
             None => {
-                files.push((payload.source.clone(), Vec::new()));
+                files.push((read.clone(), Vec::new()));
                 files.len() - 1
             }
         };
         let cut = TaskCutter { number, weight, threads, access: mode.access() };
-        cut.into_jobs(&mut files[file].1, &payload, &layout, &how, out).map_err(|error| (number, error))?;
-        plans.push(TaskPlan { payload, how, mode });
+        cut.into_jobs(&mut files[file].1, &elements, out).map_err(|error| (number, error))?;
+        plans.push(TaskPlan { elements, mode });
     }
     let sources: Vec<Source> = files.iter().map(|(source, _)| source.clone()).collect();
     let threads = threads.min(files.iter().map(|(_, jobs)| jobs.len()).sum::<usize>().max(1));
@@ -103,18 +99,17 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
         Job::Piece { task, piece, out } => {
             let plan = &plans[task];
             let (reader, space) = worker.reader(task, plan);
-            fill_piece(&plan.payload, &piece, &plan.how, reader, &mut space.scratch, out)
-                .map_err(|error| (task, error))
+            fill_piece(&plan.elements, &piece, reader, &mut space.scratch, out).map_err(|error| (task, error))
         }
         Job::Band { task, band, out } => {
             let plan = &plans[task];
             let (reader, space) = worker.reader(task, plan);
-            fill_band(&plan.payload, band, &plan.how, reader, space, out).map_err(|error| (task, error))
+            fill_band(&plan.elements, band, reader, space, out).map_err(|error| (task, error))
         }
         Job::CoalescedRead { span, parts } => fill_coalesced(&plans, &span, parts, worker),
     })?;
     for source in sources {
-        let reads_it = |plan: &TaskPlan| plan.payload.source.same_backing(&source);
+        let reads_it = |plan: &TaskPlan| plan.elements.payload.source.same_backing(&source);
         source.check_unchanged().map_err(|error| (plans.iter().position(reads_it).unwrap_or(0), error))?;
     }
     Ok(())
@@ -125,11 +120,12 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
 fn prefault_permuted(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usize, Error)> {
     let mut pages = Vec::new();
     for (number, task) in tasks.iter_mut().enumerate() {
-        let nbytes = task.layout.numel().saturating_mul(task.how.cast.from().itemsize());
-        let is_large = nbytes > PERMUTED_IN_CACHE_MAX_BYTES;
-        if is_large && is_permuted(&task.layout) && !task.how.cast.uses_non_temporal_stores() {
-            task.how.cast = task.how.cast.with_non_temporal_stores();
-            let cancel = &task.how.cancel;
+        let Elements { layout, how, .. } = &mut task.elements;
+        let is_large =
+            layout.numel().saturating_mul(how.cast.from().itemsize()) > PERMUTED_IN_CACHE_MAX_BYTES;
+        if is_large && is_permuted(layout) && !how.cast.uses_non_temporal_stores() {
+            how.cast = how.cast.with_non_temporal_stores();
+            let cancel = &how.cancel;
             pages.extend(task.out.chunks_mut(HUGE_PAGE_BYTES).map(|page| (number, cancel, page)));
         }
     }
@@ -145,18 +141,12 @@ fn prefault_permuted(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usiz
 impl Task<'_> {
     /// The bytes read or written, whichever is more.
     fn weight(&self) -> u64 {
-        let (from, to) = (self.how.cast.from().itemsize(), self.how.cast.to().itemsize());
-        self.layout.numel().saturating_mul(from.max(to))
+        let Elements { layout, how, .. } = &self.elements;
+        layout.numel().saturating_mul(how.cast.from().itemsize().max(how.cast.to().itemsize()))
     }
 
     fn mode(&self, weight: u64) -> ReadMode {
-        read_mode(&self.payload, &self.layout, weight)
-    }
-
-    fn check(&self) -> Result<()> {
-        check_bounds(&self.payload, &self.layout, self.how.cast, self.out.len())?;
-        // A dtype without a sign is refused before anything is read, even if there is nothing to read.
-        self.how.signs.apply(self.how.cast.from(), &mut [])
+        read_mode(&self.elements.payload, &self.elements.layout, weight)
     }
 }
 
@@ -170,14 +160,8 @@ struct TaskCutter {
 }
 
 impl TaskCutter {
-    fn into_jobs<'a>(
-        self,
-        jobs: &mut Vec<Job<'a>>,
-        payload: &Payload,
-        layout: &Layout,
-        how: &Fill,
-        out: &'a mut [u8],
-    ) -> Result<()> {
+    fn into_jobs<'a>(self, jobs: &mut Vec<Job<'a>>, elements: &Elements, out: &'a mut [u8]) -> Result<()> {
+        let Elements { payload, layout, how } = elements;
         let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
         let nbytes = layout.numel().saturating_mul(src);
         if nbytes == 0 {
@@ -215,7 +199,7 @@ impl TaskCutter {
             let step = rest.len() as u64 / count;
             aligned_pieces(layout, dst, (offset as u64, HUGE_PAGE_BYTES as u64), step)
         } else {
-            pieces(layout, count)
+            pieces(layout, count).collect()
         };
         for piece in pieces {
             let len = usize::try_from(piece.numel.saturating_mul(dst)).unwrap_or(usize::MAX);
@@ -232,9 +216,7 @@ impl TaskCutter {
 /// About how many bytes are read for a layout, gaps included.
 fn bytes_with_gaps(layout: &Layout, itemsize: u64, access: Access) -> u64 {
     let nbytes = layout.numel().saturating_mul(itemsize);
-    let piece = pieces(layout, 1).into_iter().next();
-    let block =
-        piece.and_then(|piece| BlockGrid::new(&piece, itemsize, access.block, access.gap).iter().next());
+    let block = BlockGrid::new(&Piece::whole(layout), itemsize, access.block, access.gap).iter().next();
     // In the scratch of a block is what was read for it.
     block.map_or(nbytes, |block| nbytes.saturating_mul((block.scratch / block.numel().max(1)).max(1)))
 }
@@ -288,7 +270,7 @@ fn fill_coalesced(
         // What is read with others is too short for `O_DIRECT`.
         false => span.read_at(0, bytes),
     };
-    plans[first].how.cancel.check().and_then(|()| read()).map_err(|error| (first, error))?;
+    plans[first].elements.how.cancel.check().and_then(|()| read()).map_err(|error| (first, error))?;
     // Before any byte is changed.
     let mut proved = Vec::with_capacity(parts.len());
     for CoalescedTensor { task, source, out } in parts {
@@ -299,13 +281,12 @@ fn fill_coalesced(
         let elements = start.and_then(|start| {
             bytes.get_mut(start..start.saturating_add(usize_of(source.len()))).ok_or_else(outside)
         });
-        let TaskPlan { payload, how, .. } = &plans[task];
-        elements.and_then(|elements| convert(payload, how, elements, out)).map_err(|error| (task, error))?;
+        let Elements { payload, how, .. } = &plans[task].elements;
+        let convert = |bytes: &mut [u8]| {
+            how.prepare_for_cast(payload, bytes)?;
+            kernel::convert(how.cast, bytes, out)
+        };
+        elements.and_then(convert).map_err(|error| (task, error))?;
     }
     Ok(())
-}
-
-fn convert(payload: &Payload, how: &Fill, bytes: &mut [u8], out: &mut [u8]) -> Result<()> {
-    how.prepare_for_cast(payload, bytes)?;
-    kernel::convert(how.cast, bytes, out)
 }

@@ -3,23 +3,17 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::{Piece, is_permuted};
-use super::read::{
-    BAND_MIN_BYTES, Fill, Payload, check_bounds, fill_piece, incomplete_write, prefault, read_mode, scratch,
-};
+use super::read::{BAND_MIN_BYTES, Elements, fill_piece, incomplete_write, prefault, read_mode, scratch};
 use crate::error::{Error, Result};
-use crate::layout::{Dims, Layout, contiguous_strides, numel};
+use crate::layout::{Dims, contiguous_strides, is_range, numel};
 use crate::num::to_usize;
 use crate::parallel;
 
 /// Elements, and where they belong in a destination: a box of its index space.
 #[derive(Clone, Debug)]
 pub struct JoinPart {
-    /// The storage's bytes.
-    pub payload: Payload,
-    /// The elements; its shape is that of the box.
-    pub layout: Layout,
-    /// The conversion. Its number of threads is ignored: that of the join counts.
-    pub how: Fill,
+    /// The elements; their shape is that of the box. The number of threads of their conversion is ignored: that of the join counts.
+    pub elements: Elements,
     /// The index of the box's first element along each dimension of the destination.
     pub offsets: Dims,
 }
@@ -32,7 +26,7 @@ pub fn fill_joined(
     threads: Option<usize>,
     out: &mut [u8],
 ) -> Result<(), (usize, Error)> {
-    let Some(itemsize) = parts.first().map(|part| part.how.cast.to().itemsize()) else {
+    let Some(itemsize) = parts.first().map(|part| part.elements.how.cast.to().itemsize()) else {
         return if out.is_empty() { Ok(()) } else { Err((0, incomplete_write())) };
     };
     let strides = contiguous_strides(shape).ok_or_else(|| (0, incomplete_write()))?;
@@ -46,8 +40,9 @@ pub fn fill_joined(
         return Err((0, incomplete_write()));
     }
     // Every part is a range of the destination, unless one has several rows that are not whole.
-    let mut order: Vec<usize> = (0..parts.len()).filter(|&at| parts[at].layout.numel() > 0).collect();
-    if order.iter().all(|&at| parts[at].is_range_of(shape)) {
+    let mut order: Vec<usize> =
+        (0..parts.len()).filter(|&at| parts[at].elements.layout.numel() > 0).collect();
+    if order.iter().all(|&at| is_range(&parts[at].elements.layout.shape, shape)) {
         order.sort_by_cached_key(|&at| parts[at].start(&strides));
         return fill_ranges(parts, &order, &strides, itemsize, threads, out);
     }
@@ -55,7 +50,7 @@ pub fn fill_joined(
         return Err((0, incomplete_write()));
     };
     for part in &mut parts {
-        part.how.threads = Some(1);
+        part.elements.how.threads = Some(1);
     }
     let rows = RowJoin { strides, outer, itemsize };
     rows.fill(&parts, shape[outer], threads, out)
@@ -64,7 +59,7 @@ pub fn fill_joined(
 impl JoinPart {
     /// Checks that it lies inside a destination of this shape, and gives its bytes there.
     fn check(&self, shape: &[u64], itemsize: u64) -> Result<usize> {
-        let JoinPart { payload, layout, how, offsets } = self;
+        let JoinPart { elements: Elements { layout, how, .. }, offsets } = self;
         let fits = |at: usize| offsets[at].checked_add(layout.shape[at]).is_some_and(|end| end <= shape[at]);
         if layout.shape.len() != shape.len()
             || offsets.len() != shape.len()
@@ -74,17 +69,8 @@ impl JoinPart {
             return Err(incomplete_write());
         }
         let len = to_usize(layout.numel().saturating_mul(itemsize));
-        check_bounds(payload, layout, how.cast, len)?;
-        // A dtype without a sign is refused before anything is read, even if there is nothing to read.
-        how.signs.apply(how.cast.from(), &mut [])?;
+        self.elements.check(len)?;
         Ok(len)
-    }
-
-    /// Whether its elements are neighbours in a C-contiguous destination of this shape.
-    fn is_range_of(&self, shape: &[u64]) -> bool {
-        let sizes = &self.layout.shape;
-        let cut = sizes.iter().position(|&size| size != 1).unwrap_or(sizes.len());
-        sizes.iter().zip(shape).skip(cut + 1).all(|(size, whole)| size == whole)
     }
 
     /// The position of its first element in the destination.
@@ -110,11 +96,11 @@ fn fill_ranges(
         if part.start(strides) != end {
             return Err(failed());
         }
-        end = end.saturating_add(part.layout.numel());
-        let len = to_usize(part.layout.numel().saturating_mul(itemsize));
+        let numel = part.elements.layout.numel();
+        end = end.saturating_add(numel);
+        let len = to_usize(numel.saturating_mul(itemsize));
         let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(failed)?;
-        let JoinPart { payload, layout, how, .. } = part;
-        tasks.push(Task { payload, layout, how, out });
+        tasks.push(Task { elements: part.elements, out });
         rest = tail;
     }
     fill_all(tasks, threads).map_err(|(task, error)| (order.get(task).copied().unwrap_or(0), error))
@@ -147,33 +133,39 @@ impl RowJoin {
         let ranges = ranges.map(|(number, out)| (number as u64 * rows_per_range, out));
         parallel::for_each(threads, ranges, scratch, |scratch, (first_row, out)| {
             let count = out.len() as u64 / row_bytes;
-            let pieces: Vec<(usize, RowPiece)> = (parts.iter().enumerate())
-                .filter_map(|(number, part)| Some((number, self.piece(part, first_row, count)?)))
+            let pieces: Vec<(usize, Piece, u64)> = (parts.iter().enumerate())
+                .filter_map(|(number, part)| {
+                    self.piece(part, first_row, count).map(|(piece, start)| (number, piece, start))
+                })
                 .collect();
             // Before any part is written, as the parts' elements interleave.
-            let is_prefaulted =
-                |part: &JoinPart| part.how.cast.uses_non_temporal_stores() || !is_permuted(&part.layout);
-            if let Some(&(number, _)) = pieces.iter().find(|(number, _)| !is_prefaulted(&parts[*number])) {
-                prefault(&parts[number].how.cancel, out).map_err(|error| (number, error))?;
+            let is_prefaulted = |Elements { layout, how, .. }: &Elements| {
+                how.cast.uses_non_temporal_stores() || !is_permuted(layout)
+            };
+            if let Some(&(number, ..)) =
+                pieces.iter().find(|(number, ..)| !is_prefaulted(&parts[*number].elements))
+            {
+                prefault(&parts[number].elements.how.cancel, out).map_err(|error| (number, error))?;
             }
-            for (number, RowPiece { piece, start }) in pieces {
-                let JoinPart { payload, layout, how, .. } = &parts[number];
+            for (number, piece, start) in pieces {
+                let elements = &parts[number].elements;
+                let Elements { payload, layout, how } = elements;
                 let part = out.get_mut(to_usize(start.saturating_mul(self.itemsize))..).unwrap_or_default();
                 let bytes = piece.numel.saturating_mul(how.cast.from().itemsize());
                 let reader = read_mode(payload, layout, bytes).reader(&payload.source);
-                fill_piece(payload, &piece, how, &reader, scratch, part).map_err(|error| (number, error))?;
+                fill_piece(elements, &piece, &reader, scratch, part).map_err(|error| (number, error))?;
             }
             Ok(())
         })?;
         for (number, part) in parts.iter().enumerate() {
-            part.payload.source.check_unchanged().map_err(|error| (number, error))?;
+            part.elements.payload.source.check_unchanged().map_err(|error| (number, error))?;
         }
         Ok(())
     }
 
-    /// A part's elements in `count` rows from `first_row`; `None` where it has none there.
-    fn piece(&self, part: &JoinPart, first_row: u64, count: u64) -> Option<RowPiece> {
-        let JoinPart { layout, offsets, .. } = part;
+    /// A part's elements in `count` rows from `first_row`, and the position of the first one in these rows; `None` where it has none there.
+    fn piece(&self, part: &JoinPart, first_row: u64, count: u64) -> Option<(Piece, u64)> {
+        let JoinPart { elements: Elements { layout, .. }, offsets } = part;
         let (begin, size) = (offsets[self.outer], layout.shape[self.outer]);
         let first = first_row.max(begin);
         let end = (first_row + count).min(begin + size);
@@ -186,12 +178,6 @@ impl RowJoin {
         let inner = offsets.iter().zip(&self.strides).skip(self.outer + 1);
         let start = (first - first_row) * self.strides[self.outer]
             + inner.map(|(&offset, &stride)| offset * stride).sum::<u64>();
-        Some(RowPiece { piece: Piece::strided(&shape, &layout.strides, &self.strides, src), start })
+        Some((Piece::strided(&shape, &layout.strides, &self.strides, src), start))
     }
-}
-
-/// Elements of a part, and the position of the first one in a range of rows of the destination.
-struct RowPiece {
-    piece: Piece,
-    start: u64,
 }

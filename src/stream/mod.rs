@@ -19,7 +19,8 @@ pub use cut::{ResultSlice, sample_slices};
 pub use join::{JoinPart, fill_joined};
 pub use queue::{Queue, Taken};
 pub use read::{
-    Fill, Payload, Signs, allocate_aligned, destination_offset, fill, is_worth_aligning, result_bytes,
+    Elements, Fill, Payload, Signs, allocate_aligned, destination_offset, fill, is_worth_aligning,
+    result_bytes,
 };
-pub use result::{Elements, ResultData};
+pub use result::ResultData;
 pub use write::{ByteTarget, WriteItem, write_all};

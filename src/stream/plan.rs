@@ -7,6 +7,7 @@
 
 use smallvec::SmallVec;
 
+use super::cut::ResultCutter;
 use crate::kernel::Axis;
 use crate::layout::Layout;
 use crate::num::to_usize;
@@ -40,6 +41,11 @@ pub(super) struct Piece {
 }
 
 impl Piece {
+    /// All elements of a layout.
+    pub(super) fn whole(layout: &Layout) -> Piece {
+        Piece { dims: merged(layout), src: layout.offset, numel: layout.numel() }
+    }
+
     /// A box with any strides on both sides. No dimension is empty.
     pub(super) fn strided(shape: &[u64], src: &[u64], dst: &[u64], first: u64) -> Piece {
         let mut dims = DimVec::new();
@@ -89,40 +95,9 @@ pub(super) fn is_permuted(layout: &Layout) -> bool {
 }
 
 /// Cuts the destination into about `count` contiguous pieces, in order, which together cover it.
-pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
-    let dims = merged(layout);
-    let numel = layout.numel();
-    let mut out = Vec::new();
-    if numel == 0 {
-        return out;
-    }
-    // Dimensions before `cut` are iterated one index at a time, `cut` in steps; those after it are whole.
-    let mut before = 1_u64;
-    let mut cut = 0;
-    while cut + 1 < dims.len() && before.saturating_mul(dims[cut].size) < count {
-        before = before.saturating_mul(dims[cut].size);
-        cut += 1;
-    }
-    let Some(&split) = dims.get(cut) else {
-        out.push(Piece { dims, src: layout.offset, numel });
-        return out;
-    };
-    let step = split.size.div_ceil(count.div_ceil(before).max(1)).max(1);
-    let mut outer: SmallVec<[u64; 4]> = SmallVec::from_elem(0, cut);
-    loop {
-        let base = outer.iter().zip(&dims).fold(layout.offset, |at, (&index, dim)| at + index * dim.src);
-        let mut first = 0;
-        while first < split.size {
-            let size = step.min(split.size - first);
-            let mut inner: DimVec = dims[cut..].into();
-            inner[0].size = size;
-            out.push(Piece { dims: inner, src: base + first * split.src, numel: size * split.dst });
-            first += size;
-        }
-        if !advance_counter(&mut outer, dims.iter().map(|dim| (dim.size, 1))) {
-            return out;
-        }
-    }
+pub(super) fn pieces(layout: &Layout, count: u64) -> impl Iterator<Item = Piece> + '_ {
+    let cutter = ResultCutter::new(&layout.shape, layout.numel().div_ceil(count));
+    (0..cutter.len()).map(move |number| Piece::whole(&cutter.slice(number).layout_of(layout)))
 }
 
 /// Cuts a contiguous layout into pieces of about `step` bytes. All but the first start on a block boundary (or at the last element that
@@ -145,22 +120,6 @@ pub(super) fn aligned_pieces(
         first += size;
     }
     out
-}
-
-/// Advances a mixed-radix counter, last digit first. Returns false once it has wrapped to zero.
-fn advance_counter(
-    digits: &mut [u64],
-    sizes: impl DoubleEndedIterator<Item = (u64, u64)> + ExactSizeIterator,
-) -> bool {
-    let skip = sizes.len() - digits.len();
-    for (digit, (size, step)) in digits.iter_mut().rev().zip(sizes.rev().skip(skip)) {
-        *digit += step;
-        if *digit < size {
-            return true;
-        }
-        *digit = 0;
-    }
-    false
 }
 
 /// The blocks that cover a piece.
@@ -284,22 +243,20 @@ impl BlockGrid {
 
     /// All blocks of the piece, in source order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Block> + '_ {
-        let mut at: Option<SmallVec<[u64; 4]>> = Some(SmallVec::from_elem(0, self.dims.len()));
-        std::iter::from_fn(move || {
-            let digits = at.as_mut()?;
-            let sizes: SmallVec<[u64; 4]> = (self.dims.iter().zip(&self.chunk).zip(&*digits))
-                .map(|((dim, &chunk), &at)| chunk.min(dim.size - at))
-                .collect();
-            let mut block = self.block(&sizes);
-            for (dim, &index) in self.dims.iter().zip(&*digits) {
-                block.src += index * dim.src;
-                block.dst += index * dim.dst;
+        let count = |dim: usize| self.dims[dim].size.div_ceil(self.chunk[dim]);
+        let all = (0..self.dims.len()).map(count).product();
+        (0..all).map(move |number: u64| {
+            let (mut rest, mut src, mut dst) = (number, 0, 0);
+            let mut sizes = self.chunk.clone();
+            for (at, dim) in self.dims.iter().enumerate().rev() {
+                let index = rest % count(at) * self.chunk[at];
+                rest /= count(at);
+                sizes[at] = self.chunk[at].min(dim.size - index);
+                src += index * dim.src;
+                dst += index * dim.dst;
             }
-            let steps = self.dims.iter().zip(&self.chunk).map(|(dim, &chunk)| (dim.size, chunk));
-            if !advance_counter(digits, steps) {
-                at = None;
-            }
-            Some(block)
+            let block = self.block(&sizes);
+            Block { src: block.src + src, dst, ..block }
         })
     }
 }
@@ -318,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_contiguous_tensor_is_one_run() {
-        let found = pieces(&layout(&[4, 5, 6], &[30, 6, 1]), 1);
+        let found: Vec<_> = pieces(&layout(&[4, 5, 6], &[30, 6, 1]), 1).collect();
         assert_eq!(
             found,
             [Piece { dims: [Dim { size: 120, src: 1, dst: 1 }][..].into(), src: 3, numel: 120 }]
@@ -332,7 +289,7 @@ mod tests {
     fn pieces_are_contiguous_and_cover_the_destination() {
         for count in [1, 2, 3, 7, 100] {
             let whole = layout(&[3, 5, 4], &[1, 60, 3]);
-            assert_eq!(pieces(&whole, count).iter().map(|piece| piece.numel).sum::<u64>(), 60, "{count}");
+            assert_eq!(pieces(&whole, count).map(|piece| piece.numel).sum::<u64>(), 60, "{count}");
         }
     }
 
@@ -372,7 +329,7 @@ mod tests {
     #[test]
     fn a_transposing_block_takes_many_rows_before_long_ones() {
         // 1000 x 100000 in the file, requested as 100000 x 1000.
-        let piece = &pieces(&layout(&[100_000, 1000], &[1, 100_000]), 1)[0];
+        let piece = &Piece::whole(&layout(&[100_000, 1000], &[1, 100_000]));
         let block = BlockGrid::new(piece, 4, 1 << 20, GAP).iter().next().unwrap();
         assert_eq!(block.reads[..], [Dim { size: 32, src: 100_000, dst: 8192 }]);
         assert_eq!(block.run, 8192);
@@ -380,10 +337,10 @@ mod tests {
 
     #[test]
     fn small_gaps_are_read_and_large_ones_skipped() {
-        let near = &pieces(&layout(&[8, 10], &[20, 1]), 1)[0];
+        let near = &Piece::whole(&layout(&[8, 10], &[20, 1]));
         let block = BlockGrid::new(near, 4, 1 << 20, GAP).iter().next().unwrap();
         assert_eq!((block.run, block.reads.len()), (7 * 20 + 10, 0));
-        let far = &pieces(&layout(&[8, 10], &[20_000, 1]), 1)[0];
+        let far = &Piece::whole(&layout(&[8, 10], &[20_000, 1]));
         let block = BlockGrid::new(far, 4, 1 << 20, GAP).iter().next().unwrap();
         assert_eq!((block.run, block.scratch), (10, 80));
     }
@@ -396,7 +353,8 @@ mod tests {
             (&[50, 40, 30][..], &[1, 50, 2000][..]),
             (&[100, 100][..], &[1 << 40, 1 << 20][..]),
         ] {
-            for piece in pieces(&layout(shape, strides), 3) {
+            let whole = layout(shape, strides);
+            for piece in pieces(&whole, 3) {
                 let mut numel = 0;
                 for block in BlockGrid::new(&piece, 2, 4096, GAP).iter() {
                     assert!(block.scratch * 2 <= 4096);

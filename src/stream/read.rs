@@ -93,6 +93,32 @@ impl Fill {
     }
 }
 
+/// Elements of a storage, and their conversion.
+#[derive(Clone, Debug)]
+pub struct Elements {
+    /// The storage's bytes.
+    pub payload: Payload,
+    /// The elements, in the order of the result.
+    pub layout: Layout,
+    /// The conversion.
+    pub how: Fill,
+}
+
+impl Elements {
+    /// Fails as [`check_bounds`], and for a dtype whose signs cannot be changed, even if there is nothing to read.
+    pub(super) fn check(&self, nbytes: usize) -> Result<()> {
+        let Elements { payload, layout, how } = self;
+        check_bounds(payload, layout, how.cast, nbytes)?;
+        how.signs.apply(how.cast.from(), &mut [])
+    }
+
+    /// How they are read.
+    pub(super) fn read_mode(&self) -> ReadMode {
+        let Elements { payload, layout, how } = self;
+        read_mode(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()))
+    }
+}
+
 /// How the payload is read for `bytes` bytes of work on this layout.
 pub(super) fn read_mode(payload: &Payload, layout: &Layout, bytes: u64) -> ReadMode {
     ReadMode::of(&payload.source, bytes, layout.is_contiguous())
@@ -188,8 +214,8 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
         }
         return payload.source.check_unchanged();
     }
-    let task = Task { payload: payload.clone(), layout: layout.clone(), how: how.clone(), out };
-    fill_all(vec![task], how.threads).map_err(|(_, error)| error)
+    let elements = Elements { payload: payload.clone(), layout: layout.clone(), how: how.clone() };
+    fill_all(vec![Task { elements, out }], how.threads).map_err(|(_, error)| error)
 }
 
 /// The number of pieces, of at least `block` bytes: more than threads, so that these end soon after each other, if the layout is
@@ -198,14 +224,15 @@ pub(super) fn piece_count(layout: &Layout, bytes: u64, threads: u64, block: u64)
     if layout.is_contiguous() { (bytes / block).clamp(threads, threads * 16) } else { threads }
 }
 
+/// Reads a piece of some elements and writes it, converted, to its destination.
 pub(super) fn fill_piece(
-    payload: &Payload,
+    elements: &Elements,
     piece: &Piece,
-    how: &Fill,
     reader: &Reader<'_>,
     scratch: &mut Scratch,
     out: &mut [u8],
 ) -> Result<()> {
+    let Elements { payload, how, .. } = elements;
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
     let plain = how.is_copy(payload) && is_contiguous_piece(piece);
     // Memory that is written with non-temporal stores is resident, and direct reads fault in what they write to.

@@ -1,9 +1,10 @@
 //! The data of a result that is made slice by slice: for a GPU, or for a file.
 
 use super::cut::ResultSlice;
-use super::{Fill, Payload, fill};
-use crate::error::{Code, Error, Result};
-use crate::layout::{Dims, Layout};
+use super::read::{Elements, Fill, fill};
+use crate::error::{Code, Error, Result, bail};
+use crate::layout::{Dims, numel};
+use crate::num::to_usize;
 
 /// Makes a slice of a result in memory of exactly its size.
 pub(super) type FillSlice = Box<dyn Fn(&ResultSlice, &mut [u8]) -> Result<()> + Send + Sync>;
@@ -23,16 +24,6 @@ pub enum ResultData {
     },
 }
 
-/// Elements of a storage, and their conversion.
-pub struct Elements {
-    /// The storage's bytes.
-    pub payload: Payload,
-    /// The elements, in the order of the result.
-    pub layout: Layout,
-    /// The conversion.
-    pub how: Fill,
-}
-
 impl ResultData {
     /// The result's shape, and the bytes of one element.
     pub fn shape(&self) -> (&[u64], u64) {
@@ -42,19 +33,31 @@ impl ResultData {
         }
     }
 
+    /// Fails unless the result takes `nbytes` bytes, and its elements can be read and converted. Reads nothing.
+    pub(super) fn check(&self, nbytes: u64) -> Result<()> {
+        let (shape, itemsize) = self.shape();
+        if numel(shape).and_then(|numel| numel.checked_mul(itemsize)) != Some(nbytes) {
+            bail!(Code::InternalError, "a result does not have the size that was declared");
+        }
+        match self {
+            ResultData::Elements(elements) => elements.check(to_usize(nbytes)),
+            ResultData::InSlices { .. } => Ok(()),
+        }
+    }
+
     /// Makes `numel` elements from `start`, in C order, which are a slice as [`write_all`](super::write_all) cuts them.
     pub fn fill_range(&self, start: u64, numel: u64, out: &mut [u8]) -> Result<()> {
         let slice = ResultSlice::of_range(self.shape().0, start, numel)
             .ok_or_else(|| Error::new(Code::InternalError, "a range of elements is not a slice"))?;
-        self.fill_slice(&slice, out)
+        self.fill_slice(&slice, 1, out)
     }
 
-    /// Makes a slice, on this thread.
-    pub(super) fn fill_slice(&self, slice: &ResultSlice, out: &mut [u8]) -> Result<()> {
+    /// Makes a slice; one of elements on so many threads.
+    pub(super) fn fill_slice(&self, slice: &ResultSlice, threads: usize, out: &mut [u8]) -> Result<()> {
         match self {
             ResultData::Elements(elements) => {
                 let Elements { payload, layout, how } = &**elements;
-                fill(payload, &slice.layout_of(layout), &Fill { threads: Some(1), ..how.clone() }, out)
+                fill(payload, &slice.layout_of(layout), &Fill { threads: Some(threads), ..how.clone() }, out)
             }
             ResultData::InSlices { fill, .. } => fill(slice, out),
         }

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::batch::{Task, fill_all};
 use super::cut::{ResultCutter, ResultSlice};
-use super::read::check_bounds;
-use super::result::{Elements, ResultData};
+use super::read::Elements;
+use super::result::ResultData;
 use crate::bytes::Source;
-use crate::error::{Code, Error, Result, bail};
+use crate::error::{Error, Result};
 use crate::num::to_usize;
 use crate::parallel::{self, Cancel};
 use crate::sink::{HostBuffer, Unfilled};
@@ -146,18 +146,7 @@ impl<I> Jobs<I> {
     fn add(&mut self, number: usize, item: WriteItem) -> Result<Option<Job>> {
         let WriteItem { offset, nbytes, describe } = item;
         let data = describe()?;
-        let (shape, itemsize) = data.shape();
-        if crate::layout::numel(shape).and_then(|numel| numel.checked_mul(itemsize)) != Some(nbytes) {
-            bail!(Code::InternalError, "a result does not have the size that was declared");
-        }
-        let mut is_strided = true;
-        if let ResultData::Elements(elements) = &data {
-            let Elements { payload, layout, how } = &**elements;
-            // A dtype without a sign is refused before anything is read, even if there is nothing to read.
-            how.signs.apply(how.cast.from(), &mut [])?;
-            check_bounds(payload, layout, how.cast, to_usize(nbytes))?;
-            is_strided = !layout.is_contiguous();
-        }
+        data.check(nbytes)?;
         if nbytes == 0 {
             return Ok(None);
         }
@@ -171,8 +160,11 @@ impl<I> Jobs<I> {
                 Ok(complete)
             }
             data => {
-                let buffer = if is_strided { self.strided_buffer } else { self.buffer };
-                let cutter = ResultCutter::new(data.shape().0, buffer / itemsize.max(1));
+                let is_contiguous =
+                    matches!(&data, ResultData::Elements(elements) if elements.layout.is_contiguous());
+                let buffer = if is_contiguous { self.buffer } else { self.strided_buffer };
+                let (shape, itemsize) = data.shape();
+                let cutter = ResultCutter::new(shape, buffer / itemsize.max(1));
                 self.large = Some((Arc::new(Large { item: number, offset, itemsize, data }), cutter, 0));
                 Ok((!self.pack.is_empty()).then(|| self.take_pack()))
             }
@@ -218,13 +210,10 @@ impl Writer<'_> {
         }
         // They are filled in the order of their sources, so that neighbours there need one read.
         let items: Vec<(usize, u64)> = parts.iter().map(|part| (part.item, part.nbytes)).collect();
-        let tasks = parts.into_iter().zip(outs).map(|(part, out)| {
-            let Elements { payload, layout, how } = *part.elements;
-            Task { payload, layout, how, out }
-        });
+        let tasks = parts.into_iter().zip(outs).map(|(part, out)| Task { elements: *part.elements, out });
         let tasks: Vec<Task<'_>> = tasks.collect();
         // The other workers fill packs of their own. Waiting for answers takes no core.
-        let waits = tasks.iter().any(|task| task.payload.source.access().waits_for_requests());
+        let waits = tasks.iter().any(|task| task.elements.payload.source.access().waits_for_requests());
         fill_all(tasks, if waits { None } else { Some(1) })
             .map_err(|(task, error)| (items.get(task).map_or(first, |item| item.0), error))?;
         let mut start = 0;
@@ -255,7 +244,7 @@ impl Writer<'_> {
             }
         }
         let mut memory = self.buffer(nbytes)?;
-        large.data.fill_slice(slice, memory.bytes_mut())?;
+        large.data.fill_slice(slice, 1, memory.bytes_mut())?;
         self.target.write_at(offset, memory.bytes_mut())?;
         self.target.written(large.item, nbytes)
     }
@@ -272,6 +261,7 @@ mod tests {
 
     use super::*;
     use crate::dtype::DType;
+    use crate::error::Code;
     use crate::kernel::{Cast, Overflow};
     use crate::layout::Layout;
     use crate::stream::{Fill, Payload, Signs};

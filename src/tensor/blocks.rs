@@ -141,8 +141,11 @@ impl Tensor {
         let grid = self.grid(scale)?;
         let dtype = if scale.dtype == DType::U8 { DType::F8E8M0Fnu } else { scale.dtype };
         if dtype.kind() != Kind::Float {
-            let text = format!("the scales {:?} are {dtype}, and no floats or exponents", scale.name());
-            return Err(Error::new(Code::QuantUnknown, text));
+            bail!(
+                Code::QuantUnknown,
+                "the scales {:?} are {dtype}, and no floats or exponents",
+                scale.name()
+            );
         }
         let scale = Tensor { dtype, ..scale.clone() };
         scale.repeated_bytes(DType::F32)?;

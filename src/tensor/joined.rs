@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Remedy, Result, Value, bail, error};
 #[cfg(any(feature = "python", test))]
 use crate::index::check_tiling;
-use crate::layout::{Dims, Layout, TensorIndex, numel};
+use crate::layout::{Dims, Layout, TensorIndex, numel, one_for_each_dim};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, JoinPart};
 
@@ -72,7 +72,7 @@ impl Joined {
         let tensors: Vec<Joined> = tensors.into_iter().map(Into::into).collect();
         let ndim = tensors.first().map_or(0, |one| one.shape.len());
         let at = resolve_dim(dim, ndim + 1)?;
-        let mut items = vec![full_range(); at];
+        let mut items = vec![(..).into(); at];
         items.push(TensorIndex::NewAxis);
         for one in &tensors {
             // `ndim` is not a dimension, so all of them have to agree.
@@ -152,7 +152,7 @@ impl Joined {
         let shape = Layout::contiguous(&self.shape)?.index(items)?.shape;
         let mut sizes = self.shape.iter();
         let mut along = Vec::with_capacity(items.len());
-        for item in expand_ellipsis(items, self.shape.len()) {
+        for item in one_for_each_dim(items, self.shape.len())? {
             along.push(match item {
                 TensorIndex::NewAxis => None,
                 item => {
@@ -292,10 +292,6 @@ fn too_large() -> Error {
     Error::new(Code::Value, "the joined tensor's size does not fit 64 bits")
 }
 
-fn full_range() -> TensorIndex {
-    TensorIndex::Range { start: None, stop: None, step: None }
-}
-
 /// The dimension that `dim` means, counted from the end if negative. Fails where it is out of bounds.
 fn resolve_dim(dim: i64, ndim: usize) -> Result<usize> {
     let from_start = if dim < 0 { dim.saturating_add(ndim as i64) } else { dim };
@@ -335,28 +331,6 @@ fn check_compatible(first: &Joined, other: &Joined, dim: usize) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// The items with the ellipsis expanded, so that there is one for every dimension.
-fn expand_ellipsis(items: &[TensorIndex], ndim: usize) -> Vec<TensorIndex> {
-    let used =
-        items.iter().filter(|item| matches!(item, TensorIndex::At(_) | TensorIndex::Range { .. })).count();
-    let missing = ndim.saturating_sub(used);
-    let mut out = Vec::with_capacity(ndim);
-    let mut expanded = false;
-    for &item in items {
-        match item {
-            TensorIndex::Ellipsis => {
-                out.extend(std::iter::repeat_n(full_range(), missing));
-                expanded = true;
-            }
-            item => out.push(item),
-        }
-    }
-    if !expanded {
-        out.extend(std::iter::repeat_n(full_range(), missing));
-    }
-    out
 }
 
 /// Translates an index of the whole to one of the box at `begin` with these sizes, and gives the position of its first element in

@@ -1,7 +1,6 @@
 //! Plans the result of a request, a view or owned memory, and fills owned memory.
 
 use super::quantized::Dequantization;
-use super::view::MappedBy;
 use super::{Order, Request, Tensor, is_view_unavailable};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, bail};
@@ -10,7 +9,7 @@ use crate::kernel::{self, Cast};
 use crate::layout::{Dims, Layout};
 use crate::limits::Limits;
 use crate::sink::{self, Array, HostBuffer, Unfilled};
-use crate::stream::{self, Fill, JoinPart, Payload, Signs, Task};
+use crate::stream::{self, Elements, Fill, JoinPart, Payload, Signs, Task};
 
 /// How a tensor is materialized for one request.
 #[derive(Debug)]
@@ -92,7 +91,7 @@ impl Tensor {
     /// Whether the result of a request is a view that needs no reads. False for bools, which have to be validated.
     pub fn is_view(&self, request: &Request) -> bool {
         let may_be = request.copy != Some(true) && self.dtype != DType::Bool && !self.is_converted(request);
-        may_be && self.view(request.copy, &request.cancel, MappedBy::request(request)).is_ok()
+        may_be && self.view(request).is_ok()
     }
 
     /// Whether a request casts, permutes or dequantizes.
@@ -112,7 +111,7 @@ impl Tensor {
             bail!(Code::Buffer, "a cast or transpose needs a copy");
         }
         if request.copy != Some(true) && !converted {
-            match self.view(request.copy, &request.cancel, MappedBy::request(request)) {
+            match self.view(request) {
                 Ok(view) => return Ok(MaterializePlan::View(view)),
                 Err(error) if request.copy == Some(false) || !is_view_unavailable(&error) => {
                     return Err(error);
@@ -170,7 +169,7 @@ impl Tensor {
         let how = self.fill_options(owned.dtype, request, memory.is_recycled())?;
         let out = memory.bytes_mut();
         let payload = self.opened.payload(self.storage(), &request.cancel)?;
-        Ok(Some(Task { payload, layout: owned.layout.clone(), how, out }))
+        Ok(Some(Task { elements: Elements { payload, layout: owned.layout.clone(), how }, out }))
     }
 
     /// Writes the result of a request into `out`, C-contiguous. Fails where `out` does not have exactly the result's size.
@@ -247,18 +246,15 @@ impl Tensor {
         let Some(chunks) = self.opened.chunks(self.storage())? else {
             let payload = self.opened.payload(self.storage(), &how.cancel)?;
             let offsets = Dims::from_elem(0, layout.ndim());
-            return Ok(vec![JoinPart { payload, layout: layout.clone(), how: how.clone(), offsets }]);
+            let elements = Elements { payload, layout: layout.clone(), how: how.clone() };
+            return Ok(vec![JoinPart { elements, offsets }]);
         };
         let parts = chunks.parts(layout, &how.cancel)?.into_iter().map(|part| {
             let ChunkBytes { source, big_endian, flags, .. } = part.bytes;
             let payload = Payload { source: source.clone(), big_endian: *big_endian };
             let signs = Signs { conjugate: flags.conjugate, negative: flags.negative };
-            JoinPart {
-                payload,
-                layout: part.layout,
-                how: Fill { signs, ..how.clone() },
-                offsets: part.offsets,
-            }
+            let elements = Elements { payload, layout: part.layout, how: Fill { signs, ..how.clone() } };
+            JoinPart { elements, offsets: part.offsets }
         });
         Ok(parts.collect())
     }

@@ -253,10 +253,7 @@ impl Tensor {
 
     /// Whether both have the same elements: equal storage, dtype, layout and lazy signs.
     pub(crate) fn is_alias_of(&self, other: &Tensor) -> bool {
-        let signs = |tensor: &Tensor| {
-            let flags = tensor.opened.tensor(tensor.id).flags;
-            (flags.conjugate, flags.negative)
-        };
+        let signs = |tensor: &Tensor| (tensor.is_conjugate(), tensor.is_negative());
         self.file() == other.file()
             && self.storage() == other.storage()
             && (self.dtype, &self.layout) == (other.dtype, &other.layout)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Joined, Tensor};
 use crate::error::{Code, Error, Result, error};
 use crate::index::Location;
-use crate::layout::{Dims, Layout, contiguous_strides, numel};
+use crate::layout::{Dims, Layout, contiguous_strides, is_range, numel};
 
 impl Tensor {
     /// The tensor in another shape, where one size may be -1 for what is left. Fails where the number of elements differs, where the
@@ -160,10 +160,8 @@ fn step_of(shape: &[u64], strides: &[u64]) -> Option<u64> {
 /// The range of positions in C order that a box is; `None` where it is no range.
 fn range_of(shape: &[u64], begin: &[u64], sizes: &[u64]) -> Option<Range<u64>> {
     let strides = contiguous_strides(shape)?;
-    let cut = sizes.iter().position(|&size| size != 1).unwrap_or(sizes.len());
-    let is_whole = sizes.iter().zip(shape).skip(cut + 1).all(|(size, whole)| size == whole);
     let start = begin.iter().zip(&strides).map(|(&at, &stride)| at * stride).sum();
-    is_whole.then(|| start..start + numel(sizes).unwrap_or(0))
+    is_range(sizes, shape).then(|| start..start + numel(sizes).unwrap_or(0))
 }
 
 /// Where the box of a range of positions begins, and its sizes; `None` where the range is no box.

@@ -3,17 +3,13 @@
 
 use super::Tensor;
 use crate::dtype::{DType, Kind};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail, error};
 use crate::index::SparseLayout;
 use crate::layout::{Dims, TensorIndex};
 use crate::parallel::Cancel;
 
 /// Indices that are read at once.
 const BLOCK_INDICES: u64 = 1 << 16;
-
-fn invariant_error(text: String) -> Error {
-    Error::new(Code::SparseInvariant, text)
-}
 
 impl Tensor {
     /// Bytes of the indices among the parts of a sparse tensor, as 64-bit integers, where elements repeat: a file can claim any
@@ -40,7 +36,7 @@ impl Tensor {
             (_, [compressed, plain, values]) if layout != SparseLayout::Coo => {
                 Compressed::new(layout, shape, compressed, plain, values)?.check(cancel)
             }
-            _ => Err(invariant_error(format!("{} does not have {} parts", layout.name(), parts.len()))),
+            _ => bail!(Code::SparseInvariant, "{} does not have {} parts", layout.name(), parts.len()),
         }
     }
 }
@@ -56,20 +52,25 @@ fn check_coo(
     let (&[sparse_dims, count], Some((&values_count, dense_shape))) =
         (&indices.layout.shape[..], values.layout.shape.split_first())
     else {
-        return Err(invariant_error(
-            "the indices are not a matrix, or the values have no dimension".to_owned(),
-        ));
+        bail!(Code::SparseInvariant, "the indices are not a matrix, or the values have no dimension");
     };
     let split = usize::try_from(sparse_dims).ok().filter(|&dims| dims <= shape.len());
     if split.is_none_or(|split| shape[split..] != *dense_shape) || values_count != count {
         let (indices, values) = (&indices.layout.shape[..], &values.layout.shape[..]);
-        let text = format!("indices of {indices:?} and values of {values:?} do not make up {shape:?}");
-        return Err(invariant_error(text));
+        bail!(
+            Code::SparseInvariant,
+            "indices of {indices:?} and values of {values:?} do not make up {shape:?}"
+        );
     }
     if sparse_dims == 0 {
         // All values have the same, empty coordinates.
-        let text = "coordinates [] are repeated, but the file says that the tensor is coalesced";
-        return if is_coalesced && count > 1 { Err(invariant_error(text.to_owned())) } else { Ok(()) };
+        if is_coalesced && count > 1 {
+            bail!(
+                Code::SparseInvariant,
+                "coordinates [] are repeated, but the file says that the tensor is coalesced"
+            );
+        }
+        return Ok(());
     }
     let mut previous: Option<Vec<i64>> = None;
     let step = (BLOCK_INDICES / sparse_dims).max(1);
@@ -79,17 +80,17 @@ fn check_coo(
         let width = (stop - start) as usize;
         for (row, &size) in block.chunks_exact(width).zip(shape) {
             if let Some(&bad) = row.iter().find(|&&index| !is_below(index, size)) {
-                return Err(invariant_error(format!("index {bad} lies outside a dimension of size {size}")));
+                bail!(Code::SparseInvariant, "index {bad} lies outside a dimension of size {size}");
             }
         }
         if is_coalesced {
             for column in 0..width {
                 let coordinates: Vec<i64> = block.iter().skip(column).step_by(width).copied().collect();
                 if previous.as_ref().is_some_and(|previous| *previous >= coordinates) {
-                    let text = format!(
+                    bail!(
+                        Code::SparseInvariant,
                         "coordinates {coordinates:?} are repeated or out of order, but the file says that the tensor is coalesced"
                     );
-                    return Err(invariant_error(text));
                 }
                 previous = Some(coordinates);
             }
@@ -124,16 +125,20 @@ impl<'a> Compressed<'a> {
         check_compressed_ints(compressed)?;
         check_compressed_ints(plain)?;
         if compressed.dtype != plain.dtype {
-            let text =
-                format!("indices of {} and of {} do not make up a tensor", compressed.dtype, plain.dtype);
-            return Err(invariant_error(text));
+            bail!(
+                Code::SparseInvariant,
+                "indices of {} and of {} do not make up a tensor",
+                compressed.dtype,
+                plain.dtype
+            );
         }
         let mismatch = || {
             let [one, two, three] = [compressed, plain, values].map(|part| part.layout.shape.clone());
             let name = layout.name();
-            invariant_error(format!(
+            error!(
+                Code::SparseInvariant,
                 "the parts of {name}, {one:?}, {two:?} and {three:?}, do not make up {shape:?}"
-            ))
+            )
         };
         let batch_dims = compressed.layout.ndim().checked_sub(1).ok_or_else(mismatch)?;
         let [compressed_shape, plain_shape, values_shape] =
@@ -202,25 +207,32 @@ impl<'a> Compressed<'a> {
             let stop = len.min(start + BLOCK_INDICES + 1);
             let bounds = read(&compressed.index(&[range(start, stop)])?, cancel)?;
             if start == 0 && bounds.first() != Some(&0) {
-                return Err(invariant_error("the compressed indices do not begin at 0".to_owned()));
+                bail!(Code::SparseInvariant, "the compressed indices do not begin at 0");
             }
             for pair in bounds.windows(2) {
                 let fits = is_below(pair[1], self.count.saturating_add(1))
                     && pair[0] <= pair[1]
                     && (pair[1] - pair[0]) as u64 <= self.width;
                 if !fits {
-                    return Err(invariant_error(format!(
+                    bail!(
+                        Code::SparseInvariant,
                         "compressed indices {} and {} do not fit a width of {} and {} element(s)",
-                        pair[0], pair[1], self.width, self.count
-                    )));
+                        pair[0],
+                        pair[1],
+                        self.width,
+                        self.count
+                    );
                 }
             }
             self.check_rows(&bounds, plain, cancel)?;
             end = bounds.last().copied();
         }
         if end.and_then(|end| u64::try_from(end).ok()) != Some(self.count) {
-            let text = format!("the compressed indices end at {end:?}, there are {} element(s)", self.count);
-            return Err(invariant_error(text));
+            bail!(
+                Code::SparseInvariant,
+                "the compressed indices end at {end:?}, there are {} element(s)",
+                self.count
+            );
         }
         Ok(())
     }
@@ -240,10 +252,11 @@ impl<'a> Compressed<'a> {
                     end = ends.next().copied().unwrap_or(i64::MAX);
                 }
                 if !is_below(index, self.width) || index <= previous {
-                    return Err(invariant_error(format!(
+                    bail!(
+                        Code::SparseInvariant,
                         "plain index {index} follows {previous} where the width is {}",
                         self.width
-                    )));
+                    );
                 }
                 previous = index;
             }
@@ -264,7 +277,7 @@ fn is_below(index: i64, size: u64) -> bool {
 /// Fails unless indices are integers and present in the file.
 fn check_ints(part: &Tensor) -> Result<()> {
     if part.dtype.kind() != Kind::Int {
-        return Err(invariant_error(format!("indices of {} are not integers", part.dtype)));
+        bail!(Code::SparseInvariant, "indices of {} are not integers", part.dtype);
     }
     part.check_not_meta()
 }
@@ -274,17 +287,16 @@ fn check_ints(part: &Tensor) -> Result<()> {
 fn check_compressed_ints(part: &Tensor) -> Result<()> {
     check_ints(part)?;
     if !matches!(part.dtype, DType::I32 | DType::I64) {
-        return Err(invariant_error(format!("compressed indices of {} are not int32 or int64", part.dtype)));
+        bail!(Code::SparseInvariant, "compressed indices of {} are not int32 or int64", part.dtype);
     }
     let is_contiguous = match (part.layout.shape.last(), part.layout.strides.last()) {
         (Some(&size), Some(&stride)) => size <= 1 || stride == 1,
         _ => true,
     };
-    if is_contiguous {
-        Ok(())
-    } else {
-        Err(invariant_error("compressed indices are not contiguous".to_owned()))
+    if !is_contiguous {
+        bail!(Code::SparseInvariant, "compressed indices are not contiguous");
     }
+    Ok(())
 }
 
 /// Reads a part as 64-bit integers.

@@ -1,7 +1,7 @@
 //! A tensor as an item of an upload to a GPU.
 
 use super::{Order, Request, Tensor};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Result, bail};
 use crate::sink::Array;
 use crate::stream::upload::UploadItem;
 
@@ -34,9 +34,11 @@ impl Tensor {
         let dtype = self.result_dtype(request);
         let nbytes = self.result_bytes(&layout, dtype)?;
         if nbytes != destination.nbytes() || !destination.is_contiguous() {
-            let text =
-                format!("the result takes {nbytes} byte(s), the destination has {}", destination.nbytes());
-            return Err(Error::new(Code::Value, text));
+            bail!(
+                Code::Value,
+                "the result takes {nbytes} byte(s), the destination has {}",
+                destination.nbytes()
+            );
         }
         let (tensor, request) = (self.clone(), request.clone());
         Ok(UploadItem {

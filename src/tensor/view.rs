@@ -1,6 +1,7 @@
 //! Views of a mapping of the file, and memory for storages that several tensors share.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use super::quantized::Dequantization;
 use super::{Request, Tensor};
@@ -25,21 +26,6 @@ pub enum SharedStorage {
     Copy,
 }
 
-/// Which mapping of the file a view is of.
-#[derive(Clone, Copy)]
-pub(super) struct MappedBy<'a> {
-    /// The copy-on-write mappings of one owner; `None` for those of the checkpoint.
-    owner: Option<&'a Mappings>,
-    writable: bool,
-}
-
-impl MappedBy<'_> {
-    pub(super) fn request(request: &Request) -> MappedBy<'_> {
-        let owner = request.mappings.as_deref().filter(|_| request.writable);
-        MappedBy { owner, writable: request.writable }
-    }
-}
-
 impl Tensor {
     /// Where this tensor can get the storage that it shares with others; `None` where its elements have to be copied by
     /// themselves. Reads nothing but bools, which it validates.
@@ -48,7 +34,7 @@ impl Tensor {
     /// the bytes in the file are not the tensor's (a lazy conjugate or negative, bools other than 0 and 1, a byte order to swap
     /// on a storage of several item sizes), and for a slice, which would need a fraction of the storage only.
     pub fn shared_storage(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Option<SharedStorage>> {
-        match self.view(copy, cancel, MappedBy { owner: None, writable: true }) {
+        match self.view(&Request { copy, writable: true, cancel: cancel.clone(), ..Request::default() }) {
             Ok(_) => Ok(Some(SharedStorage::View)),
             Err(error) if copy == Some(false) || !is_view_unavailable(&error) => {
                 self.with_context(Err(error))
@@ -59,13 +45,13 @@ impl Tensor {
     }
 
     /// A view of a tensor that covers a whole storage which no other name uses. `None` where there is no view, or where finding
-    /// out would need reads (bools). Reads nothing. The copy-on-write mapping is `owner`'s, or else the checkpoint's.
-    pub(crate) fn lone_view(&self, owner: Option<&Mappings>) -> Result<Option<Array>> {
+    /// out would need reads (bools). Reads nothing. The copy-on-write mapping is that of `mappings`, or else the checkpoint's.
+    pub(crate) fn lone_view(&self, mappings: Option<Arc<Mappings>>) -> Result<Option<Array>> {
         let is_simple = !self.is_meta() && self.dtype != DType::Bool && self.layout.numel() > 0;
         if !is_simple || !self.has_own_storage() {
             return Ok(None);
         }
-        match self.view(None, &Cancel::new(), MappedBy { owner, writable: true }) {
+        match self.view(&Request { writable: true, mappings, ..Request::default() }) {
             Ok(view) => Ok(Some(view)),
             Err(error) if is_view_unavailable(&error) => Ok(None),
             Err(error) => self.with_context(Err(error)),
@@ -83,14 +69,14 @@ impl Tensor {
     /// All bytes of the storage as a one-dimensional `u8` array, a view or a copy. Fails where the storage has no view.
     pub fn storage_bytes(&self, shared: SharedStorage, request: &Request) -> Result<Array> {
         self.with_context(match shared {
-            SharedStorage::View => self.storage_view(MappedBy::request(request)),
+            SharedStorage::View => self.storage_view(request),
             SharedStorage::Copy => self.storage_copy(request),
         })
     }
 
-    fn storage_view(&self, mapped_by: MappedBy<'_>) -> Result<Array> {
+    fn storage_view(&self, request: &Request) -> Result<Array> {
         let source = self.opened.viewable_source(self.storage())?.proved()?;
-        view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?, mapped_by)
+        view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?, request)
     }
 
     /// Whether to copy the whole storage instead of the elements, which preserves strides and ties between names.
@@ -139,11 +125,11 @@ impl Tensor {
         Array::owned(memory.filled(), DType::U8, [payload.source.len()][..].into())
     }
 
-    /// A view of the elements, or an error that says why there is none. On a file system where mapped reads are slow it is given
-    /// with `copy=Some(false)` only.
-    pub(super) fn view(&self, copy: Option<bool>, cancel: &Cancel, mapped_by: MappedBy<'_>) -> Result<Array> {
+    /// A view of the elements as a request maps them, which does not convert them, or an error that says why there is none. On a file
+    /// system where mapped reads are slow it is given with `copy=Some(false)` only.
+    pub(super) fn view(&self, request: &Request) -> Result<Array> {
         // Of codes that are left in the logical view.
-        match self.dequantization(&Request::default()) {
+        match self.dequantization(request) {
             Some(Dequantization::Unknown) => return Err(self.unknown_scheme()),
             Some(_) => {
                 bail!(Code::Buffer, "the tensor is codes, and its numbers need a copy");
@@ -156,7 +142,7 @@ impl Tensor {
         }
         let source = self.opened.viewable_source(self.storage())?;
         if let Some(file_system) =
-            source.file().and_then(LocalFile::avoids_views).filter(|_| copy != Some(false))
+            source.file().and_then(LocalFile::avoids_views).filter(|_| request.copy != Some(false))
         {
             bail!(Code::Buffer, "a view of a file on {file_system} would be read page by page");
         }
@@ -166,9 +152,9 @@ impl Tensor {
         }
         let source = source.proved()?;
         if self.dtype == DType::Bool {
-            check_bools(&source, &self.layout, cancel)?;
+            check_bools(&source, &self.layout, &request.cancel)?;
         }
-        view_of(&source, self.dtype, self.layout.clone(), mapped_by)
+        view_of(&source, self.dtype, self.layout.clone(), request)
     }
 }
 
@@ -188,10 +174,10 @@ pub(crate) fn no_mapping(source: &Source) -> Error {
 
 /// A view of `layout` in the mapping of `source`, whose window is the storage. Fails for bytes in memory, and where the elements
 /// are misaligned for the dtype.
-fn view_of(source: &Source, dtype: DType, layout: Layout, mapped_by: MappedBy<'_>) -> Result<Array> {
-    let mapped = match mapped_by.owner {
-        Some(owner) => owner.map(source)?,
-        None => source.map(mapped_by.writable)?,
+fn view_of(source: &Source, dtype: DType, layout: Layout, request: &Request) -> Result<Array> {
+    let mapped = match &request.mappings {
+        Some(own) if request.writable => own.map(source)?,
+        _ => source.map(request.writable)?,
     };
     let Some((mapping, window)) = mapped else {
         return Err(no_mapping(source));

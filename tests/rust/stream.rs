@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::{f32s, st};
 use rustload::internals::bytes::Source;
 use rustload::internals::kernel::Cast;
-use rustload::internals::stream::{self, Fill, JoinPart, Payload, Signs};
+use rustload::internals::stream::{self, Elements, Fill, JoinPart, Payload, Signs};
 use rustload::{
     Cancel, Checkpoint, Code, DType, Joined, Layout, Options, Order, Output, Request, Stream, StreamOptions,
     Taken, TensorIndex,
@@ -181,8 +181,8 @@ fn a_layout_outside_its_storage_is_an_internal_error() {
         let found = stream::fill(&payload, &layout, &options, &mut out);
         assert_eq!(found.unwrap_err().code(), Code::InternalError, "{layout:?}");
         let offsets = layout.shape.iter().map(|_| 0).collect();
-        let part =
-            JoinPart { payload: payload.clone(), layout: layout.clone(), how: options.clone(), offsets };
+        let elements = Elements { payload: payload.clone(), layout: layout.clone(), how: options.clone() };
+        let part = JoinPart { elements, offsets };
         let mut other = part.clone();
         other.offsets[0] = layout.shape[0];
         let mut whole = layout.shape.clone();

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::bytes::{Reader, Scratch};
-use crate::error::{Code, Error, Result, bail};
+use crate::bytes::Scratch;
+use crate::error::{Code, Error, Result};
 use crate::parallel::{self, Cancel};
 use crate::sink::cuda::{Ring, Stream};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::batch::{Task, fill_all};
 use crate::stream::cut::{ResultCutter, ResultSlice};
-use crate::stream::plan::pieces;
-use crate::stream::read::{Fill, fill, fill_piece, read_mode, scratch};
-use crate::stream::result::{Elements, ResultData};
+use crate::stream::plan::Piece;
+use crate::stream::read::{Elements, fill_piece, scratch};
+use crate::stream::result::ResultData;
 
 /// The host memory in use beside the ring, in bytes.
 #[derive(Debug, Default)]
@@ -32,19 +32,13 @@ pub(super) struct HostReservation {
 }
 
 impl HostBudget {
-    /// Whether a source of so many bytes may be inflated. A single one always may.
-    pub(super) fn fits_source(&self, bytes: u64, window: u64) -> bool {
-        bytes == 0 || self.sources.load(Ordering::SeqCst) == 0 || self.fits(bytes, window)
-    }
-
-    /// Whether a band of so many bytes may be made. A single one always may, or an inflated source would wait for its own bands.
-    pub(super) fn fits_band(&self, bytes: u64, window: u64) -> bool {
-        bytes == 0 || self.bands.load(Ordering::SeqCst) == 0 || self.fits(bytes, window)
-    }
-
-    fn fits(&self, bytes: u64, window: u64) -> bool {
+    /// Whether so many bytes more fit the window. A single source or band always may be made: an inflated source would wait for its own
+    /// bands otherwise.
+    pub(super) fn fits(&self, bytes: u64, window: u64, is_band: bool) -> bool {
         let reserved = self.sources.load(Ordering::SeqCst).saturating_add(self.bands.load(Ordering::SeqCst));
-        reserved.saturating_add(bytes) <= window
+        bytes == 0
+            || self.counter(is_band).load(Ordering::SeqCst) == 0
+            || reserved.saturating_add(bytes) <= window
     }
 
     fn counter(&self, is_band: bool) -> &AtomicU64 {
@@ -158,8 +152,7 @@ impl<'w> Worker<'w> {
             // Old bytes of the slot must not reach the device.
             gap.fill(0);
             let (out, tail) = tail.split_at_mut_checked(len).ok_or_else(|| (item, slot_overflow()))?;
-            let Elements { payload, layout, how } = elements;
-            tasks.push(Task { payload, layout, how, out });
+            tasks.push(Task { elements, out });
             (rest, end) = (tail, offset + len);
         }
         let item_of = |task: usize| items.get(task).copied().unwrap_or(first_item);
@@ -174,53 +167,29 @@ impl<'w> Worker<'w> {
         stream: &Stream,
         cancel: &Cancel,
     ) -> Result<()> {
-        match &result.data {
-            ResultData::Elements(elements) => {
-                let Elements { payload, layout, how } = &**elements;
-                let mode =
-                    read_mode(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()));
-                let reader = mode.reader(&payload.source);
-                self.read(result, elements, &reader, (first, count), stream, cancel)?;
-                // Before the job is reported as done.
-                payload.source.check_unchanged()
-            }
-            ResultData::InSlices { fill: make, .. } => (first..first + count).try_for_each(|number| {
-                let slice = result.cutter.slice(number);
-                let mut slot = self.ring.take(cancel)?;
-                let len = result.len(&slice);
-                make(&slice, slot.bytes_mut().get_mut(..len).ok_or_else(slot_overflow)?)?;
-                slot.copy_to_device(&result.destination, result.address_of(&slice), len, stream)
-            }),
-        }
-    }
-
-    fn read(
-        &mut self,
-        result: &CutResult,
-        elements: &Elements,
-        reader: &Reader<'_>,
-        (first, count): (u64, u64),
-        stream: &Stream,
-        cancel: &Cancel,
-    ) -> Result<()> {
+        let reader = match &result.data {
+            ResultData::Elements(elements) => Some(elements.read_mode().reader(&elements.payload.source)),
+            ResultData::InSlices { .. } => None,
+        };
         for number in first..first + count {
             let slice = result.cutter.slice(number);
             let len = result.len(&slice);
             let mut slot = self.ring.take(cancel)?;
-            let mut out = slot.bytes_mut().get_mut(..len).ok_or_else(slot_overflow)?;
-            for piece in pieces(&slice.layout_of(&elements.layout), 1) {
-                let bytes =
-                    usize::try_from(piece.numel.saturating_mul(result.itemsize)).unwrap_or(usize::MAX);
-                let (piece_out, rest) = out.split_at_mut_checked(bytes).ok_or_else(slot_overflow)?;
-                fill_piece(&elements.payload, &piece, &elements.how, reader, &mut self.scratch, piece_out)?;
-                out = rest;
-            }
-            if !out.is_empty() {
-                bail!(Code::InternalError, "a slot would not be filled");
+            let out = slot.bytes_mut().get_mut(..len).ok_or_else(slot_overflow)?;
+            match (&result.data, &reader) {
+                (ResultData::Elements(elements), Some(reader)) => {
+                    let piece = Piece::whole(&slice.layout_of(&elements.layout));
+                    fill_piece(elements, &piece, reader, &mut self.scratch, out)?;
+                }
+                (data, _) => data.fill_slice(&slice, 1, out)?,
             }
             slot.copy_to_device(&result.destination, result.address_of(&slice), len, stream)?;
         }
-        Ok(())
+        // Before the job is reported as done.
+        match &result.data {
+            ResultData::Elements(elements) => elements.payload.source.check_unchanged(),
+            ResultData::InSlices { .. } => Ok(()),
+        }
     }
 
     /// Makes a slice in host memory of its own, on all threads, and copies it from there into slots.
@@ -234,14 +203,7 @@ impl<'w> Worker<'w> {
     ) -> Result<()> {
         let len = result.len(slice);
         let mut memory = HostBuffer::unfilled(len as u64)?;
-        match &result.data {
-            ResultData::Elements(elements) => {
-                let Elements { payload, layout, how } = &**elements;
-                let how = Fill { threads: Some(threads), ..how.clone() };
-                fill(payload, &slice.layout_of(layout), &how, memory.bytes_mut())?;
-            }
-            ResultData::InSlices { fill: make, .. } => make(slice, memory.bytes_mut())?,
-        }
+        result.data.fill_slice(slice, threads, memory.bytes_mut())?;
         let address = result.address_of(slice);
         let size = self.ring.slot_bytes();
         let copies = memory.bytes_mut().chunks(size).enumerate();

@@ -71,16 +71,6 @@ impl Session {
     pub fn new(device: &'static Device, window: u64, threads: Option<usize>) -> Result<Session> {
         let ring = device.ring()?;
         let count = ring.worker_count(threads, false);
-        let mut streams = Vec::new();
-        while streams.len() < LANES * count.min(STREAMS_PER_LANE) {
-            match ring.stream() {
-                Ok(stream) => streams.push(stream),
-                Err(error) => {
-                    streams.into_iter().for_each(|stream| ring.return_stream(stream));
-                    return Err(error);
-                }
-            }
-        }
         let sizes = Sizes {
             slot: ring.slot_bytes() as u64,
             workers: count as u64,
@@ -88,8 +78,11 @@ impl Session {
             window: window.min(HOST_WINDOW_MAX_BYTES),
             budget: Arc::default(),
         };
-        let shared = Arc::new(Shared::new(ring, streams, sizes));
-        Ok(Session { shared })
+        let mut shared = Shared::new(ring, sizes);
+        for _ in 0..LANES * count.min(STREAMS_PER_LANE) {
+            shared.streams.push(ring.stream()?);
+        }
+        Ok(Session { shared: Arc::new(shared) })
     }
 
     /// The device that it uploads to.

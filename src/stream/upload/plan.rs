@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use super::UploadItem;
 use super::job::{CutResult, HostBudget, Job, PackedResult};
-use crate::error::{Code, Error, Result, bail};
-use crate::layout::{Dims, numel};
+use crate::error::{Error, Result};
 use crate::num::to_usize;
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::stream::cut::ResultCutter;
-use crate::stream::plan::{BlockGrid, pieces};
-use crate::stream::read::check_bounds;
-use crate::stream::result::{Elements, ResultData};
+use crate::stream::plan::{BlockGrid, Piece};
+use crate::stream::read::Elements;
+use crate::stream::result::ResultData;
 
 /// A result of at most this many bytes shares a slot with its neighbours.
 const PACKED_MAX_BYTES: u64 = 1 << 20;
@@ -132,19 +131,8 @@ impl Planner {
         let address = destination.address().addr().get() as u64;
         let reservation = sizes.budget.reserve(host_bytes, false);
         let data = describe()?;
-        if let ResultData::Elements(elements) = &data {
-            let Elements { payload, layout, how } = &**elements;
-            // A dtype without a sign is refused before anything is read, even if there is nothing to read.
-            how.signs.apply(how.cast.from(), &mut [])?;
-            check_bounds(payload, layout, how.cast, usize::try_from(nbytes).unwrap_or(usize::MAX))?;
-        }
-        let (shape, itemsize) = data.shape();
-        let shape: Dims = shape.into();
-        let numel = numel(&shape).unwrap_or(u64::MAX);
-        if numel.checked_mul(itemsize) != Some(nbytes) {
-            bail!(Code::InternalError, "the destination's size is not the result's");
-        }
-        if numel == 0 {
+        data.check(nbytes)?;
+        if nbytes == 0 {
             return Ok(());
         }
         let data = match data {
@@ -162,13 +150,14 @@ impl Planner {
             }
             data => data,
         };
-        let cut = ResultCutter::new(&shape, sizes.slot / itemsize);
+        let (shape, itemsize) = data.shape();
+        let cut = ResultCutter::new(shape, sizes.slot / itemsize);
         let banded = match &data {
             ResultData::Elements(elements) => cut.len() > 1 && !fills_slots_efficiently(elements, &cut),
             ResultData::InSlices { .. } => cut.len() > 1,
         };
         let cut = if banded {
-            ResultCutter::new(&shape, BAND_MAX_BYTES.min(sizes.window / 2).max(sizes.slot) / itemsize)
+            ResultCutter::new(shape, BAND_MAX_BYTES.min(sizes.window / 2).max(sizes.slot) / itemsize)
         } else {
             cut
         };
@@ -249,7 +238,7 @@ impl Sizes {
 /// with most transposed matrices.
 fn fills_slots_efficiently(elements: &Elements, cut: &ResultCutter) -> bool {
     let Elements { payload, layout, how } = elements;
-    let Some(piece) = pieces(&cut.slice(0).layout_of(layout), 1).into_iter().next() else { return true };
+    let piece = Piece::whole(&cut.slice(0).layout_of(layout));
     // In the file's order, larger slices are no better.
     if piece
         .dims

@@ -57,16 +57,9 @@ pub(super) struct State {
 /// The workers that run for a session. It outlives the session, which waits for them.
 #[derive(Default)]
 pub(super) struct Running {
-    count: Mutex<Count>,
+    count: Mutex<usize>,
     /// Notified when the last worker leaves.
     left: Condvar,
-}
-
-#[derive(Default)]
-struct Count {
-    running: usize,
-    /// All that have entered.
-    entered: usize,
 }
 
 #[derive(Default)]
@@ -93,24 +86,23 @@ enum Next {
 }
 
 impl Running {
-    /// Counts a worker; returns its number.
+    /// Counts a worker; returns the number of those before.
     pub(super) fn enter(&self) -> usize {
         let mut count = lock(&self.count);
-        count.running += 1;
-        count.entered += 1;
-        count.entered - 1
+        *count += 1;
+        *count - 1
     }
 
     pub(super) fn leave(&self) {
         let mut count = lock(&self.count);
-        count.running = count.running.saturating_sub(1);
+        *count = count.saturating_sub(1);
         drop(count);
         self.left.notify_all();
     }
 
     pub(super) fn wait_until_none(&self) {
         let mut count = lock(&self.count);
-        while count.running > 0 {
+        while *count > 0 {
             count = self.left.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -157,10 +149,10 @@ impl Ticket {
 }
 
 impl Shared {
-    pub(super) fn new(ring: &'static Ring, streams: Vec<Stream>, sizes: Sizes) -> Shared {
+    pub(super) fn new(ring: &'static Ring, sizes: Sizes) -> Shared {
         Shared {
             ring,
-            streams,
+            streams: Vec::new(),
             sizes,
             state: Mutex::default(),
             work_available: Condvar::new(),
@@ -238,7 +230,7 @@ impl Shared {
             let fits = state
                 .planners
                 .front()
-                .is_some_and(|planner| budget.fits_source(planner.next_host_bytes(), *window));
+                .is_some_and(|planner| budget.fits(planner.next_host_bytes(), *window, false));
             if has_few_jobs
                 && fits
                 && !state.planning
@@ -247,7 +239,8 @@ impl Shared {
                 state.planning = true;
                 return Next::Plan(planner);
             }
-            let position = state.jobs.iter().position(|(_, job)| budget.fits_band(job.host_bytes(), *window));
+            let position =
+                state.jobs.iter().position(|(_, job)| budget.fits(job.host_bytes(), *window, true));
             if let Some((number, job)) = position.and_then(|position| state.jobs.remove(position)) {
                 let reservation = budget.reserve(job.host_bytes(), true);
                 let cancel =
