@@ -40,6 +40,11 @@ impl Backing {
         }
     }
 
+    /// What has a cache and limits, if it has.
+    pub(super) fn remote(&self) -> Option<&Remote> {
+        if let Backing::Remote(remote) = self { Some(remote) } else { None }
+    }
+
     /// The local file, also if it is on a slow file system.
     pub(super) fn as_file(&self) -> Option<&LocalFile> {
         match self {
@@ -78,10 +83,7 @@ impl Backing {
 
     /// How tensor data is read best.
     pub(super) fn data_access(&self) -> Access {
-        match self {
-            Backing::Remote(remote) => remote.data_access(),
-            _ => self.access(),
-        }
+        self.remote().map_or_else(|| self.access(), Remote::data_access)
     }
 
     /// As [`ReadRanges::read_at`].

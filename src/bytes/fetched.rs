@@ -42,9 +42,10 @@ impl Fetched {
     }
 
     /// Reads these ranges and keeps nothing else, however much lies between them: as many requests at once as the source likes, each of
-    /// at most [`Access::block`] bytes with gaps of at most `gap` bytes.
+    /// at most [`Access::block`] bytes with gaps of at most `gap` bytes. They are got by their offsets in a window that begins at `base`.
     pub(super) fn gather(
         backing: &Backing,
+        base: u64,
         wanted: Vec<Region>,
         gap: u64,
         cancel: &Cancel,
@@ -65,12 +66,7 @@ impl Fetched {
             cancel.check()?;
             read_run(backing, run, parts, buffer)
         })?;
-        Ok(Fetched { parts, base: 0 })
-    }
-
-    /// The same bytes by their offset in a window that begins at `base`.
-    pub(super) fn based_at(self, base: u64) -> Fetched {
-        Fetched { base, ..self }
+        Ok(Fetched { parts, base })
     }
 
     /// `len` bytes at an offset of the source; `None` if they were not fetched.
@@ -170,7 +166,7 @@ mod tests {
     fn near_ranges_are_one_request_and_the_rest_is_not_kept() {
         let wanted = [(5_000_000, 10), (100, 50), (120, 100), (60_000, 7), (5_000_010, 3)];
         let (source, backing) = recording();
-        let fetched = Fetched::gather(&backing, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
+        let fetched = Fetched::gather(&backing, 0, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
         check(&fetched, &wanted);
         check(&fetched, &[(100, 120), (5_000_000, 13)]);
         assert_eq!((fetched.get(221, 1), fetched.get(60_000, 8), fetched.get(0, 1)), (None, None, None));
@@ -189,7 +185,7 @@ mod tests {
     fn no_request_is_larger_than_a_block() {
         let wanted: Vec<(u64, u64)> = (0..1000).map(|number| (number * 10_000, 10)).collect();
         let (source, backing) = recording();
-        let fetched = Fetched::gather(&backing, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
+        let fetched = Fetched::gather(&backing, 0, regions(&wanted), 64 << 10, &Cancel::new()).unwrap();
         check(&fetched, &wanted);
         let asked = source.0.lock().unwrap();
         assert!(asked.len() == 3 && asked.iter().all(|&(_, len)| len <= 4 << 20), "{asked:?}");
@@ -207,7 +203,7 @@ mod tests {
     fn a_cancelled_fetch_stops() {
         let ((source, backing), cancel) = (recording(), Cancel::new());
         cancel.cancel();
-        let error = Fetched::gather(&backing, regions(&[(0, 1)]), 0, &cancel).unwrap_err();
+        let error = Fetched::gather(&backing, 0, regions(&[(0, 1)]), 0, &cancel).unwrap_err();
         assert_eq!((error.code(), source.0.lock().unwrap().len()), (Code::Cancelled, 0));
     }
 }

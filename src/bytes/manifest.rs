@@ -107,8 +107,11 @@ impl ListedFile {
     pub fn pieces(size: u64, piece: u64, digests: Vec<Digest>) -> Result<ListedFile> {
         let count = if piece == 0 { 0 } else { size.div_ceil(piece) };
         if count == 0 || count != to_u64(digests.len()) {
-            let text = format!("{} digest(s) for {size} byte(s) in pieces of {piece}", digests.len());
-            return Err(Error::new(Code::ManifestInvalid, text));
+            bail!(
+                Code::ManifestInvalid,
+                "{} digest(s) for {size} byte(s) in pieces of {piece}",
+                digests.len()
+            );
         }
         Ok(ListedFile::new(Some(size), piece, digests))
     }

@@ -159,7 +159,7 @@ impl Source {
     pub fn proved(&self) -> Result<Source> {
         let Some(deferred) = &self.deferred else { return Ok(self.clone()) };
         deferred.prove(&self.backing).map_err(|error| self.locate_error(error))?;
-        Ok(Source { backing: self.backing.clone(), window: self.region(), deferred: None })
+        Ok(self.plain(self.region()))
     }
 
     /// As [`Source::proved`], with the bytes of `span`, which were read already.
@@ -173,12 +173,16 @@ impl Source {
         self.proved()
     }
 
+    /// A window of the same backing whose place is known.
+    fn plain(&self, window: Region) -> Source {
+        Source { backing: self.backing.clone(), window, deferred: None }
+    }
+
     /// The window that has to be read for this one: the same, and with it what its proof needs. `None` if more than `gap` bytes lie
     /// between the two.
     pub fn extent(&self, gap: u64) -> Option<Source> {
-        let plain = |window| Source { backing: self.backing.clone(), window, deferred: None };
         let Some(deferred) = self.deferred.as_ref().filter(|deferred| deferred.shift().is_none()) else {
-            return Some(plain(self.region()));
+            return Some(self.plain(self.region()));
         };
         let mut extents = deferred.extents(self.window).ok()?;
         extents.sort_unstable_by_key(|extent| extent.start());
@@ -187,7 +191,7 @@ impl Source {
             between = between.saturating_add(extent.start().saturating_sub(window.end()));
             window = window.hull(extent);
         }
-        (between <= gap).then(|| plain(window))
+        (between <= gap).then(|| self.plain(window))
     }
 
     /// The smallest window that covers this one and `other`. `None` if they have different backings, or more than `gap` bytes lie
@@ -195,11 +199,7 @@ impl Source {
     pub fn span(&self, other: &Source, gap: u64) -> Option<Source> {
         let window = self.region().hull(other.region());
         let between = window.len().saturating_sub(self.len()).saturating_sub(other.len());
-        (between <= gap && self.same_backing(other)).then(|| Source {
-            backing: self.backing.clone(),
-            window,
-            deferred: None,
-        })
+        (between <= gap && self.same_backing(other)).then(|| self.plain(window))
     }
 
     /// The offset of this window in `outer`. `None` unless `outer` has the same backing and covers it.
@@ -241,7 +241,7 @@ impl Source {
     /// Keeps up to `len` bytes at `offset` of the window for reads that follow, where requests are expensive. The part outside of the
     /// window is left out.
     pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
-        let Backing::Remote(remote) = &self.backing else { return Ok(()) };
+        let Some(remote) = self.backing.remote() else { return Ok(()) };
         let (start, len) = (self.start().saturating_add(offset), len.min(self.len().saturating_sub(offset)));
         remote.prefetch(start, len).map_err(|error| self.locate_error(error))
     }
@@ -249,28 +249,19 @@ impl Source {
     /// The same window with limits on what is requested through it. Unchanged where requests are cheap, and where limits hold already.
     pub fn limited(&self, limits: &Limits) -> Limited {
         let meter = Arc::new(RequestMeter::new(limits));
-        let backing = match &self.backing {
-            Backing::Remote(remote) => remote.with_meter(&meter).map(Backing::Remote),
-            _ => None,
-        };
-        let backing = backing.unwrap_or_else(|| self.backing.clone());
+        let limited = self.backing.remote().and_then(|remote| remote.with_meter(&meter));
+        let backing = limited.map_or_else(|| self.backing.clone(), Backing::Remote);
         Limited { source: Source { backing, ..self.clone() }, _meter: meter }
     }
 
     /// Shares what is read from now on through this and every source of the same backing: see [`NodeShare`]. False where nothing is shared.
     pub fn share(&self, node: Option<&Arc<NodeShare>>) -> bool {
-        match &self.backing {
-            Backing::Remote(remote) => remote.share(node),
-            _ => false,
-        }
+        self.backing.remote().is_some_and(|remote| remote.share(node))
     }
 
     /// The requests that [`Source::limited`] leaves; `None` without limits.
     pub(super) fn requests_left(&self) -> Option<Requests> {
-        match &self.backing {
-            Backing::Remote(remote) => remote.requests_left(),
-            _ => None,
-        }
+        self.backing.remote()?.requests_left()
     }
 
     /// Reads several ranges of the window in one call. See [`ReadRanges::read_ranges`].
@@ -288,8 +279,8 @@ impl Source {
     /// Reads many small ranges of the window: near ones by one request, and as many requests at once as the source likes. Between two
     /// ranges of one request lie at most `gap` bytes.
     pub fn gather(&self, wanted: &[Region], gap: u64, cancel: &Cancel) -> Result<Fetched> {
-        let fetched = Fetched::gather(&self.backing, self.ranges(wanted)?, gap, cancel);
-        Ok(fetched.map_err(|error| self.locate_error(error))?.based_at(self.start()))
+        let fetched = Fetched::gather(&self.backing, self.start(), self.ranges(wanted)?, gap, cancel);
+        fetched.map_err(|error| self.locate_error(error))
     }
 
     /// The largest gap with which [`Source::gather`] stays within the limits on requests and leaves `reserved`; `None` if there is none.
