@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::walk::remove_all;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::sys::{self, process_id};
 
 /// How often a lock file is opened that another writer removes meanwhile, and how many names are tried for a temporary.
@@ -58,6 +58,15 @@ impl TargetLock {
             }
         }
         Err(Error::target_busy(target))
+    }
+
+    /// Fails unless other writers of this target are kept out, which a resumed run needs.
+    pub(super) fn check_resumable(&self, target: &Path) -> Result<()> {
+        if self.excludes_others() {
+            return Ok(());
+        }
+        let text = "other writers of this target cannot be kept out, as no file beside it can be locked";
+        Err(Error::new(Code::Value, text).note("Write without resume.").in_file(target))
     }
 
     /// Whether other writers are kept out.

@@ -247,10 +247,7 @@ pub(crate) fn statement(manifest: &Manifest, name: &str) -> Result<String> {
 }
 
 fn hex(digest: &Digest) -> String {
-    digest.iter().fold(String::with_capacity(64), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -126,12 +126,6 @@ impl WriteOptions {
         cancel: Cancel,
     }
 
-    /// The options for a file of a folder, whose name is not yet that of a target.
-    fn inner(&self) -> WriteOptions {
-        let progress = self.progress.clone().map(|progress| progress.on_settle(|| Ok(())));
-        WriteOptions { progress, ..self.clone() }
-    }
-
     /// Waits until the caller has heard of all progress. What follows gives the target its name, and may not be ended by the caller.
     fn settle(&self) -> Result<()> {
         self.cancel.check()?;
@@ -250,8 +244,10 @@ pub fn write_in_order(
     options: &WriteOptions,
 ) -> Result<u64> {
     if options.verify || options.resume || options.manifest {
-        let text = "what is written in order has no file to verify, to resume or to write a manifest beside: write to a file";
-        return Err(Error::new(Code::Value, text));
+        bail!(
+            Code::Value,
+            "what is written in order has no file to verify, to resume or to write a manifest beside: write to a file"
+        );
     }
     let plan = plan(&tensors, options)?;
     let target = InOrder(Mutex::new((target, 0)));

@@ -13,7 +13,7 @@ use super::shards::{FileNames, Sized, divide, index_json};
 use super::staged::folder_of;
 use super::staged_folder::{FolderRules, StagedFolder, check_joins};
 use super::values::limit_growth;
-use super::{PreparedFile, Values, WriteOptions, plan, write_bytes, write_planned};
+use super::{PreparedFile, Values, WriteOptions, Written, plan, write_bytes, write_planned};
 use crate::bytes::{ReadRanges, Source};
 use crate::error::{Code, Error, Result, bail};
 use crate::layout::numel;
@@ -119,11 +119,13 @@ impl FolderPlan {
         };
         staged.begin(&planned)?;
         let mut written = Vec::with_capacity(planned.paths.len());
-        let inner = options.inner();
         for (number, file) in divided.into_iter().enumerate() {
             let place = staged.place_for(&file.path)?;
             let resumed = staging.as_ref().map(|staging| staging.file(number));
-            written.push(file.write(&place, &inner, resumed, &mut manifest)?);
+            let (path, made) = file.write(&place, options, resumed, &mut manifest)?;
+            written.push((path, made.nbytes));
+            // Not yet the name of a target.
+            made.file.commit(sync)?;
         }
         // Indexes name other files, and so take their places last.
         let mut order: Vec<String> = written.iter().map(|file| file.0.clone()).collect();
@@ -174,14 +176,14 @@ fn plan_paths(
 }
 
 impl SafetensorsFile {
-    /// Writes a file that is not divided. With `resumed`, writes what that lacks.
+    /// Writes a file that is not divided, which has no name yet. With `resumed`, writes what that lacks.
     fn write(
         self,
         place: &Path,
         options: &WriteOptions,
         resumed: Option<ResumedFile<'_>>,
         manifest: &mut Option<ManifestBeside>,
-    ) -> Result<WrittenFile> {
+    ) -> Result<(String, Written)> {
         let options = self.options(options);
         let SafetensorsFile { path, tensors, .. } = self;
         let plan = plan(&tensors, &options)?;
@@ -189,7 +191,7 @@ impl SafetensorsFile {
         if let Some(manifest) = manifest {
             manifest.add(path.clone(), written.listed.take());
         }
-        Ok((path, written.commit(None, &options)?))
+        Ok((path, written))
     }
 
     /// The options, with the file's own metadata.
@@ -220,7 +222,8 @@ impl SafetensorsFile {
         let place = folder.join(&self.path);
         let above = folder_of(&place);
         fs::create_dir_all(above).map_err(|error| Error::io(error, above.to_owned()))?;
-        self.write(&place, options, None, manifest)
+        let (path, written) = self.write(&place, options, None, manifest)?;
+        Ok((path, written.commit(None, options)?))
     }
 
     /// Adds the file to `divided`, or the shards that it is divided into.

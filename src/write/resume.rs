@@ -77,13 +77,16 @@ impl ResumedFile<'_> {
 
     /// Whether an earlier run has written a tensor.
     pub(super) fn has_tensor(&self, tensor: usize, values: &Values) -> bool {
-        self.staging.has_tensor(self.number, tensor) && values.identity().is_some()
+        let finished = lock(&self.staging.finished);
+        let is_written =
+            finished.files.contains(&self.number) || finished.tensors.contains(&(self.number, tensor));
+        is_written && values.identity().is_some()
     }
 
     /// Notes that a tensor is written. What has no identity will be written again.
     pub(super) fn finish_tensor(&self, tensor: usize, values: &Values) -> Result<()> {
         match values.identity() {
-            Some(_) => self.staging.finish_tensor(self.number, tensor),
+            Some(_) => self.staging.note(&format!("tensor {} {tensor}\n", self.number)),
             None => Ok(()),
         }
     }
@@ -110,10 +113,7 @@ impl Staging {
         let lock = TargetLock::take(target)?;
         let folder = hidden_name(target, "resume");
         make_folder(&folder)?;
-        if !lock.excludes_others() {
-            let text = "other writers of this target cannot be kept out, as no file beside it can be locked";
-            return Err(Error::new(Code::Value, text).note("Write without resume.").in_file(target));
-        }
+        lock.check_resumable(target)?;
         Ok(Staging { lock: Some(lock), ..Staging::open_in(folder, plan)? })
     }
 
@@ -149,17 +149,6 @@ impl Staging {
     /// A file of the target, if that is a folder.
     pub(super) fn file(&self, number: usize) -> ResumedFile<'_> {
         ResumedFile { staging: self, number, is_single: false }
-    }
-
-    /// Whether an earlier run has written a tensor of a file.
-    fn has_tensor(&self, file: usize, tensor: usize) -> bool {
-        let finished = lock(&self.finished);
-        finished.files.contains(&file) || finished.tensors.contains(&(file, tensor))
-    }
-
-    /// Notes that a tensor is written.
-    fn finish_tensor(&self, file: usize, tensor: usize) -> Result<()> {
-        self.note(&format!("tensor {file} {tensor}\n"))
     }
 
     fn note(&self, line: &str) -> Result<()> {
@@ -232,26 +221,22 @@ fn parse(journal: &[u8], boot: &str) -> (Finished, u64) {
     for line in journal.split_inclusive(|&byte| byte == b'\n') {
         let Some(text) = line.strip_suffix(b"\n").and_then(|line| str::from_utf8(line).ok()) else { break };
         let words: Vec<&str> = text.split(' ').collect();
-        let number = |text: &str| text.parse::<usize>().ok();
-        match words[..] {
-            ["boot", id] => is_this_boot = !id.is_empty() && id == boot,
-            ["tensor", file, tensor] => {
-                let (Some(file), Some(tensor)) = (number(file), number(tensor)) else { break };
+        let numbers: Option<Vec<usize>> = words[1..].iter().map(|word| word.parse().ok()).collect();
+        match (words[0], numbers.as_deref()) {
+            ("boot", _) => is_this_boot = !boot.is_empty() && words[1..] == [boot],
+            ("tensor", Some(&[file, tensor])) => {
                 if is_this_boot {
                     finished.tensors.insert((file, tensor));
                 }
             }
-            ["file", file] => {
-                let Some(file) = number(file) else { break };
+            ("file", Some(&[file])) => {
                 finished.files.insert(file);
                 syncing.remove(&file);
             }
-            ["sync", file] => {
-                let Some(file) = number(file) else { break };
+            ("sync", Some(&[file])) => {
                 syncing.insert(file);
             }
-            ["restart", file] => {
-                let Some(file) = number(file) else { break };
+            ("restart", Some(&[file])) => {
                 finished.restart(file);
                 syncing.remove(&file);
             }
@@ -292,18 +277,19 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("model.safetensors");
         let staging = Staging::open(&target, "plan").unwrap();
-        staging.finish_tensor(0, 3).unwrap();
+        staging.note("tensor 0 3\n").unwrap();
+        let has_tensor = |staging: &Staging, tensor| lock(&staging.finished).tensors.contains(&(0, tensor));
         fs::write(staging.folder.join("data-0"), "data").unwrap();
         assert_eq!(Staging::open(&target, "plan").err().unwrap().code(), Code::TargetBusy);
         drop(staging);
         let again = Staging::open(&target, "plan").unwrap();
         // Where boots cannot be told apart, as on Windows, only whole files are kept.
         let keeps_tensors = !sys::boot_id().is_empty();
-        assert_eq!(again.has_tensor(0, 3), keeps_tensors);
-        assert!(!again.has_tensor(0, 2) && (!keeps_tensors || again.folder.join("data-0").exists()));
+        assert_eq!(has_tensor(&again, 3), keeps_tensors);
+        assert!(!has_tensor(&again, 2) && (!keeps_tensors || again.folder.join("data-0").exists()));
         drop(again);
         let other = Staging::open(&target, "another plan").unwrap();
-        assert!(!other.has_tensor(0, 3) && !other.folder.join("data-0").exists());
+        assert!(!has_tensor(&other, 3) && !other.folder.join("data-0").exists());
         other.remove();
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }

@@ -10,6 +10,7 @@ pub(super) use super::target::{check_target, folder_of, refuse_hub_blobs, sync_f
 use crate::bytes::{ListedFile, Source};
 use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
+use crate::stream::ByteTarget;
 use crate::sys::{self, FileExt, process_id};
 
 /// A file that is being written. Until [`StagedFile::commit`] nothing has its name, and a file that already had it stays as it is.
@@ -138,29 +139,6 @@ impl StagedFile {
         digests.map_or(Ok(None), |digests| digests.finish(|offset, out| self.read_at(offset, out)))
     }
 
-    /// Writes bytes at an offset. Several threads may write at once.
-    pub(crate) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.file.write_all_at(bytes, offset).map_err(|error| Error::io(error, self.target.clone()))?;
-        self.wrote(offset, bytes.len());
-        if let Some(digests) = &self.digests {
-            digests.update(offset, bytes);
-        }
-        Ok(())
-    }
-
-    /// Copies all bytes of a source to an offset, inside the kernel. False if the kernel cannot do that for this source, or they are
-    /// to be hashed; then some bytes may have been written.
-    pub(crate) fn copy_at(&self, offset: u64, source: &Source) -> Result<bool> {
-        if self.digests.is_some() {
-            return Ok(false);
-        }
-        let is_copied = source.copy_to_file(&self.file, offset)?;
-        if is_copied {
-            self.wrote(offset, to_usize(source.len()));
-        }
-        Ok(is_copied)
-    }
-
     fn wrote(&self, offset: u64, nbytes: usize) {
         if self.writes_back && nbytes >= WRITE_BACK_MIN_BYTES {
             sys::start_write_back(&self.file, offset, to_u64(nbytes));
@@ -232,6 +210,30 @@ impl StagedFile {
         let lock = self.lock.as_ref().ok_or(io::ErrorKind::AlreadyExists)?;
         let ((), named) = lock.temporary(|path| sys::name_file(&self.file, path))?;
         fs::rename(self.temporary.insert(named), &self.target)
+    }
+}
+
+impl ByteTarget for StagedFile {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file.write_all_at(bytes, offset).map_err(|error| Error::io(error, self.target.clone()))?;
+        self.wrote(offset, bytes.len());
+        if let Some(digests) = &self.digests {
+            digests.update(offset, bytes);
+        }
+        Ok(())
+    }
+
+    /// Copies all bytes of a source to an offset, inside the kernel. False if the kernel cannot do that for this source, or they are
+    /// to be hashed; then some bytes may have been written.
+    fn copy_at(&self, offset: u64, source: &Source) -> Result<bool> {
+        if self.digests.is_some() {
+            return Ok(false);
+        }
+        let is_copied = source.copy_to_file(&self.file, offset)?;
+        if is_copied {
+            self.wrote(offset, to_usize(source.len()));
+        }
+        Ok(is_copied)
     }
 }
 

@@ -113,11 +113,8 @@ impl StagedFolder {
     fn make_outer(&mut self, anchor: &Path, resume: bool) -> Result<()> {
         let failed = |error| Error::io(error, anchor.to_owned());
         let make = |path: &Path| sys::private_folder(path);
-        if resume && !self.lock.excludes_others() {
-            let text = "other writers of this folder cannot be kept out, as no file beside it can be locked";
-            return Err(Error::new(Code::Value, text).note("Write without resume.").in_file(&self.target));
-        }
         if resume {
+            self.lock.check_resumable(&self.target)?;
             self.outer = hidden_name(anchor, ENDS[1]);
             resume::make_folder(&self.outer)?;
         } else if self.lock.excludes_others() {

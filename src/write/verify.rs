@@ -36,24 +36,18 @@ impl ByteTarget for ReadBack<'_> {
         for expected in bytes.chunks(READ_BACK_BYTES) {
             let found = &mut buffer[..expected.len()];
             self.0.read_at(offset, found)?;
-            if found != expected {
-                return Err(differs(offset, found, expected).in_file(self.0.target()));
+            if found != expected
+                && let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected)
+            {
+                let (found, expected) = (found[at], expected[at]);
+                let text =
+                    format!("the new file was read back as {found:#04x}, its source has {expected:#04x}");
+                let error = Error::new(Code::VerifyFailed, text).at(offset + to_u64(at));
+                return Err(error.in_file(self.0.target()));
             }
             offset += to_u64(expected.len());
         }
         Ok(())
-    }
-}
-
-/// The error for bytes that differ, with the offset of the first one that does.
-fn differs(offset: u64, found: &[u8], expected: &[u8]) -> Error {
-    let mut pairs = found.iter().zip(expected).enumerate();
-    match pairs.find(|(_, (found, expected))| found != expected) {
-        Some((at, (found, expected))) => {
-            let text = format!("the new file was read back as {found:#04x}, its source has {expected:#04x}");
-            Error::new(Code::VerifyFailed, text).at(offset + to_u64(at))
-        }
-        None => Error::new(Code::VerifyFailed, "the new file differs from its source").at(offset),
     }
 }
 

@@ -196,16 +196,6 @@ impl Writer {
     }
 }
 
-impl ByteTarget for StagedFile {
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        StagedFile::write_at(self, offset, bytes)
-    }
-
-    fn copy_at(&self, offset: u64, source: &crate::bytes::Source) -> Result<bool> {
-        StagedFile::copy_at(self, offset, source)
-    }
-}
-
 /// Writes the bytes of a part of a tensor, which are contiguous in the part, to their ranges of the file.
 struct BlockTarget<'w> {
     file: &'w StagedFile,
