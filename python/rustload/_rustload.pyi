@@ -1020,13 +1020,12 @@ class Writer:
 class Stream:
     """Makes tensors in the background, ahead of the consumer; `Checkpoint.stream` wraps it."""
 
-    def next(self) -> tuple[int, int, bool, Literal["view", "copy"] | None, Buffer | None] | None:
+    def next(self) -> tuple[int, int, bool, Buffer | None] | None:
         """The next tensor, or None after the last. Reads tensor data, on threads of the stream.
 
         Returns:
-            Its index in the list; the index of the first tensor with the same elements; whether they occur again later; how it
-            can share its storage ("view" or "copy"), if the caller has to make it; and the elements, unless the caller makes
-            it or the result of the first is reused.
+            Its index in the list; the index of the first tensor with the same elements; whether they occur again later; and
+            the elements, unless the caller makes it on a storage that it shares, or the result of the first is reused.
 
         Raises:
             ValueError: The stream was started before a fork (code `Forked`), or another thread is using it.

@@ -147,8 +147,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for DTypeArg {
 
     fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<DTypeArg> {
         let name = dtype_name(given)?;
-        let found = name.to_str().ok().and_then(DType::from_name);
-        found.map(DTypeArg).ok_or_else(|| unknown_dtype(given.py(), &name.to_string_lossy()))
+        // A lone surrogate, of which this makes another character, is in no name.
+        let name = name.to_string_lossy();
+        DType::parse(&name).map(DTypeArg).map_err(|error| with_similar(given.py(), error.into(), &name))
     }
 }
 
@@ -177,11 +178,7 @@ fn dtype_name<'py>(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Bound<'py, PyStr
 }
 
 /// The error for the name of no dtype; a note has the names that are similar.
-fn unknown_dtype(py: Python<'_>, name: &str) -> PyErr {
-    let error: PyErr = match DType::parse(name) {
-        Ok(_) => return PyTypeError::new_err("a dtype's name is text"),
-        Err(error) => error.into(),
-    };
+fn with_similar(py: Python<'_>, error: PyErr, name: &str) -> PyErr {
     let wanted = name.to_lowercase();
     let wanted =
         if name.contains("float") { wanted } else { wanted.replace("fp", "float").replace("bf", "bfloat") };

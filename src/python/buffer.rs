@@ -144,36 +144,29 @@ impl Buffer {
     /// Python calls it with a `view` that is null or writable.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("there is no Py_buffer to fill"));
+            return refused("there is no Py_buffer to fill");
         }
         // SAFETY: `view` is not null, so it is writable. The protocol requires that an error leaves `obj` null.
         unsafe { (*view).obj = ptr::null_mut() };
         let array = &slf.get().0;
         if array.is_on_gpu() {
             let id = array.device().id;
-            return Err(PyBufferError::new_err(format!(
+            return refused(format!(
                 "the buffer is in the memory of GPU {id}, which the host cannot read; use DLPack"
-            )));
+            ));
         }
         let wants = |bits: c_int| flags & bits == bits;
         if wants(ffi::PyBUF_WRITABLE) && !array.is_writable() {
-            return Err(PyBufferError::new_err(
-                "the buffer is a read-only view: pass writable=True or copy=True",
-            ));
+            return refused("the buffer is a read-only view: pass writable=True or copy=True");
         }
         let contiguous = array.is_contiguous();
-        if !contiguous && !wants(ffi::PyBUF_STRIDES) {
-            return Err(PyBufferError::new_err(
-                "the buffer is strided and the consumer wants contiguous bytes",
-            ));
-        }
-        if !contiguous && (wants(ffi::PyBUF_C_CONTIGUOUS) || wants(ffi::PyBUF_ANY_CONTIGUOUS)) {
-            return Err(PyBufferError::new_err(
-                "the buffer is strided and the consumer wants contiguous bytes",
-            ));
+        let wants_contiguous =
+            !wants(ffi::PyBUF_STRIDES) || wants(ffi::PyBUF_C_CONTIGUOUS) || wants(ffi::PyBUF_ANY_CONTIGUOUS);
+        if !contiguous && wants_contiguous {
+            return refused("the buffer is strided and the consumer wants contiguous bytes");
         }
         if wants(ffi::PyBUF_F_CONTIGUOUS) && array.shape().len() > 1 {
-            return Err(PyBufferError::new_err("the buffer is not Fortran-contiguous"));
+            return refused("the buffer is not Fortran-contiguous");
         }
         let too_large = |_| PyBufferError::new_err("a size does not fit the buffer protocol");
         let item = array.dtype().itemsize();
@@ -234,11 +227,11 @@ impl Buffer {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (on_gpu, dlpack::Device { kind, id }) = (self.0.is_on_gpu(), self.0.device());
         if !on_gpu && stream.is_some_and(|stream| stream != -1) {
-            return Err(PyBufferError::new_err("a buffer in host memory takes no stream="));
+            return refused("a buffer in host memory takes no stream=");
         }
         // A buffer in GPU memory is complete before it is handed out, so any stream may use it without an event.
         if on_gpu && stream.is_some_and(|stream| stream == 0 || stream < -1) {
-            return Err(PyBufferError::new_err("stream= is None, -1, 1, 2 or a CUDA stream's address"));
+            return refused("stream= is None, -1, 1, 2 or a CUDA stream's address");
         }
         if dl_device.is_some_and(|device| device != (kind, id)) {
             let text = if on_gpu {
@@ -246,15 +239,18 @@ impl Buffer {
             } else {
                 "a buffer in host memory is exported to the CPU only".to_owned()
             };
-            return Err(PyBufferError::new_err(text));
+            return refused(text);
         }
         if copy == Some(true) {
-            return Err(PyBufferError::new_err(
-                "a buffer is exported without a copy; materialize again for one",
-            ));
+            return refused("a buffer is exported without a copy; materialize again for one");
         }
         capsule::export(py, &self.0, max_version.is_some_and(|(major, _)| major >= 1), hands_over)
     }
+}
+
+/// The error for what a buffer does not give.
+fn refused<T>(text: impl Into<String>) -> PyResult<T> {
+    Err(PyBufferError::new_err(text.into()))
 }
 
 /// The `struct` format of a dtype. Dtypes that NumPy does not have appear as unsigned integers of their bits.

@@ -94,7 +94,7 @@ impl FileObject {
     }
 
     /// Runs `read` with the object, while no other thread of rustload uses it.
-    fn with_object<T>(&self, read: impl Fn(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
+    fn with_object<T>(&self, mut read: impl FnMut(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         if process::id() != self.process {
             let text = "a file object of another process: a forked child shares its position with its parent";
             let error = Error::new(Code::Value, text);
@@ -158,11 +158,7 @@ impl ReadRanges for FileObject {
     fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         if !self.has_ranges {
             return ranges.iter_mut().try_for_each(|RangeRead { offset, out }| {
-                let out = Mutex::new(&mut **out);
-                self.with_object(|file| {
-                    let mut out = out.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    self.read_by_position(file, *offset, &mut out)
-                })
+                self.with_object(|file| self.read_by_position(file, *offset, out))
             });
         }
         let wanted: Vec<(u64, usize)> = ranges.iter().map(|range| (range.offset, range.out.len())).collect();

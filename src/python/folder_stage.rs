@@ -1,13 +1,14 @@
 //! `FolderStage`: a folder whose files Python writes.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 
 use super::run;
 use super::write::{Declared, declarations};
 use crate::error::{Code, Error};
+use crate::parallel::lock;
 use crate::write;
 
 /// The files of one checkpoint on their way to a folder. Dropped, they are removed.
@@ -44,7 +45,7 @@ impl FolderStage {
     ) -> PyResult<(Vec<write::Place>, Vec<String>)> {
         let tensors = declarations(tensors);
         run::detached(py, || {
-            let core = self.lock();
+            let core = lock(&self.core);
             core.as_ref().ok_or_else(closed)?.create_files(&tensors, &metadata, max_shard_size, sync)
         })
     }
@@ -52,18 +53,12 @@ impl FolderStage {
     /// Moves the files to the target, in this order.
     #[pyo3(signature = (files, *, sync))]
     fn publish(&self, py: Python<'_>, files: Vec<String>, sync: bool) -> PyResult<Option<String>> {
-        run::detached(py, || self.lock().take().ok_or_else(closed)?.publish(files, sync))
+        run::detached(py, || lock(&self.core).take().ok_or_else(closed)?.publish(files, sync))
     }
 
     /// Removes the files.
     fn discard(&self, py: Python<'_>) {
-        py.detach(|| drop(self.lock().take()));
-    }
-}
-
-impl FolderStage {
-    fn lock(&self) -> MutexGuard<'_, Option<write::FolderStage>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        py.detach(|| drop(lock(&self.core).take()));
     }
 }
 

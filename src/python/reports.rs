@@ -1,14 +1,14 @@
 //! Progress of a call that writes, for a Python function on the caller's thread.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 
 use super::run::{self, Wake};
 use crate::error::{Error, Result};
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 use crate::write::{Progress, Step, WriteOptions};
 
 /// How often a thread that waits for the caller looks whether the call was cancelled.
@@ -34,12 +34,8 @@ struct State {
 }
 
 impl Reports {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add(&self, name: &str, nbytes: u64, step: Step) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.is_settled = false;
         if self.report.is_some() {
             state.pending.push((name.to_owned(), nbytes, step));
@@ -49,7 +45,7 @@ impl Reports {
     /// Handles signals and calls the function for everything pending, unless the target is taking its place.
     fn deliver(&self, py: Python<'_>) -> PyResult<()> {
         let (pending, waits) = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             if state.is_settled {
                 return Ok(());
             }
@@ -62,7 +58,7 @@ impl Reports {
             }
         }
         if waits {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             (state.waits, state.is_settled) = (false, true);
             self.changed.notify_all();
         }
@@ -71,12 +67,12 @@ impl Reports {
 
     /// Returns once the caller's thread has delivered everything. From then on signals wait, until there is more to report.
     fn settle(&self, wake: &Wake) -> Result<()> {
-        self.lock().waits = true;
+        lock(&self.state).waits = true;
         if !wake.wake() {
             return run::callback(|py| self.deliver(py))
                 .map_err(|error| Error::io(io::Error::other(error), None));
         }
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while state.waits {
             self.cancel.check()?;
             let waited = self.changed.wait_timeout(state, CANCEL_CHECK_INTERVAL);

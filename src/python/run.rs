@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 use crate::error::{Code, Error, Result, guarded};
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 
 /// Work on at least this many bytes can be interrupted by Ctrl-C.
 const INTERRUPTIBLE_MIN_BYTES: u64 = 32 << 20;
@@ -124,7 +124,7 @@ pub(super) fn interruptible_with<T: Send>(
 ) -> PyResult<T> {
     let mut signal: Option<PyErr> = None;
     let work = Mutex::new(Some(work));
-    let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let take = || lock(&work).take();
     let result = py.detach(|| {
         thread::scope(|scope| {
             let (events, wait) = mpsc::channel();

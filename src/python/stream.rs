@@ -14,7 +14,6 @@ use crate::checkpoint::{
 };
 use crate::error::{Code, Error, Kind, Result};
 use crate::stream::Taken;
-use crate::tensor::SharedStorage;
 
 /// How often Python's signal handlers run while a consumer waits.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -71,9 +70,9 @@ pub(crate) fn order(tensors: Pairs, by_file: bool) -> (Vec<usize>, BTreeMap<usiz
     (steps.iter().map(|step| step.index).collect(), ties)
 }
 
-/// Index, index of the first request with the same result, whether a later one has it too, how to make the tensor on a shared
-/// storage, and the result.
-type Next = (usize, usize, bool, Option<&'static str>, Option<Buffer>);
+/// Index, index of the first request with the same result, whether a later one has it too, and the result; `None` where the caller
+/// makes it, on a shared storage or of the first.
+type Next = (usize, usize, bool, Option<Buffer>);
 
 #[pymethods]
 impl Stream {
@@ -96,12 +95,11 @@ impl Stream {
         let Taken::Item(StreamItem { index, first, has_later_alias, output }) = taken else {
             return Ok(None);
         };
-        Ok(Some(match output {
-            Output::Array(array) => (index, first, has_later_alias, None, Some(Buffer(array))),
-            Output::SharedStorage(SharedStorage::View) => (index, first, has_later_alias, Some("view"), None),
-            Output::SharedStorage(SharedStorage::Copy) => (index, first, has_later_alias, Some("copy"), None),
-            Output::Alias => (index, first, has_later_alias, None, None),
-        }))
+        let buffer = match output {
+            Output::Array(array) => Some(Buffer(array)),
+            Output::SharedStorage(_) | Output::Alias => None,
+        };
+        Ok(Some((index, first, has_later_alias, buffer)))
     }
 
     fn order(&self) -> PyResult<Vec<usize>> {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use super::tensor::Tensor;
 use super::{capsule, run};
 use crate::bytes::Bytes;
 use crate::error::{Code, Error, Result};
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock};
 use crate::tensor::Request as CoreRequest;
 use crate::write::{self, Declaration, DeferredArray, FolderPlan, SafetensorsFile, Values, WriteOptions};
 
@@ -180,19 +180,13 @@ impl PreparedText {
 
     /// Gives the file its name.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        let file = self.take().ok_or_else(closed)?;
+        let file = lock(&self.0).take().ok_or_else(closed)?;
         run::detached(py, || file.commit())
     }
 
     /// Removes the file, unless it has its name.
     fn discard(&self) {
-        drop(self.take());
-    }
-}
-
-impl PreparedText {
-    fn take(&self) -> Option<write::PreparedFile> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        drop(lock(&self.0).take());
     }
 }
 
@@ -273,7 +267,7 @@ impl Writer {
         request: &Request,
         start: Option<Vec<u64>>,
     ) -> PyResult<()> {
-        let core = self.core()?;
+        let core = lock(&self.core).clone().ok_or_else(closed)?;
         let values = values.values(request.with(&self.cancel));
         let write = || match &start {
             None => core.write(name, values),
@@ -287,7 +281,7 @@ impl Writer {
     /// Gives the file its name, and returns its size. While another thread writes, fails and leaves the writer open.
     fn finish(&self, py: Python<'_>) -> PyResult<u64> {
         let core = {
-            let mut guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut guard = lock(&self.core);
             let shared = guard.take().ok_or_else(closed)?;
             match Arc::try_unwrap(shared) {
                 Ok(core) => core,
@@ -304,18 +298,8 @@ impl Writer {
     /// Drops the file. What other threads are writing ends with an error.
     fn discard(&self, py: Python<'_>) {
         self.cancel.cancel();
-        let core = self.take();
+        let core = lock(&self.core).take();
         py.detach(|| drop(core));
-    }
-}
-
-impl Writer {
-    fn core(&self) -> Result<Arc<write::Writer>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)
-    }
-
-    fn take(&self) -> Option<Arc<write::Writer>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 

@@ -56,7 +56,7 @@ class HostProducer:
         made: list[Any] = []
         nbytes = 0
         while (found := self._core.next()) is not None:
-            index, first, has_later_alias, _, buffer = found
+            index, first, has_later_alias, buffer = found
             if first != index:
                 result = self._reused[first]
             elif buffer is None:

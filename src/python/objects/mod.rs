@@ -9,7 +9,6 @@ use pyo3::types::{PyDict, PyTuple};
 
 use self::export::{Export, text};
 use self::target::{Lazy, Target, Torch};
-use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::index::{Object, Path, PathStep};
 use crate::pickle::Snapshot;
@@ -22,39 +21,31 @@ pub(super) fn trees<'py>(
     checkpoint: &Checkpoint,
     wrap: &Bound<'py, PyAny>,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let count = checkpoint.trees().count();
-    let mut out = Vec::with_capacity(count);
-    for (shard, (_, tree)) in checkpoint.trees().enumerate() {
-        let value = match tree {
-            Some(tree) => {
-                let target = Target::Lazy(Lazy { checkpoint, shard, wrap });
-                let mut export = Export::new(py, tree, checkpoint.limits(), target)?;
-                export.value(tree.root())?
-            }
-            None => {
-                let dict = PyDict::new(py);
-                for tensor in checkpoint.tensors_of(shard) {
-                    let name = tensor.name().to_owned();
-                    dict.set_item(within_label(checkpoint, shard, &name), wrap.call1((Tensor(tensor),))?)?;
-                }
-                dict.into_any()
-            }
-        };
-        out.push(labelled(py, checkpoint, shard, value)?);
-    }
-    Ok(out)
+    let tree = |shard| object_tree(py, checkpoint, shard, Target::Lazy(Lazy { checkpoint, shard, wrap }));
+    (0..checkpoint.shards()).map(tree).collect()
 }
 
-/// A shard's tree inside a dict by its label, if it has one.
-fn labelled<'py>(
+/// The object tree of a shard, inside a dict by its label if it has one.
+fn object_tree<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
     shard: usize,
-    tree: Bound<'py, PyAny>,
+    target: Target<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let Some(label) = checkpoint.label(shard) else { return Ok(tree) };
+    let value = match checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) {
+        Some(tree) => Export::new(py, tree, checkpoint.limits(), target)?.value(tree.root())?,
+        None => {
+            let dict = PyDict::new(py);
+            for tensor in checkpoint.tensors_of(shard) {
+                let name = within_label(checkpoint, shard, tensor.name()).to_owned();
+                dict.set_item(name, target.whole_tensor(py, tensor)?)?;
+            }
+            dict.into_any()
+        }
+    };
+    let Some(label) = checkpoint.label(shard) else { return Ok(value) };
     let dict = PyDict::new(py);
-    dict.set_item(label, tree)?;
+    dict.set_item(label, value)?;
     Ok(dict.into_any())
 }
 
@@ -71,19 +62,7 @@ pub(super) fn rebuild<'py>(
     shard: usize,
     builder: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let torch = Torch::new(checkpoint, shard, builder)?;
-    let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
-    if let Some(tree) = tree {
-        let mut export = Export::new(py, tree, checkpoint.limits(), Target::Torch(torch))?;
-        let value = export.value(tree.root())?;
-        return labelled(py, checkpoint, shard, value);
-    }
-    let dict = PyDict::new(py);
-    for tensor in checkpoint.tensors_of(shard) {
-        let name = within_label(checkpoint, shard, tensor.name());
-        dict.set_item(name, torch.tensor_on_storage(py, &tensor, false)?)?;
-    }
-    labelled(py, checkpoint, shard, dict.into_any())
+    object_tree(py, checkpoint, shard, Target::Torch(Torch::new(checkpoint, shard, builder)?))
 }
 
 /// The attributes that a state sets on a tensor, as a dict; a state of another form as it is. `wrap` is called with each `Tensor` in

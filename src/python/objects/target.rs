@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
@@ -28,6 +29,17 @@ pub(super) enum Target<'a, 'py> {
     Torch(Torch<'a, 'py>),
 }
 
+impl<'py> Target<'_, 'py> {
+    /// A tensor of a file that has no object tree.
+    pub(super) fn whole_tensor(&self, py: Python<'py>, tensor: CoreTensor) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Target::Keys => Ok(py.None().into_bound(py)),
+            Target::Lazy(lazy) => lazy.wrap.call1((Tensor(tensor),)),
+            Target::Torch(torch) => torch.tensor_on_storage(py, &tensor, false),
+        }
+    }
+}
+
 /// Makes lazy handles of the tensors of one file: `wrap` is called with each `Tensor`.
 pub(super) struct Lazy<'a, 'py> {
     pub(super) checkpoint: &'a Checkpoint,
@@ -35,25 +47,12 @@ pub(super) struct Lazy<'a, 'py> {
     pub(super) wrap: &'a Bound<'py, PyAny>,
 }
 
-/// Makes torch's objects of one file: the bound methods of a builder (rustload/torch/_build.py: `Builder`).
+/// Makes torch's objects of one file, by the methods of a builder.
 pub(super) struct Torch<'a, 'py> {
     checkpoint: &'a Checkpoint,
     shard: usize,
-    tensor: Bound<'py, PyAny>,
-    quantized: Bound<'py, PyAny>,
-    sparse: Bound<'py, PyAny>,
-    /// The tensor as a parameter, for files that name the class `Parameter` and do not call the rebuild function.
-    pub(super) parameter: Bound<'py, PyAny>,
-    storage: Bound<'py, PyAny>,
-    /// A `torch.Size`.
-    pub(super) size: Bound<'py, PyAny>,
-    global: Bound<'py, PyAny>,
-    /// A value of a class of torch, made of its arguments.
-    pub(super) record: Bound<'py, PyAny>,
-    /// Fails where the builder does not allow inert data of a class.
-    pub(super) opaque: Bound<'py, PyAny>,
-    /// Sets the attributes of a mapping or tensor.
-    pub(super) attributes: Bound<'py, PyAny>,
+    /// See rustload/torch/_build.py: `Builder`.
+    pub(super) builder: Bound<'py, PyAny>,
     /// What decodes binary strings of Python 2, and their offsets in the pickle; `None` where they are read as usual.
     byte_strings: Option<(Bound<'py, PyAny>, HashSet<usize>)>,
     /// Whether the storages hold the file's data.
@@ -86,16 +85,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         Ok(Torch {
             checkpoint,
             shard,
-            tensor: builder.getattr("tensor")?,
-            quantized: builder.getattr("quantized")?,
-            sparse: builder.getattr("sparse")?,
-            parameter: builder.getattr("parameter")?,
-            storage: builder.getattr("storage")?,
-            size: builder.getattr("size")?,
-            global: builder.getattr("label")?,
-            record: builder.getattr("record")?,
-            opaque: builder.getattr("opaque")?,
-            attributes: builder.getattr("attributes")?,
+            builder: builder.clone(),
             byte_strings: tree.map(|tree| (decode, tree.byte_strings(checkpoint.limits()))),
             has_data: builder.getattr("has_data")?.extract()?,
             repeated: 0,
@@ -125,7 +115,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         let (start, nbytes) = (layout.offset.saturating_mul(dtype.itemsize()), core_tensor.nbytes());
         let part = (nbytes < core_tensor.storage_nbytes()).then_some((start, nbytes));
         let name = PyString::intern(py, quantized.unwrap_or(dtype.name()));
-        self.storage.call1((core_tensor.storage().1, name, part)).map(Some)
+        self.builder.call_method1(intern!(py, "storage"), (core_tensor.storage().1, name, part)).map(Some)
     }
 
     /// A tensor by its storage, dtype, layout and flags.
@@ -136,14 +126,17 @@ impl<'a, 'py> Torch<'a, 'py> {
         has_hooks: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let layout = tensor.layout();
-        self.tensor.call1((
-            tensor.storage().1,
-            PyString::intern(py, tensor.dtype().name()),
-            layout.offset,
-            PyTuple::new(py, &layout.shape)?,
-            PyTuple::new(py, &layout.strides)?,
-            flags(tensor) | u32::from(has_hooks) << 5,
-        ))
+        self.builder.call_method1(
+            intern!(py, "tensor"),
+            (
+                tensor.storage().1,
+                PyString::intern(py, tensor.dtype().name()),
+                layout.offset,
+                PyTuple::new(py, &layout.shape)?,
+                PyTuple::new(py, &layout.strides)?,
+                flags(tensor) | u32::from(has_hooks) << 5,
+            ),
+        )
     }
 
     /// A quantized tensor; `scale` is `(scale, zero_point, axis)`. `None` where there is no such tensor.
@@ -162,7 +155,9 @@ impl<'a, 'py> Torch<'a, 'py> {
         };
         let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
         let layout = (core_tensor.storage().1, quantization.dtype, offset, shape, strides);
-        self.quantized.call1((layout, flags(&core_tensor), quantization.scheme, scale)).map(Some)
+        self.builder
+            .call_method1(intern!(py, "quantized"), (layout, flags(&core_tensor), quantization.scheme, scale))
+            .map(Some)
     }
 
     /// Checks the scales or zero points per channel of a quantized tensor, before torch copies them: repeated elements are charged.
@@ -233,7 +228,7 @@ impl<'a, 'py> Torch<'a, 'py> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let shape = PyTuple::new(py, &sparse.shape)?;
         let form = (sparse.layout.name(), shape, sparse.is_coalesced);
-        self.sparse.call1((form, PyTuple::new(py, parts)?))
+        self.builder.call_method1(intern!(py, "sparse"), (form, PyTuple::new(py, parts)?))
     }
 
     /// Whether a call is made by [`Torch::record`] instead of being kept as inert data: one of [`RECORDS`], or a parameter of a
@@ -261,7 +256,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         module: &Bound<'py, PyString>,
         name: &str,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let value = self.global.call1((module, name))?;
+        let value = self.builder.call_method1(intern!(module.py(), "label"), (module, name))?;
         Ok(if value.is_none() { None } else { Some(value) })
     }
 

@@ -1,5 +1,6 @@
 //! The first visit of a value: one without items is made, a mutable container is made empty, and the others wait for their items.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySet, PyTuple};
 
@@ -20,26 +21,17 @@ impl<'a, 'py> Export<'a, 'py> {
         let object = tree.get(handle)?;
         self.bytes = self.bytes.saturating_add(cost::bytes(&object));
         Limits::check("export_bytes", self.limits.export_bytes, self.bytes)?;
-        let mut children: Vec<Handle> = Vec::new();
+        let mut children: Vec<Handle> = match &object {
+            Object::List(items) => items.to_vec(),
+            Object::Tuple(items) => items.to_vec(),
+            Object::Set(items) | Object::FrozenSet(items) | Object::Deque(items, _) => items.to_vec(),
+            _ => Vec::new(),
+        };
         let py_object = match &object {
-            Object::List(items) => {
-                children.extend_from_slice(items);
-                Some(PyList::empty(py).into_any())
-            }
-            Object::Tuple(items) => {
-                children.extend_from_slice(items);
-                None
-            }
-            Object::Set(items) => {
-                children.extend_from_slice(items);
-                Some(PySet::empty(py)?.into_any())
-            }
-            Object::FrozenSet(items) => {
-                children.extend_from_slice(items);
-                None
-            }
-            Object::Deque(items, maxlen) => {
-                children.extend_from_slice(items);
+            Object::List(_) => Some(PyList::empty(py).into_any()),
+            Object::Set(_) => Some(PySet::empty(py)?.into_any()),
+            Object::Tuple(_) | Object::FrozenSet(_) => None,
+            Object::Deque(_, maxlen) => {
                 let maxlen = maxlen.filter(|&maxlen| maxlen >= 0);
                 Some(py.import("collections")?.getattr("deque")?.call1(((), maxlen))?)
             }
@@ -47,7 +39,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend(entries.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend(*factory);
                 Some(match factory {
-                    Some(_) => self.default_dict.call0()?,
+                    Some(_) => self.inert.call_method0(intern!(py, "DefaultDict"))?,
                     None => self.empty_dict(*kind)?,
                 })
             }
@@ -56,7 +48,10 @@ impl<'a, 'py> Export<'a, 'py> {
                 let shape = PyTuple::new(py, &sparse.shape)?;
                 match self.target {
                     Target::Torch(_) => None,
-                    _ => Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?),
+                    _ => {
+                        let args = (sparse.layout.name(), shape, sparse.is_coalesced);
+                        Some(self.inert.call_method1(intern!(py, "Sparse"), args)?)
+                    }
                 }
             }
             Object::Tensor(tensor) if self.has_parts(*tensor) => {
@@ -64,7 +59,7 @@ impl<'a, 'py> Export<'a, 'py> {
                     let class = self.class_name(extra.class)?;
                     // torch makes it as a part of the mesh of running processes.
                     if let Target::Torch(torch) = &self.target {
-                        torch.opaque.call1((&class,))?;
+                        torch.builder.call_method1(intern!(py, "opaque"), (&class,))?;
                     }
                 }
                 children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
@@ -77,7 +72,7 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Opaque { class, call, function } => {
                 let class = self.class_name(*class)?;
                 if let Target::Torch(torch) = &self.target {
-                    torch.opaque.call1((&class,))?;
+                    torch.builder.call_method1(intern!(py, "opaque"), (&class,))?;
                 }
                 if let Some(&state) = call.states.last().filter(|&&state| tree.has_grown(state)) {
                     let copy = tree.weight(state.value).saturating_mul(64);
@@ -92,7 +87,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend_from_slice(call.appended);
                 self.charge(to_u64(class.to_str()?.len()) / TEXT_NODE_BYTES)?;
-                Some(self.opaque.call1((class,))?)
+                Some(self.inert.call_method1(intern!(py, "Opaque"), (class,))?)
             }
             plain => {
                 let py_object = self.plain(handle, plain)?;

@@ -1,5 +1,6 @@
 //! Values without items: numbers, texts, names of classes and functions, and tensors.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyList, PyString};
 
@@ -38,7 +39,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 };
                 match py_object {
                     Some(py_object) => py_object,
-                    None => self.global.call1((&*module, *name))?,
+                    None => self.inert.call_method1(intern!(py, "Global"), (&*module, *name))?,
                 }
             }
             Object::Tensor(tensor) => self.tensor(handle, *tensor)?,
@@ -120,7 +121,7 @@ impl<'a, 'py> Export<'a, 'py> {
         let py_object = py_object.ok_or_else(missing)?;
         let class = extra.class.map(|class| tree.name_of(Some(class)));
         let py_object = if class.as_deref() == Some(PARAMETER) {
-            torch.parameter.call1((&py_object,))?
+            torch.builder.call_method1(intern!(py, "parameter"), (&py_object,))?
         } else {
             py_object
         };

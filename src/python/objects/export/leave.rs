@@ -1,6 +1,7 @@
 //! The second visit of a container, when all of its items are made: it is filled, or made.
 
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyFrozenSet, PyList, PySet, PyTuple};
 
@@ -32,8 +33,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 }
             }
             (Object::Deque(items, _), Some(py_object)) => {
-                let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                py_object.call_method1("extend", (PyTuple::new(py, items)?,))?;
+                py_object.call_method1("extend", (PyTuple::new(py, self.all(items)?)?,))?;
             }
             (Object::Sparse(sparse), Some(py_object)) => {
                 let parts = py_object.getattr("parts")?;
@@ -73,14 +73,10 @@ impl<'a, 'py> Export<'a, 'py> {
                     items.append((self.get(key)?, self.get(value)?))?;
                 }
                 py_object.setattr("items", items)?;
-                let appended = PyList::empty(py);
-                for &item in call.appended {
-                    appended.append(self.get(item)?)?;
-                }
-                py_object.setattr("appended", appended)?;
+                py_object.setattr("appended", PyList::new(py, self.all(call.appended)?)?)?;
             }
             (Object::FrozenSet(items), _) => {
-                let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
+                let items = self.all(items)?;
                 let mut collisions = HashCollisions::new(items.len());
                 for item in &items {
                     self.charge(collisions.add(item)?)?;
@@ -89,10 +85,11 @@ impl<'a, 'py> Export<'a, 'py> {
                 self.done.insert(frame.handle, Some(set.into_any()));
             }
             (Object::Tuple(items), _) => {
-                let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                let tuple = PyTuple::new(py, items)?;
+                let tuple = PyTuple::new(py, self.all(items)?)?;
                 let py_object = match &self.target {
-                    Target::Torch(torch) if self.tree.is_size(frame.handle) => torch.size.call1((tuple,))?,
+                    Target::Torch(torch) if self.tree.is_size(frame.handle) => {
+                        torch.builder.call_method1(intern!(py, "size"), (tuple,))?
+                    }
                     _ => tuple.into_any(),
                 };
                 self.done.insert(frame.handle, Some(py_object));
@@ -113,7 +110,7 @@ impl<'a, 'py> Export<'a, 'py> {
             (Object::Opaque { class, call, .. }, None) => {
                 let (class, args) = (self.class_name(*class)?, self.get(call.args)?);
                 if let Target::Torch(torch) = &self.target {
-                    let py_object = torch.record.call1((&class, args))?;
+                    let py_object = torch.builder.call_method1(intern!(py, "record"), (&class, args))?;
                     self.done.insert(frame.handle, Some(py_object));
                 }
             }
@@ -127,7 +124,8 @@ impl<'a, 'py> Export<'a, 'py> {
     pub(super) fn set_metadata(&mut self, py_object: &Bound<'py, PyAny>, state: Snapshot) -> PyResult<()> {
         let Some(attributes) = self.attributes(state)? else { return Ok(()) };
         if let Target::Torch(torch) = &self.target {
-            return torch.attributes.call1((py_object, attributes)).map(|_| ());
+            let args = (py_object, attributes);
+            return torch.builder.call_method1(intern!(self.py, "attributes"), args).map(|_| ());
         }
         if let Some(metadata) = attributes.get_item("_metadata")? {
             py_object.setattr("_metadata", metadata)?;

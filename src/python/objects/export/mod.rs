@@ -44,7 +44,6 @@ pub(super) struct Export<'a, 'py> {
     tensors: HashMap<u32, Bound<'py, PyAny>>,
     /// Module names by address and length in the pickle, so that globals that share a name there share a string here.
     modules: HashMap<(usize, usize), Bound<'py, PyString>>,
-    /// Class names of opaque values.
     /// Names of classes of opaque values: a pickle may call one of a long name many times.
     classes: HashMap<Option<GlobalId>, Bound<'py, PyString>>,
     /// Mappings and tensors, each with the state to set on it at the end.
@@ -53,10 +52,8 @@ pub(super) struct Export<'a, 'py> {
     spent: u64,
     /// Bytes of Python objects charged so far.
     bytes: u64,
-    opaque: Bound<'py, PyAny>,
-    global: Bound<'py, PyAny>,
-    sparse: Bound<'py, PyAny>,
-    default_dict: Bound<'py, PyAny>,
+    /// The module of rustload's own classes.
+    inert: Bound<'py, PyModule>,
 }
 
 /// A container whose items are not all made yet.
@@ -78,9 +75,6 @@ impl<'a, 'py> Export<'a, 'py> {
         limits: &'a Limits,
         target: Target<'a, 'py>,
     ) -> PyResult<Export<'a, 'py>> {
-        let inert = py.import("rustload._tensor.inert")?;
-        let class = |name| inert.getattr(name);
-        let (opaque, global) = (class("Opaque")?, class("Global")?);
         Ok(Export {
             py,
             tree,
@@ -93,10 +87,7 @@ impl<'a, 'py> Export<'a, 'py> {
             states: Vec::new(),
             spent: 0,
             bytes: 0,
-            opaque,
-            global,
-            sparse: class("Sparse")?,
-            default_dict: class("DefaultDict")?,
+            inert: py.import("rustload._tensor.inert")?,
         })
     }
 
@@ -179,8 +170,11 @@ impl<'a, 'py> Export<'a, 'py> {
     /// A new list of the items that an exported list had at an earlier time.
     pub(super) fn list_at(&self, list: Snapshot) -> PyResult<Bound<'py, PyAny>> {
         let items = self.tree.list_at(list).unwrap_or_default();
-        let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-        PyList::new(self.py, items).map(Bound::into_any)
+        PyList::new(self.py, self.all(items)?).map(Bound::into_any)
+    }
+
+    fn all(&self, handles: &[Handle]) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        handles.iter().map(|&handle| self.get(handle)).collect()
     }
 
     fn get(&self, handle: Handle) -> PyResult<Bound<'py, PyAny>> {
