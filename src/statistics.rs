@@ -10,7 +10,7 @@ use crate::builder::setters;
 use crate::bytes::{ReadMode, Scratch, Source};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernel::statistics::{BinTally, Tally};
+use crate::kernel::statistics::{BinTally, Count, Tally};
 use crate::num::{to_u64, to_usize};
 use crate::parallel::{self, Cancel, lock};
 use crate::stream::{ByteTarget, ResultSlice, WriteItem, allocate_aligned, sample_slices, write_all};
@@ -116,7 +116,7 @@ impl<'t> Group<'t> {
 
     fn statistics(&self) -> Result<Vec<Option<Statistics>>> {
         let empty: Vec<Option<Tally>> = self.dtypes.iter().map(|&dtype| Tally::new(dtype)).collect();
-        let tallies = self.read(&empty, Tally::add, Tally::merge)?;
+        let tallies = self.read(&empty)?;
         let mut found: Vec<Option<Statistics>> =
             tallies.into_iter().map(|tally| tally.map(|tally| tally.finish(self.options.bins))).collect();
         if let Some(bins) = self.options.bins {
@@ -132,7 +132,7 @@ impl<'t> Group<'t> {
             BinTally::new(dtype, found, bins)
         };
         let empty: Vec<Option<BinTally>> = found.iter().zip(&self.dtypes).map(empty).collect();
-        let tallies = self.read(&empty, |tally, _, bytes| tally.add(bytes), BinTally::merge)?;
+        let tallies = self.read(&empty)?;
         for (found, tally) in found.iter_mut().zip(tallies) {
             if let (Some(found), Some(tally)) = (found, tally) {
                 found.histogram = Some(tally.finish());
@@ -141,13 +141,8 @@ impl<'t> Group<'t> {
         Ok(())
     }
 
-    /// Reads the parts of the tensors that have an empty tally, and returns the filled ones. `add` gets the position of the bytes, too.
-    fn read<T: Clone + Send + Sync>(
-        &self,
-        empty: &[Option<T>],
-        add: impl Fn(&mut T, u64, &[u8]) + Sync,
-        merge: impl Fn(&mut T, T) + Sync,
-    ) -> Result<Vec<Option<T>>> {
+    /// Reads the parts of the tensors that have an empty tally, and returns the filled ones.
+    fn read<T: Count>(&self, empty: &[Option<T>]) -> Result<Vec<Option<T>>> {
         let wanted: Vec<&Part> = self.parts.iter().filter(|part| empty[part.tensor].is_some()).collect();
         let items = wanted.iter().map(|part| {
             let (tensor, slice) = (self.tensors[part.tensor].clone(), part.slice.clone());
@@ -161,7 +156,7 @@ impl<'t> Group<'t> {
             WriteItem { offset: part.start, nbytes: part.nbytes, describe: Box::new(describe) }
         });
         let all = empty.iter().map(|tally| Mutex::new(tally.clone())).collect();
-        let target = Counter { parts: &self.parts, empty, all, add, merge };
+        let target = Counter { parts: &self.parts, empty, all };
         let total = wanted.iter().map(|part| part.nbytes).fold(0, u64::saturating_add);
         let memory = BUFFER_BYTES * to_u64(parallel::threads(total, self.options.threads));
         let read = write_all(items.collect(), &target, memory, self.options.threads, &self.options.cancel);
@@ -178,22 +173,15 @@ impl<'t> Group<'t> {
 }
 
 /// A target that counts what it is given, and keeps nothing.
-struct Counter<'p, T, A, M> {
+struct Counter<'p, T> {
     /// Sorted by their start, without gaps.
     parts: &'p [Part],
     /// For each tensor.
     empty: &'p [Option<T>],
     all: Vec<Mutex<Option<T>>>,
-    add: A,
-    merge: M,
 }
 
-impl<T, A, M> Counter<'_, T, A, M>
-where
-    T: Clone + Send + Sync,
-    A: Fn(&mut T, u64, &[u8]) + Sync,
-    M: Fn(&mut T, T) + Sync,
-{
+impl<T: Count> Counter<'_, T> {
     /// Counts bytes of one tensor, which `each` gives to its argument with their positions.
     fn count(
         &self,
@@ -201,9 +189,9 @@ where
         each: impl FnOnce(&mut dyn FnMut(u64, &[u8])) -> Result<()>,
     ) -> Result<()> {
         let Some(mut counted) = self.empty[tensor].clone() else { return Ok(()) };
-        each(&mut |position, bytes| (self.add)(&mut counted, position, bytes))?;
+        each(&mut |position, bytes| counted.add(position, bytes))?;
         if let Some(all) = &mut *lock(&self.all[tensor]) {
-            (self.merge)(all, counted);
+            all.merge(counted);
         }
         Ok(())
     }
@@ -214,12 +202,7 @@ where
     }
 }
 
-impl<T, A, M> ByteTarget for Counter<'_, T, A, M>
-where
-    T: Clone + Send + Sync,
-    A: Fn(&mut T, u64, &[u8]) + Sync,
-    M: Fn(&mut T, T) + Sync,
-{
+impl<T: Count> ByteTarget for Counter<'_, T> {
     fn copy_at(&self, offset: u64, source: &Source) -> Result<bool> {
         let mode = ReadMode::of(source, source.len(), true);
         let Some(part) = self.parts.get(self.part_at(offset)).filter(|_| !mode.is_direct()) else {

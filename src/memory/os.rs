@@ -68,91 +68,70 @@ fn tightest_cgroup(root: &Path) -> Option<Cgroup> {
             continue;
         };
         let version = match controllers {
-            "" => CgroupVersion::V2,
-            list if list.split(',').any(|name| name == "memory") => CgroupVersion::V1,
+            "" => &V2,
+            list if list.split(',').any(|name| name == "memory") => &V1,
             _ => continue,
         };
-        for mount in mounts.lines().filter_map(|line| CgroupMount::parse(line, version)) {
-            groups.extend(mount.limited_groups(root, path, version));
+        for (mount_root, mount_point) in mounts.lines().filter_map(|line| mount_of(line, version)) {
+            let top = root.join(mount_point.trim_start_matches('/'));
+            // In a container, the mount's root may be its own cgroup, while `path` is the path on the host.
+            let inside = Path::new(path).strip_prefix(mount_root).unwrap_or(Path::new(""));
+            let inside = inside.strip_prefix("/").unwrap_or(inside);
+            groups.extend(inside.ancestors().filter_map(|group| read_cgroup(&top.join(group), version)));
         }
     }
     groups.into_iter().min_by_key(Cgroup::headroom)
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum CgroupVersion {
-    V1,
-    V2,
-}
-
-impl CgroupVersion {
-    /// The files with limits. In v2, `memory.high` throttles before `memory.max` invokes the OOM killer.
-    fn limits(self) -> &'static [&'static str] {
-        match self {
-            CgroupVersion::V1 => &["memory.limit_in_bytes"],
-            CgroupVersion::V2 => &["memory.max", "memory.high"],
-        }
-    }
-
+/// A version of cgroups, and the names of its files and numbers.
+struct CgroupVersion {
+    /// The type of its file system, and an option that a mount has.
+    mount: (&'static str, Option<&'static str>),
+    /// The files with limits.
+    limits: &'static [&'static str],
     /// The file with the usage, page cache included.
-    fn usage(self) -> &'static str {
-        match self {
-            CgroupVersion::V1 => "memory.usage_in_bytes",
-            CgroupVersion::V2 => "memory.current",
-        }
-    }
-
+    usage: &'static str,
     /// The keys of `memory.stat` that count page cache, of the cgroup and all its descendants.
-    fn page_cache(self) -> [&'static str; 2] {
-        match self {
-            CgroupVersion::V1 => ["total_inactive_file", "total_active_file"],
-            CgroupVersion::V2 => ["inactive_file", "active_file"],
-        }
-    }
+    page_cache: [&'static str; 2],
 }
 
-/// A mount of a cgroup hierarchy.
-struct CgroupMount<'a> {
-    /// The path of the cgroup at the mount's root.
-    root: &'a str,
-    /// The mount point.
-    mount_point: &'a str,
-}
+const V1: CgroupVersion = CgroupVersion {
+    mount: ("cgroup", Some("memory")),
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    page_cache: ["total_inactive_file", "total_active_file"],
+};
 
-impl<'a> CgroupMount<'a> {
-    /// proc_pid_mountinfo(5): id parent major:minor root mount-point options [fields...] - type source super-options.
-    fn parse(line: &'a str, version: CgroupVersion) -> Option<CgroupMount<'a>> {
-        let (front, back) = line.split_once(" - ")?;
-        let mut back = back.split(' ');
-        let (kind, options) = (back.next()?, back.nth(1)?);
-        let fits = match version {
-            CgroupVersion::V1 => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
-            CgroupVersion::V2 => kind == "cgroup2",
-        };
-        let mut front = front.split(' ').skip(3);
-        fits.then_some(CgroupMount { root: front.next()?, mount_point: front.next()? })
-    }
+/// `memory.high` throttles before `memory.max` invokes the OOM killer.
+const V2: CgroupVersion = CgroupVersion {
+    mount: ("cgroup2", None),
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    page_cache: ["inactive_file", "active_file"],
+};
 
-    /// The cgroup at `path` and its ancestors, those with a limit, as far as they are visible in the mount.
-    fn limited_groups(&self, root: &Path, path: &str, version: CgroupVersion) -> Vec<Cgroup> {
-        let top = root.join(self.mount_point.trim_start_matches('/'));
-        // In a container, the mount's root may be its own cgroup, while `path` is the path on the host.
-        let inside = Path::new(path).strip_prefix(self.root).unwrap_or(Path::new(""));
-        let inside = inside.strip_prefix("/").unwrap_or(inside);
-        inside.ancestors().filter_map(|ancestor| read_cgroup(&top.join(ancestor), version)).collect()
-    }
+/// The cgroup at the root of a mount of this version, and the mount point. proc_pid_mountinfo(5): id parent major:minor root mount-point
+/// options [fields...] - type source super-options.
+fn mount_of<'a>(line: &'a str, version: &CgroupVersion) -> Option<(&'a str, &'a str)> {
+    let (front, back) = line.split_once(" - ")?;
+    let mut back = back.split(' ');
+    let (kind, options) = (back.next()?, back.nth(1)?);
+    let has = |wanted| options.split(',').any(|option| option == wanted);
+    let mut front = front.split(' ').skip(3);
+    let found = (front.next()?, front.next()?);
+    (kind == version.mount.0 && version.mount.1.is_none_or(has)).then_some(found)
 }
 
 /// The limit and usage in a cgroup's directory; `None` without a limit.
-fn read_cgroup(folder: &Path, version: CgroupVersion) -> Option<Cgroup> {
+fn read_cgroup(folder: &Path, version: &CgroupVersion) -> Option<Cgroup> {
     let number = |name: &str| text(&folder.join(name)).trim().parse::<u64>().ok();
-    let limit = version.limits().iter().filter_map(|name| number(name)).min()?;
+    let limit = version.limits.iter().filter_map(|name| number(name)).min()?;
     if limit >= UNLIMITED_MIN_BYTES {
         return None;
     }
     let stat = text(&folder.join("memory.stat"));
-    let cache = version.page_cache().iter().filter_map(|key| field(&stat, key)).fold(0, u64::saturating_add);
-    let used = number(version.usage())?.saturating_sub(cache);
+    let cache = version.page_cache.iter().filter_map(|key| field(&stat, key)).fold(0, u64::saturating_add);
+    let used = number(version.usage)?.saturating_sub(cache);
     Some(Cgroup { limit, used, path: folder.to_owned() })
 }
 

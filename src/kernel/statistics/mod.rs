@@ -80,6 +80,15 @@ pub struct Statistics {
     pub histogram: Option<Histogram>,
 }
 
+/// Counts the elements of one tensor, which it is given in any parts and any order.
+pub trait Count: Clone + Send + Sync {
+    /// Counts whole elements, in the byte order of this machine. `position` is that of the first one in the tensor, in any unit.
+    fn add(&mut self, position: u64, bytes: &[u8]);
+
+    /// Adds what another one of the same tensor has counted.
+    fn merge(&mut self, other: Self);
+}
+
 /// Counts the numbers of one tensor.
 #[derive(Clone, Debug)]
 pub struct Tally(Kernel);
@@ -103,28 +112,28 @@ impl Tally {
         }))
     }
 
-    /// Counts whole elements, in the byte order of this machine. `position` is that of the first one in the tensor, in any unit.
-    pub fn add(&mut self, position: u64, bytes: &[u8]) {
+    /// The statistics. A histogram of `bins` bins is only among them for numbers of at most 16 bits; others need a [`BinTally`].
+    pub fn finish(self, bins: Option<usize>) -> Statistics {
+        match self.0 {
+            Kernel::Patterns(patterns) => patterns.finish(bins),
+            Kernel::Numbers(numbers) => numbers.finish(),
+        }
+    }
+}
+
+impl Count for Tally {
+    fn add(&mut self, position: u64, bytes: &[u8]) {
         match &mut self.0 {
             Kernel::Patterns(patterns) => patterns.add(bytes),
             Kernel::Numbers(numbers) => numbers.add(position, bytes),
         }
     }
 
-    /// Adds what another tally of the same dtype has counted.
-    pub fn merge(&mut self, other: Tally) {
+    fn merge(&mut self, other: Tally) {
         match (&mut self.0, other.0) {
             (Kernel::Patterns(patterns), Kernel::Patterns(other)) => patterns.merge(other),
             (Kernel::Numbers(numbers), Kernel::Numbers(other)) => numbers.merge(other),
             _ => {}
-        }
-    }
-
-    /// The statistics. A histogram of `bins` bins is only among them for numbers of at most 16 bits; others need a [`BinTally`].
-    pub fn finish(self, bins: Option<usize>) -> Statistics {
-        match self.0 {
-            Kernel::Patterns(patterns) => patterns.finish(bins),
-            Kernel::Numbers(numbers) => numbers.finish(),
         }
     }
 }
@@ -143,19 +152,19 @@ impl BinTally {
         Some(BinTally { dtype, bins: Bins::new(min, max, bins) })
     }
 
-    /// Counts whole elements, in the byte order of this machine.
-    pub fn add(&mut self, bytes: &[u8]) {
-        numbers::for_each(self.dtype, bytes, |number| self.bins.add(number, 1));
-    }
-
-    /// Adds what another tally of the same tensor has counted.
-    pub fn merge(&mut self, other: BinTally) {
-        self.bins.merge(&other.bins);
-    }
-
     /// The histogram.
     pub fn finish(self) -> Histogram {
         self.bins.finish()
+    }
+}
+
+impl Count for BinTally {
+    fn add(&mut self, _position: u64, bytes: &[u8]) {
+        numbers::for_each(self.dtype, bytes, |number| self.bins.add(number, 1));
+    }
+
+    fn merge(&mut self, other: BinTally) {
+        self.bins.merge(&other.bins);
     }
 }
 
