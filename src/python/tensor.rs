@@ -114,9 +114,8 @@ impl Tensor {
     /// Name, id and layouts, from which [`Checkpoint::restored`] makes it again.
     fn state(&self) -> TensorState {
         let numbers = |layout: &Layout| (layout.shape.to_vec(), layout.strides.to_vec(), layout.offset);
-        let (layout, channel_layout) = self.0.layouts();
-        let name = self.0.is_named().then(|| self.0.name().to_owned());
-        (name, self.0.id(), numbers(layout), channel_layout.map(numbers))
+        let name = self.0.entry.map(|_| self.0.name().to_owned());
+        (name, self.0.id(), numbers(self.0.layout()), self.0.channel_layout.as_deref().map(numbers))
     }
 
     #[getter]

@@ -5,17 +5,7 @@ use crate::error::{Code, Error, Result};
 use crate::layout::{Layout, numel};
 
 impl Tensor {
-    /// Whether it was looked up by a name.
-    pub(crate) fn is_named(&self) -> bool {
-        self.entry.is_some()
-    }
-
-    /// The layout of the elements, and that of the scales of a tensor quantized per channel or by block.
-    pub(crate) fn layouts(&self) -> (&Layout, Option<&Layout>) {
-        (&self.layout, self.channel_layout.as_deref())
-    }
-
-    /// The slice of this whole tensor with these layouts, as [`Tensor::layouts`] gave them. The numbers are not trusted: fails where
+    /// The slice of this whole tensor with these layouts of the elements and of the scales. The numbers are not trusted: fails where
     /// they lie outside the tensor or contradict each other.
     pub(crate) fn restored(self, layout: Layout, channel_layout: Option<Layout>) -> Result<Tensor> {
         let is_right = is_within(&self.layout, &layout, self.is_meta())

@@ -187,18 +187,14 @@ impl Values {
         }
     }
 
-    fn request_mut(&mut self) -> &mut Request {
-        match self {
+    /// The values, converted to this dtype.
+    pub(super) fn cast_to(mut self, dtype: DType) -> Values {
+        match &mut self {
             Values::Tensor(_, request)
             | Values::Joined(_, request)
             | Values::Array(_, request)
-            | Values::Deferred(_, request) => request,
+            | Values::Deferred(_, request) => request.dtype = Some(dtype),
         }
-    }
-
-    /// The values, converted to this dtype.
-    pub(super) fn cast_to(mut self, dtype: DType) -> Values {
-        self.request_mut().dtype = Some(dtype);
         self
     }
 }

@@ -45,9 +45,7 @@ pub struct Info {
 /// Describes the driver and its GPUs. Initializes the driver and creates no context.
 pub fn info() -> Info {
     let mut info = Info::default();
-    if let Err(error) = fill_info(&mut info) {
-        info.reason = Some(error.message().to_owned());
-    }
+    info.reason = fill_info(&mut info).err().map(|error| error.message().to_owned());
     info
 }
 

@@ -234,13 +234,16 @@ impl Ring {
     /// Bytes per second of H2D copies from the slots: the best of three rounds.
     pub(super) fn measure_h2d_rate(&self) -> Result<f64> {
         let target = Array::on_gpu(Arc::new(DeviceMemory::new(self.device, self.slot_bytes as u64)?));
+        let address = target.address().addr().get() as u64;
         let stream = self.stream()?;
         let copies = MEASURED_COPY_BYTES.div_ceil(self.slot_bytes);
         let mut best = Duration::MAX;
         let mut measured = Ok(());
         for _ in 0..3 {
             let start = Instant::now();
-            measured = self.copy_repeatedly(copies, &target, &stream);
+            measured = (0..copies).try_for_each(|_| {
+                self.take(&Cancel::new())?.copy_to_device(&target, address, self.slot_bytes, &stream)
+            });
             // After an error too, since the target is freed below. Tried twice, as the first error may concern other work.
             measured = stream.synchronize().or_else(|_| stream.synchronize()).and(measured);
             if measured.is_err() {
@@ -250,14 +253,6 @@ impl Ring {
         }
         self.return_stream(stream);
         measured.map(|()| (copies * self.slot_bytes) as f64 / best.as_secs_f64())
-    }
-
-    fn copy_repeatedly(&self, copies: usize, target: &Array, stream: &Stream) -> Result<()> {
-        for _ in 0..copies {
-            let address = target.address().addr().get() as u64;
-            self.take(&Cancel::new())?.copy_to_device(target, address, self.slot_bytes, stream)?;
-        }
-        Ok(())
     }
 }
 
