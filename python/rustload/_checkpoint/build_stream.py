@@ -97,4 +97,15 @@ def _requests_of(tensors: list[LazyTensor], rules: Rules, request: Request) -> l
             requests[key] = request.but(dtype=dtype, transpose=dims)
         return requests[key]
 
-    return [request_of(tensor) for tensor in tensors]
+    if request.dequantize or not rules.depends_on_dtype_only:
+        return [request_of(tensor) for tensor in tensors]
+    # There may be thousands of tensors, and few dtypes.
+    by_kind: dict[tuple[str, bool], Request] = {}
+    found = []
+    for tensor in tensors:
+        core = tensor._core
+        kind = (core.dtype, core.is_kept_as_stored)
+        if kind not in by_kind:
+            by_kind[kind] = request_of(tensor)
+        found.append(by_kind[kind])
+    return found

@@ -57,6 +57,9 @@ class Rules:
     True
     """
 
+    depends_on_dtype_only: bool
+    """Whether tensors of the same dtype get the same dtype and transpose, except for quantized ones."""
+
     _dtype: Callable[[TensorInfo], str | None]
     _transpose: Callable[[TensorInfo], bool | list[int] | None]
 
@@ -84,6 +87,7 @@ class Rules:
                 "use glob patterns, such as transpose={'*_proj.weight': True}, or a callable",
             )
         self._transpose = _rule(transpose, _transpose)
+        self.depends_on_dtype_only = self._is_plain_dtype and transpose in (None, False)
 
     def dtype(self, tensor: TensorInfo, *, is_float: bool = False) -> str | None:
         """The dtype of the result, as torch spells it; None to keep the tensor's.
