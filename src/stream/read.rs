@@ -257,8 +257,8 @@ pub(super) fn fill_piece(
             }
             let offset = block.src.saturating_mul(src);
             match how.cast.uses_non_temporal_stores() && !reader.is_direct() {
-                true if part.len() >= HUGE_PAGE_BYTES => payload.source.read_at_non_temporal(offset, part)?,
-                _ => reader.read_at(offset, part, scratch)?,
+                true => payload.source.read_at_non_temporal(offset, part)?,
+                false => reader.read_at(offset, part, scratch)?,
             }
             continue;
         }
