@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rustload import _rustload
 from rustload._frameworks.adapters import check_copy
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from rustload._common.request import Cast, Request
     from rustload._cuda.gpu import Gpu
-    from rustload._cuda.results import CudaProducer
     from rustload._frameworks.adapters import Adapter
     from rustload._tensor.handle import LazyTensor
 
@@ -23,12 +22,18 @@ _MANY_BYTES = 1 << 20
 """From so many bytes on no other is returned with them: progress is reported then."""
 
 
-Producer: TypeAlias = "HostProducer | CudaProducer"
-"""Makes the tensors of a stream. One thread at a time calls `next`; any thread may call `close` concurrently.
+class Producer(Protocol):
+    """Makes the tensors of a stream. One thread at a time calls `next`; any thread may call `close` concurrently."""
 
-`order` has the indices in the list of tensors, in the order in which `next` returns the tensors. `next` returns the next tensor
-of the framework, or with `many` all that are made; nothing after the last one and after `close`. `close` is idempotent.
-"""
+    @property
+    def order(self) -> Sequence[int]:
+        """The indices in the list of tensors, in the order in which `next` returns the tensors."""
+
+    def next(self, *, many: bool) -> list[Any]:
+        """The next tensor of the framework, or with `many` all that are made; empty after the last one and after `close`."""
+
+    def close(self) -> None:
+        """Stops the work and frees results that were not taken; a concurrent `next` returns no tensor. Idempotent."""
 
 
 class HostProducer:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Self, TypeAlias
 
-    Copied: TypeAlias = Callable[[Any], Any]
+    _Copied: TypeAlias = Callable[[Any], Any]
     """Gives the copy of a value."""
 
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -28,7 +28,7 @@ class Container:
         """The values that it holds."""
         raise NotImplementedError
 
-    def _fill(self, made: Any, copied: Copied) -> None:
+    def _fill(self, made: Any, copied: _Copied) -> None:
         """Puts the copies of what it holds into `made`."""
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ def deep_copy(
     root: Any,
     memo: dict[int, Any],
     *,
-    replace: Callable[[Any], tuple[Any, Callable[[Copied], None]] | None] = lambda _: None,
+    replace: Callable[[Any], tuple[Any, Callable[[_Copied], None]] | None] = lambda _: None,
     other: Callable[[Any], Any] | None = None,
 ) -> Any:
     """As `copy.deepcopy`; the containers that object trees consist of are copied without recursion.
@@ -68,7 +68,7 @@ def deep_copy(
     def is_open(value: Any) -> bool:
         return type(value) not in _ATOMS and id(value) not in memo
 
-    filled: list[tuple[Any, Any, Callable[[Copied], None] | None]] = []
+    filled: list[tuple[Any, Any, Callable[[_Copied], None] | None]] = []
     waiting = [root]
     while waiting:
         stack = [waiting.pop()]
@@ -107,7 +107,7 @@ def deep_copy(
     return copied(root)
 
 
-def copied_key(value: Any, copied: Copied) -> Any:
+def copied_key(value: Any, copied: _Copied) -> Any:
     """The copy of a key, or of an item of a set; the value itself if what replaces it cannot be one, as a namespace cannot."""
     made = copied(value)
     try:
@@ -135,7 +135,7 @@ def _held(value: Any) -> Iterable[Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _fill(value: Any, made: Any, copied: Copied) -> None:
+def _fill(value: Any, made: Any, copied: _Copied) -> None:
     if isinstance(value, Container):
         value._fill(made, copied)
     elif isinstance(value, dict):
