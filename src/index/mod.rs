@@ -20,7 +20,7 @@ mod pickled;
 
 #[cfg(feature = "scan")]
 pub(crate) use self::formats::LEGACY_PICKLES;
-pub use self::formats::{Contents, Objects, SavedValue, SavedValues, read, read_pickle};
+pub use self::formats::{Contents, Objects, SavedValue, SavedValues, read, read_executed, read_pickle};
 pub use self::formats::{
     Padding, Run, Wrong, ZeroInput, ZeroJoin, flat_partitions, join_zero, sharded_partitions,
 };

@@ -260,13 +260,13 @@ impl Scanner<'_> {
         source: &Source,
         detected: &'e mut Detected,
     ) -> Result<Option<&'e Contents>> {
-        let executed = detected.executed.take();
+        let (executed, main) = (detected.executed.take(), detected.main.take());
         let read = detected.read.take().unwrap_or_else(|| {
             let options = self.strict_options();
             options.cancel.check()?;
             match executed {
                 Some(pickle) => pickle.and_then(|pickle| index::read_pickle(source, pickle, &options)),
-                None => index::read(source, &options),
+                None => index::read_executed(source, main, &options),
             }
         });
         match read {

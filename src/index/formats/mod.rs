@@ -32,9 +32,15 @@ use crate::container::tar;
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
 use crate::error::Result;
+use crate::pickle::Pickle;
 
 /// Reads the index of one file. Its format is detected by its first bytes.
 pub fn read(source: &Source, options: &Options) -> Result<Contents> {
+    read_executed(source, None, options)
+}
+
+/// As [`read`]; the `data.pkl` of an archive may have been executed already.
+pub fn read_executed(source: &Source, executed: Option<Pickle>, options: &Options) -> Result<Contents> {
     // Checksums of storages are verified by reading them.
     let limited = (!options.verify).then(|| source.limited(&options.limits));
     let source = limited.as_deref().unwrap_or(source);
@@ -51,7 +57,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Contents> {
                 () if numpy_files::is_npz(&archive) => {
                     numpy_files::read_npz(archive, options).map(Contents::from)
                 }
-                () => torch::read(archive, options),
+                () => torch::read(archive, executed, options),
             }
         }
         Format::Npy => numpy_files::read_npy(source, options).map(Contents::from),

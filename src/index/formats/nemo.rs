@@ -55,7 +55,7 @@ fn read_member(archive: &Archive, member: &Member, options: &Options) -> Result<
     match sniff(&source)? {
         Format::Zip => {
             let opened = zip::Archive::open(&source, &options.limits, zip::Trailing::Error)?;
-            super::torch::read(opened, options)
+            super::torch::read(opened, None, options)
         }
         Format::LegacyTorch => torch_legacy::read(&source, options),
         format => {

@@ -14,7 +14,7 @@ use crate::index::model::{Location, Options};
 use crate::index::pickled;
 use crate::index::pickled::{Found, PersistentIdForm, PersistentIds, ScriptClasses, read_scripts};
 use crate::parallel::Cancel;
-use crate::pickle;
+use crate::pickle::{self, Pickle};
 
 /// Names that an archive may have only in this case.
 const CASE_SENSITIVE_NAMES: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
@@ -22,8 +22,8 @@ const CASE_SENSITIVE_NAMES: [&str; 4] = ["data.pkl", "constants.pkl", "version",
 /// The member that describes the objects of a skops file (skops/io/_persist.py: `_save`). Arrays are members beside it.
 pub(crate) const SKOPS_SCHEMA: &str = "schema.json";
 
-/// Reads the index of an opened archive.
-pub(crate) fn read(archive: Archive, options: &Options) -> Result<Contents> {
+/// Reads the index of an opened archive. `executed` is its `data.pkl`, if that was executed already.
+pub(crate) fn read(archive: Archive, executed: Option<Pickle>, options: &Options) -> Result<Contents> {
     let archive = Arc::new(archive);
     let root = root(&archive)?;
     let mut notes = Vec::new();
@@ -50,7 +50,10 @@ pub(crate) fn read(archive: Archive, options: &Options) -> Result<Contents> {
     };
     let data = archive.read(position, limit_name, max_bytes, &options.cancel)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
-    let pickle = pickle::run_cancellable(data, limits, &options.cancel).in_member(&member)?;
+    let pickle = match executed.filter(|pickle| pickle.values.data() == &data[..]) {
+        Some(pickle) => pickle,
+        None => pickle::run_cancellable(data, limits, &options.cancel).in_member(&member)?,
+    };
     let scripts = match is_script {
         true => read_scripts(&archive, &root, &pickle.values, options)?,
         false => ScriptClasses::new(),

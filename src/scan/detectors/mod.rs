@@ -113,6 +113,8 @@ pub(super) struct Detected {
     pub(super) unpacked: Option<bool>,
     /// The pickle at the start of the source, all of which was there to be executed; or why the strict reader refuses it.
     pub(super) executed: Option<Result<Pickle>>,
+    /// The `data.pkl` of an archive, likewise.
+    pub(super) main: Option<Pickle>,
     /// What the strict reader makes of the source, once it was asked.
     pub(super) read: Option<Result<Contents>>,
     /// The format that the strict reader detects, or [`Format::Pickle`] where only other readers see a pickle.

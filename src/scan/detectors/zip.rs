@@ -165,7 +165,8 @@ impl Scanner<'_> {
         for member in members {
             let Some(folder) = folder_of_main(&member.name) else { continue };
             let outer = std::mem::take(&mut self.keys);
-            self.member(source, member, label, depth, Origin::Main, Meaning::Content)?;
+            let inner = self.member(source, member, label, depth, Origin::Main, Meaning::Content)?;
+            detected.main = inner.and_then(|inner| inner.executed?.ok());
             let keys = std::mem::replace(&mut self.keys, outer);
             storages.extend(keys.into_iter().map(|key| format!("{folder}data/{key}")));
         }
@@ -202,7 +203,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Gives one member to all detectors.
+    /// Gives one member to all detectors. `None` where it is not scanned.
     fn member(
         &mut self,
         source: &Source,
@@ -211,11 +212,11 @@ impl Scanner<'_> {
         depth: u64,
         origin: Origin,
         meaning: Meaning,
-    ) -> Result<()> {
+    ) -> Result<Option<Detected>> {
         let inner = inside(label, &member.name);
         let len = member.region.len();
         if len == 0 {
-            return Ok(());
+            return Ok(None);
         }
         if member.encrypted {
             self.report.unscanned(Some(&inner), "encrypted", 0, len);
@@ -223,14 +224,14 @@ impl Scanner<'_> {
         if !matches!(member.method, 0 | 8) {
             let why = format!("compressed by method {}", member.method);
             self.report.unscanned(Some(&inner), &why, 0, len);
-            return Ok(());
+            return Ok(None);
         }
         let name = fold_case(&member.name);
         if member.overlaps_earlier && !take(&mut self.budget.overlapping_bytes, len) {
             self.report.unscanned(Some(&inner), "too many members overlap", 0, len);
-            return Ok(());
+            return Ok(None);
         }
-        let Some(window) = self.open(source, member, &inner, origin)? else { return Ok(()) };
+        let Some(window) = self.open(source, member, &inner, origin)? else { return Ok(None) };
         let detected = self.source(&window, Some(&inner), depth.saturating_add(1), origin)?;
         self.interpreted(&window, meaning, &inner, &detected)?;
         let is_usual = matches!(origin, Origin::Main | Origin::Loaded)
@@ -242,7 +243,7 @@ impl Scanner<'_> {
             let finding = Finding::new("UnreferencedRecord", Verdict::Inert, Some(&inner), text);
             self.report.add(Finding { offset: Some(0), ..finding });
         }
-        Ok(())
+        Ok(Some(detected))
     }
 
     /// Walks a storage that starts as an array, as NumPy reads members.

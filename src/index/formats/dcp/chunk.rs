@@ -52,7 +52,7 @@ impl ArchiveChunk {
         // Other chunks of the file may be read meanwhile.
         let limited = source.limited(&options.limits);
         let archive = Archive::open(&limited, &options.limits, Trailing::Error)?;
-        let Contents { index, objects, .. } = torch::read(archive, options)?;
+        let Contents { index, objects, .. } = torch::read(archive, None, options)?;
         let ([tensor], [entry]) = (&index.tensors[..], &index.entries[..]) else {
             bail!(Code::DcpChunk, "a chunk holds {} tensor(s), not one", index.tensors.len());
         };

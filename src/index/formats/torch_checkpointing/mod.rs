@@ -138,7 +138,7 @@ fn open(source: &Source, file: &File<'_>, options: &Options) -> Result<Contents>
     let limited = (!options.verify).then(|| source.limited(&options.limits));
     let source = limited.as_deref().unwrap_or(source);
     let mut contents = match sniff(source)? {
-        Format::Zip => torch::read(Archive::open(source, &options.limits, Trailing::Error)?, options)?,
+        Format::Zip => torch::read(Archive::open(source, &options.limits, Trailing::Error)?, None, options)?,
         Format::LegacyTorch => torch_legacy::read(source, options)?,
         Format::Safetensors => safetensors::read(source, options).map(Contents::from)?,
         format => {

@@ -58,7 +58,7 @@ pub(super) fn nested(
     };
     let options = Options { limits: limits.clone(), ..options.clone() };
     let nested = Archive::open(&source, limits, Trailing::Error);
-    let contents = nested.and_then(|nested| torch::read(nested, &options));
+    let contents = nested.and_then(|nested| torch::read(nested, None, &options));
     let contents = contents.map_err(|error| inside(error, member))?;
     let taken = contents.objects.tree.as_ref().map_or(0, |tree| tree.pickle_bytes());
     limits.pickle_bytes = limits.pickle_bytes.saturating_sub(taken);
