@@ -1,8 +1,9 @@
 //! The pool: memory of dropped results, kept for the next ones. The first touch of a fresh huge page (a page fault) costs several
 //! times what writing to a resident page costs.
 //!
-//! What the pool keeps is bounded. The system may take it back at any time (`MADV_FREE`). After half a minute it is unmapped at the
-//! next use of the pool. It never raises peak memory: before fresh memory is mapped for a result, the pool unmaps as much. A
+//! What the pool keeps is bounded. The system may take it back at any time (`MADV_FREE`), but for what was dropped last: the first
+//! write to a small page that was marked so takes two to three times as long. After half a minute it is unmapped at the next use of
+//! the pool. It never raises peak memory: before fresh memory is mapped for a result, the pool unmaps as much. A
 //! forked child starts with an empty pool. No thread waits for the lock: a thread that finds the pool locked does without it.
 //!
 //! A stream that promises to hold no more than its window ([`limit_while_alive`]) shares an atomic number: the bytes left of the
@@ -10,6 +11,7 @@
 //! stream's results can use.
 #![forbid(unsafe_code)]
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -30,6 +32,9 @@ const POOL_MAX_BYTES: u64 = 4 << 30;
 /// At most one part in this many of the machine's memory, of the cgroup's limit, or of what RLIMIT_AS and RLIMIT_DATA leave at
 /// the first use, is kept: under these two the system takes nothing back.
 const POOL_MEMORY_DIVISOR: u64 = 8;
+
+/// The most bytes of what was dropped last that the system may not take back; at most a quarter of what may be kept.
+const UNMARKED_MAX_BYTES: usize = 128 << 20;
 
 /// Memory that was kept for longer is unmapped at the next use of the pool.
 const KEEP_TIME: Duration = Duration::from_secs(30);
@@ -199,6 +204,21 @@ struct Pool {
 struct Idle {
     pages: Pages,
     since: Instant,
+    /// Whether the system may take them back.
+    is_marked: bool,
+}
+
+impl Idle {
+    /// Whether the range `next` begins where this one ends, and both are of one kind.
+    fn is_followed_by(&self, next: &Idle) -> bool {
+        self.is_marked == next.is_marked && self.pages.is_followed_by(&next.pages)
+    }
+
+    /// Appends a range that follows this one.
+    fn join(&mut self, next: Idle) {
+        self.since = self.since.max(next.since);
+        self.pages.join(next.pages);
+    }
 }
 
 impl Pool {
@@ -242,10 +262,10 @@ impl Pool {
             surplus.extend(self.evict(wanted));
             return (None, surplus);
         };
-        let Some(Idle { mut pages, since }) = self.remove(at) else { return (None, surplus) };
+        let Some(Idle { mut pages, since, is_marked }) = self.remove(at) else { return (None, surplus) };
         let size = if pages.len() == wanted { wanted } else { wanted.next_multiple_of(HUGE_PAGE_BYTES) };
-        if let Some(rest) = pages.split_off(size) {
-            self.insert(rest, since);
+        if let Some(pages) = pages.split_off(size) {
+            self.insert(Idle { pages, since, is_marked });
         }
         self.budgets.record_reuse(pages.len());
         (Some(pages), surplus)
@@ -282,34 +302,50 @@ impl Pool {
         if pages.len() > self.budgets.limit(self.limit) {
             surplus.push(pages);
         } else {
-            pages.mark_free();
-            self.insert(pages, now);
+            self.insert(Idle { pages, since: now, is_marked: false });
+            self.mark_older();
         }
         surplus.extend(self.evict_over_limit());
         surplus
     }
 
-    /// Adds pages, joined with adjacent ranges.
-    fn insert(&mut self, mut pages: Pages, since: Instant) {
-        let mut newest = since;
-        let start = pages.start().addr().get();
-        if let Some(idle) = self.free.get(&pages.end())
-            && pages.is_followed_by(&idle.pages)
-            && let Some(next) = self.remove(pages.end())
-        {
-            newest = newest.max(next.since);
-            pages.join(next.pages);
+    /// Lets the system take what is kept, but for the newest ranges.
+    fn mark_older(&mut self) {
+        let unmarked = self.free.iter().filter(|(_, idle)| !idle.is_marked);
+        let mut newest_first: Vec<_> = unmarked.map(|(&at, idle)| (Reverse(idle.since), at)).collect();
+        newest_first.sort_unstable();
+        let mut left = UNMARKED_MAX_BYTES.min(self.limit / 4);
+        for (_, at) in newest_first {
+            let Some(idle) = self.free.get(&at) else { continue };
+            match left.checked_sub(idle.pages.len()) {
+                Some(rest) => left = rest,
+                None => {
+                    idle.pages.mark_free();
+                    // Removed and added, it is joined with adjacent ranges that are marked.
+                    let idle = self.remove(at);
+                    idle.into_iter().for_each(|idle| self.insert(Idle { is_marked: true, ..idle }));
+                }
+            }
         }
-        if let Some((&before, idle)) = self.free.range(..start).next_back()
-            && idle.pages.is_followed_by(&pages)
+    }
+
+    /// Adds a range, joined with adjacent ones that are as it is.
+    fn insert(&mut self, mut idle: Idle) {
+        if let Some(next) = self.free.get(&idle.pages.end())
+            && idle.is_followed_by(next)
+            && let Some(next) = self.remove(idle.pages.end())
+        {
+            idle.join(next);
+        }
+        if let Some((&before, front)) = self.free.range(..idle.pages.start().addr().get()).next_back()
+            && front.is_followed_by(&idle)
             && let Some(mut front) = self.remove(before)
         {
-            newest = newest.max(front.since);
-            front.pages.join(pages);
-            pages = front.pages;
+            front.join(idle);
+            idle = front;
         }
-        self.bytes = self.bytes.saturating_add(pages.len());
-        self.free.insert(pages.start().addr().get(), Idle { pages, since: newest });
+        self.bytes = self.bytes.saturating_add(idle.pages.len());
+        self.free.insert(idle.pages.start().addr().get(), idle);
     }
 
     fn remove(&mut self, at: usize) -> Option<Idle> {
@@ -324,19 +360,17 @@ impl Pool {
         let mut out = Vec::new();
         while left > 0 {
             let oldest = self.free.iter().min_by_key(|(_, idle)| idle.since).map(|(&at, _)| at);
-            let Some(Idle { mut pages, since }) = oldest.and_then(|at| self.remove(at)) else { break };
-            let keep = pages.len().saturating_sub(left) & !(HUGE_PAGE_BYTES - 1);
-            match pages.split_off(keep) {
+            let Some(mut idle) = oldest.and_then(|at| self.remove(at)) else { break };
+            let keep = idle.pages.len().saturating_sub(left) & !(HUGE_PAGE_BYTES - 1);
+            let surplus = match idle.pages.split_off(keep) {
                 Some(rest) => {
-                    left = left.saturating_sub(rest.len());
-                    out.push(rest);
-                    self.insert(pages, since);
+                    self.insert(idle);
+                    rest
                 }
-                None => {
-                    left = left.saturating_sub(pages.len());
-                    out.push(pages);
-                }
-            }
+                None => idle.pages,
+            };
+            left = left.saturating_sub(surplus.len());
+            out.push(surplus);
         }
         out
     }

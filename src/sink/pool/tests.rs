@@ -147,6 +147,36 @@ fn expired_memory_is_unmapped_at_the_next_use() {
     assert_eq!(pool.bytes, HUGE_PAGE_BYTES);
 }
 
+#[cfg(unix)]
+#[test]
+fn the_system_may_take_all_but_what_was_dropped_last() {
+    let (mut pool, now) = (Pool::new(40 * HUGE_PAGE_BYTES, 1), Instant::now());
+    let ranges = |pool: &Pool| {
+        pool.free
+            .values()
+            .map(|idle| (idle.pages.len() / HUGE_PAGE_BYTES, idle.is_marked))
+            .collect::<Vec<_>>()
+    };
+    let mut whole = pages(20);
+    let end = whole.split_off(14 * HUGE_PAGE_BYTES).unwrap();
+    let middle = whole.split_off(8 * HUGE_PAGE_BYTES).unwrap();
+    pool.put_back(end, now);
+    assert_eq!(ranges(&pool), [(6, false)]);
+    // Adjacent, but together more than a quarter of what is kept.
+    pool.put_back(middle, now + Duration::from_secs(1));
+    assert_eq!(ranges(&pool), [(12, true)]);
+    pool.put_back(whole, now + Duration::from_secs(2));
+    assert_eq!(ranges(&pool), [(8, false), (12, true)]);
+    // The rest of a range that was split is as it was; one result can take both parts once both are marked.
+    let front = pool.take(6 * HUGE_PAGE_BYTES, now + Duration::from_secs(3)).0.unwrap();
+    assert_eq!(ranges(&pool), [(2, false), (12, true)]);
+    pool.put_back(front, now + Duration::from_secs(3));
+    pool.put_back(pages(7), now + Duration::from_secs(4));
+    let mut found = ranges(&pool);
+    found.sort_unstable();
+    assert_eq!(found, [(7, false), (20, true)]);
+}
+
 #[test]
 fn a_forked_child_starts_with_an_empty_pool() {
     let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
