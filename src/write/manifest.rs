@@ -162,6 +162,13 @@ impl ManifestBeside {
         Ok(Some(ManifestBeside { path, name: name.to_owned(), files: Vec::new() }))
     }
 
+    /// As [`ManifestBeside::new`], of a target that is a file: fails as [`statement`] for a name that a manifest may not list.
+    pub(super) fn of_file(target: &Path, options: &WriteOptions) -> Result<Option<ManifestBeside>> {
+        let manifest = ManifestBeside::new(target, options)?;
+        manifest.as_ref().map_or(Ok(()), |manifest| check_listable(&manifest.name))?;
+        Ok(manifest)
+    }
+
     /// The name of the file or folder.
     pub(super) fn name(&self) -> String {
         self.name.clone()
@@ -188,6 +195,14 @@ impl ManifestBeside {
     }
 }
 
+fn check_listable(name: &str) -> Result<()> {
+    if !name.contains([':', '\\', '\0', '\n', '\r']) {
+        return Ok(());
+    }
+    let text = format!("a manifest cannot list {name:?}: it has a colon, a backslash or a line break");
+    Err(Error::new(Code::Value, text).note("Rename the file."))
+}
+
 /// An unsigned statement of OpenSSF model signing, method `shards`, of a model of this name. Fails unless all files are in pieces of
 /// one size and have names that a manifest may list.
 pub(crate) fn statement(manifest: &Manifest, name: &str) -> Result<String> {
@@ -201,11 +216,7 @@ pub(crate) fn statement(manifest: &Manifest, name: &str) -> Result<String> {
     let piece = sizes.reduce(of_one).flatten().ok_or_else(no_size)?;
     let (mut root, mut resources) = (Sha256::new(), String::new());
     for (name, file) in files {
-        if name.contains([':', '\\', '\0', '\n', '\r']) {
-            let text =
-                format!("a manifest cannot list {name:?}: it has a colon, a backslash or a line break");
-            return Err(Error::new(Code::Value, text).note("Rename the file."));
-        }
+        check_listable(name)?;
         let size = file.size_and_piece().map_or(0, |(size, _)| size);
         let mut start = 0_u64;
         for digest in file.digests() {

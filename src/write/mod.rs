@@ -166,7 +166,7 @@ pub fn write_file(
 ) -> Result<u64> {
     let path = path.as_ref();
     let plan = plan(&tensors, options)?;
-    let manifest = ManifestBeside::new(path, options)?;
+    let manifest = ManifestBeside::of_file(path, options)?;
     if !options.resume {
         return write_planned(path, &tensors, &plan, options, None)?.commit(manifest, options);
     }

@@ -84,7 +84,7 @@ impl Writer {
         }
         let plan = FilePlan::new(&tensors, &options.metadata)?;
         let path = path.as_ref().to_owned();
-        ManifestBeside::new(&path, options)?;
+        ManifestBeside::of_file(&path, options)?;
         let mut file = StagedFile::create(&path, plan.len, options.overwrite)?;
         if options.manifest {
             file.hash_pieces(plan.len);

@@ -62,6 +62,21 @@ def test_a_manifest_is_not_replaced_without_permission_and_needs_a_file(tmp_path
         rustload.save(tensors, io.BytesIO(), write_manifest=True)
 
 
+def test_a_file_that_a_manifest_cannot_list_is_refused_before_it_is_written(tmp_path):
+    steps: list[int] = []
+    with pytest.raises(ValueError, match='cannot list "a:b') as caught:
+        rustload.save(
+            {"a": torch.ones(3)}, tmp_path / "a:b.safetensors", write_manifest=True, progress=steps.append
+        )
+    assert caught.value.__notes__ == ["Rename the file."]
+    with pytest.raises(ValueError, match='cannot list "a:b'):
+        rustload.Writer(tmp_path / "a:b.safetensors", {"a": ("float32", (3,))}, write_manifest=True)
+    assert steps == []
+    assert list(tmp_path.iterdir()) == []
+    rustload.save({"a": torch.ones(3)}, tmp_path / "a:b", max_shard_size="1MB", write_manifest=True)
+    _check(tmp_path / "a:b")
+
+
 def test_a_folder_is_listed_with_its_other_files(tmp_path):
     source = tmp_path / "source"
     rustload.save(_tensors(), source, max_shard_size="9MB", write_manifest=True)

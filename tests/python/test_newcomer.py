@@ -221,6 +221,18 @@ def test_a_repository_in_the_hugging_face_cache_opens_by_its_folder(hub):
     assert "snapshots/abc/pytorch_model.bin" in notes(caught.value)
 
 
+def test_the_cache_is_where_the_environment_says(hub, tmp_path, monkeypatch):
+    cache = tmp_path / "caches" / "huggingface" / "hub"
+    cache.mkdir(parents=True)
+    (cache / hub.name).symlink_to(hub)
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("org/tiny")
+    assert str(cache / hub.name) in notes(caught.value)
+
+
 def test_the_error_for_a_repository_name_has_its_path_in_the_cache(hub):
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("org/tiny")
