@@ -157,24 +157,23 @@ fn the_system_may_take_all_but_what_was_dropped_last() {
             .map(|idle| (idle.pages.len() / HUGE_PAGE_BYTES, idle.is_marked))
             .collect::<Vec<_>>()
     };
-    let mut whole = pages(20);
-    let end = whole.split_off(14 * HUGE_PAGE_BYTES).unwrap();
-    let middle = whole.split_off(8 * HUGE_PAGE_BYTES).unwrap();
+    // Neighbors, but for a gap of one huge page before the last.
+    let mut whole = pages(28);
+    let mut split_off = |count: usize| whole.split_off(count * HUGE_PAGE_BYTES).unwrap();
+    let (last, _gap, end, middle) = (split_off(21), split_off(20), split_off(14), split_off(8));
     pool.put_back(end, now);
     assert_eq!(ranges(&pool), [(6, false)]);
-    // Adjacent, but together more than a quarter of what is kept.
+    // Both together are more than a quarter of what is kept.
     pool.put_back(middle, now + Duration::from_secs(1));
     assert_eq!(ranges(&pool), [(12, true)]);
     pool.put_back(whole, now + Duration::from_secs(2));
     assert_eq!(ranges(&pool), [(8, false), (12, true)]);
-    // The rest of a range that was split is as it was; one result can take both parts once both are marked.
+    // The rest of a range that was split is as it was, until something newer is kept.
     let front = pool.take(6 * HUGE_PAGE_BYTES, now + Duration::from_secs(3)).0.unwrap();
     assert_eq!(ranges(&pool), [(2, false), (12, true)]);
     pool.put_back(front, now + Duration::from_secs(3));
-    pool.put_back(pages(7), now + Duration::from_secs(4));
-    let mut found = ranges(&pool);
-    found.sort_unstable();
-    assert_eq!(found, [(7, false), (20, true)]);
+    pool.put_back(last, now + Duration::from_secs(4));
+    assert_eq!(ranges(&pool), [(20, true), (7, false)]);
 }
 
 #[test]
