@@ -82,12 +82,13 @@ mutants: $(INSTALLED) cargo
 memory: build $(VENV)/.plots
 	@$(PY) -m benches.memory $(MEMORY)
 
-# What builds in target/debug runs beside what builds in target/release; then the tests, which measure and need a quiet machine.
-test: $(INSTALLED) cargo
+# What builds in target/debug runs beside the installation and what builds in target/release; then the tests, which measure and need
+# a quiet machine.
+test: cargo
 	$(AT_ONCE) build-rust lint-python
 	@$(MAKE) --no-print-directory --jobs=1 test-rust sanitize-changed test-python
 
-check: $(INSTALLED) cargo
+check: cargo
 	$(AT_ONCE) build-rust lint-python
 	@$(MAKE) --no-print-directory --jobs=1 lint-features check-macos check-windows deny crate-user test-rust sanitize test-project test-python
 
@@ -123,7 +124,7 @@ build-rust: lint-rust
 	$(CARGO) test --locked --workspace --features internals --no-run
 
 # All features, which include the binding, with all tests, benches and fuzz targets; none; and the documentation.
-lint-rust: $(INSTALLED) cargo
+lint-rust: cargo | $(PY)
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
@@ -186,13 +187,16 @@ cargo:
 	@command -v $(CARGO) >/dev/null || { \
 		echo "cargo not found: install Rust 1.89 or newer (https://rustup.rs), then run make again" >&2; exit 1; }
 
-$(INSTALLED): requirements/test.txt
+$(PY):
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "$(PYTHON) not found: install Python 3.11 or newer, or name one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is $$($(PYTHON) -V): rustload needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --requirement requirements/test.txt
+	@$(PYTHON) -m venv $(VENV)
+
+# Most modules are never imported, so none is compiled before.
+$(INSTALLED): requirements/test.txt | $(PY)
+	$(PY) -m pip install --quiet --no-compile --requirement requirements/test.txt
 	@touch $@
 
 # Apart from .venv: some of these tools need other versions of the same packages.
