@@ -20,8 +20,8 @@ class Memory(NamedTuple):
         peak: The peak resident set size of the process, all three kinds together.
         total: The physical memory of the machine.
         available: The kernel's estimate of memory that can be used without swapping (`MemAvailable`).
-        kept: Memory of freed results that is kept for new results (recycled memory); a part of `anon`. The kernel may reclaim it
-            at any time (`MADV_FREE`).
+        kept: Memory of freed results that is kept for new results (recycled memory); a part of `anon`. The kernel may reclaim
+            all but what was freed last, 128 MiB at most (`MADV_FREE`).
         keeps: The upper bound of `kept`: an eighth of the memory or of the limit, at most 4 GiB, or the value of `RUSTLOAD_POOL`.
         limit: The tightest memory limit of this process's cgroup (version 2 or 1) and its ancestors; None if there is none.
         used: The memory that the cgroup with that limit uses, without the page cache; None without a limit.
@@ -79,7 +79,7 @@ def trim() -> int:
 
     Results of 2 MiB and more reuse the memory of earlier results, which is several times as fast to write to as fresh memory,
     because its pages are already mapped. Recycled memory is bounded (`Memory.keeps`), never raises the process's peak, and can be
-    reclaimed by the kernel. Memory that was idle for half a minute is freed when the next result is made or freed. A forked child
+    reclaimed by the kernel, but for the last 128 MiB. Memory that was idle for half a minute is freed when the next result is made or freed. A forked child
     starts with none.
 
     Returns:
