@@ -1475,9 +1475,6 @@ class Tensor:
             otherwise. The packed layout is shape, strides and offset if several elements share a byte, else None.
         """
 
-    def block_scale(self) -> Tensor | None:
-        """The scales of an fp8 tensor; None for other tensors."""
-
     @property
     def is_kept_as_stored(self) -> bool:
         """Whether a plain `dtype=` leaves it: it is the codes of a quantized weight, or belongs to some, as scales do."""
@@ -1506,17 +1503,17 @@ class Tensor:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether `dequantize` changes its elements, or fails because the scheme is not known."""
+        """Whether `dequantize` changes its elements, or fails because they are codes."""
 
     @property
-    def has_unknown_scheme(self) -> bool:
-        """Whether `check_scheme` raises."""
+    def casts_without_scales(self) -> bool:
+        """Whether a cast makes numbers of codes that have scales or the like beside them."""
 
     def check_scheme(self) -> None:
-        """Checks that it can be dequantized, or is numbers as it is. Reads nothing.
+        """Checks that it is not codes, which `dequantize` of a request does not decode. Reads nothing.
 
         Raises:
-            UnsupportedError: It is codes of a scheme that is not known (code `QuantUnknown`).
+            UnsupportedError: It is codes of a quantized weight (code `QuantUnknown`).
         """
 
     @property

@@ -20,7 +20,7 @@ pub(crate) use self::quantized::Description;
 #[cfg(feature = "python")]
 pub(crate) use self::quantized::{Handed, HandedCodes, HandedScales};
 use self::schemes::Roles;
-pub(crate) use self::schemes::{Role, Scheme, is_narrow};
+pub(crate) use self::schemes::{Role, is_narrow};
 use crate::bytes::{self, FileStamp, Folder, ReadFolder, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result, ResultExt, bail, error};

@@ -1,7 +1,7 @@
 //! Decides for each named tensor whether it is numbers, codes of a quantization, or what belongs to such codes (scales, zero points).
 //!
 //! The evidence is in the file: dtypes, shapes, and which names are beside each other, in any shard. No configuration is believed.
-//! What looks like codes and is in no scheme that is known is [`Scheme::Unknown`]: it must not be read as numbers.
+//! Codes must not be read as numbers; what they mean is decided in `quantized`.
 
 mod names;
 
@@ -21,22 +21,10 @@ pub(crate) enum Role {
     #[default]
     Plain,
     /// The codes of a quantized weight.
-    Codes(Scheme),
+    Codes,
     /// What belongs to codes, of which this is the entry: scales, zero points, shapes. `None` for a scale of the whole checkpoint's
     /// scheme, such as that of a cache.
     Companion(Option<u32>),
-}
-
-/// How codes become numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scheme {
-    /// fp8 numbers, multiplied by those of the entry `scale`.
-    Fp8 {
-        /// The entry of the scales.
-        scale: u32,
-    },
-    /// None that is known.
-    Unknown,
 }
 
 /// The roles of all entries of a checkpoint; empty where all are numbers as they are.
@@ -49,10 +37,6 @@ impl Roles {
         let new = |old: u32| numbers.get(&old).copied();
         let role = |role| match role {
             Role::Companion(codes) => Role::Companion(codes.and_then(new)),
-            Role::Codes(Scheme::Fp8 { scale }) => match new(scale) {
-                Some(scale) => Role::Codes(Scheme::Fp8 { scale }),
-                None => Role::Codes(Scheme::Unknown),
-            },
             role => role,
         };
         OnceBox::with_value(Box::new(Roles(roles.into_iter().map(role).collect())))
@@ -152,20 +136,15 @@ fn roles(opened: &Opened) -> Vec<Role> {
     owners.iter().flatten().for_each(|&owner| is_owner[owner as usize] = true);
     let role = |entry: u32| match owners[entry as usize] {
         Some(owner) => Role::Companion(Some(owner)),
-        None if is_owner[entry as usize] || evidence.is_codes(entry) => Role::Codes(Scheme::Unknown),
+        None if is_owner[entry as usize] || evidence.is_codes(entry) => Role::Codes,
         None => Role::Plain,
     };
     let mut roles: Vec<Role> = entries().map(role).collect();
-    if roles.iter().any(|role| matches!(role, Role::Codes(_))) {
+    if roles.contains(&Role::Codes) {
         for (entry, role) in entries().zip(&mut roles) {
             if *role == Role::Plain && evidence.is_lone_scale(entry) {
                 *role = Role::Companion(None);
             }
-        }
-    }
-    for (codes, scale) in evidence.multipliers(&roles) {
-        if roles[codes as usize] == Role::Codes(Scheme::Unknown) {
-            roles[codes as usize] = Role::Codes(Scheme::Fp8 { scale });
         }
     }
     roles
@@ -256,24 +235,6 @@ impl<'o> Evidence<'o> {
         let is_float = self.opened.dtype_of(entry).kind() == Kind::Float;
         let is_of_weight = self.weights.contains_key(self.leaf(entry).module());
         self.leaf(entry).says_scale && !is_of_weight && is_float && self.opened.is_one(entry)
-    }
-
-    /// For fp8 codes, the one companion by which they are multiplied. Those that have several, or others that change the formula, are
-    /// left out; companions for activations do not matter.
-    fn multipliers(&self, roles: &[Role]) -> Vec<(u32, u32)> {
-        let mut found: HashMap<u32, Vec<u32>> = HashMap::new();
-        for (entry, role) in (0_u32..).zip(roles) {
-            let &Role::Companion(Some(codes)) = role else { continue };
-            let is_fp8 = matches!(self.opened.dtype_of(codes), DType::F8E4M3Fn | DType::F8E5M2);
-            if is_fp8 && !self.leaf(entry).is_of_activations(self.leaf(codes)) {
-                found.entry(codes).or_default().push(entry);
-            }
-        }
-        let only = |(codes, companions): (u32, Vec<u32>)| match companions[..] {
-            [scale] if self.leaf(scale).multiplies(self.leaf(codes)) => Some((codes, scale)),
-            _ => None,
-        };
-        found.into_iter().filter_map(only).collect()
     }
 }
 

@@ -153,10 +153,6 @@ impl Tensor {
         extra::quantization(py, &self.0, wrap)
     }
 
-    fn block_scale(&self) -> Option<Tensor> {
-        self.0.block_scale().map(Tensor)
-    }
-
     #[getter]
     fn is_kept_as_stored(&self) -> bool {
         self.0.is_kept_as_stored()
@@ -186,8 +182,8 @@ impl Tensor {
     }
 
     #[getter]
-    fn has_unknown_scheme(&self) -> bool {
-        self.0.has_unknown_scheme()
+    fn casts_without_scales(&self) -> bool {
+        self.0.casts_without_scales()
     }
 
     fn check_scheme(&self) -> PyResult<()> {

@@ -221,10 +221,7 @@ impl Tensor {
             Some(Dequantization::Integers(quantization)) => {
                 return self.dequantize(quantization, layout, dtype, request, out);
             }
-            Some(Dequantization::Blocks(scale)) => {
-                return self.dequantize_blocks(&scale, layout, dtype, request, out);
-            }
-            Some(Dequantization::Unknown) => return Err(self.unknown_scheme()),
+            Some(Dequantization::Refused) => return Err(self.refused_codes()),
             None => {}
         }
         let how = self.fill_options(dtype, request, recycled)?;

@@ -1,6 +1,5 @@
 //! A lazy tensor: dtype, shape, strides and offset within a storage. Elements are read when it is materialized.
 
-mod blocks;
 mod growth;
 mod joined;
 mod materialize;
@@ -45,8 +44,7 @@ pub struct Tensor {
     pub(crate) entry: Option<u32>,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
-    /// Of a tensor quantized per channel: the layout that maps each element to the index of its scale. Of fp8: to its position in C
-    /// order.
+    /// Of a tensor quantized per channel: the layout that maps each element to the index of its scale.
     pub(crate) channel_layout: Option<Box<Layout>>,
 }
 
@@ -55,8 +53,7 @@ impl Tensor {
     pub(crate) fn new(opened: &Arc<Opened>, id: (u32, u32), entry: Option<u32>) -> Tensor {
         let indexed = opened.tensor(id);
         let (dtype, layout) = (indexed.dtype(), indexed.layout().clone());
-        let channel_layout = quantized::channel_layout(opened, id, &layout)
-            .or_else(|| blocks::position_layout(dtype, &layout));
+        let channel_layout = quantized::channel_layout(opened, id, &layout);
         Tensor { opened: opened.clone(), id, entry, dtype, layout, channel_layout }
     }
 
@@ -219,13 +216,9 @@ impl Tensor {
     pub(crate) fn identity(&self) -> Option<String> {
         let source = self.opened.identity(self.shard())?;
         let (options, storage) = (&self.opened.options, self.opened.storage(self.storage()));
-        let scale = match self.block_scale() {
-            Some(scale) => format!(", scales {:?} of {}", scale.id, self.opened.identity(scale.shard())?),
-            None => String::new(),
-        };
         let how = (options.ignore_trailing, options.compat, options.unknown, options.dequantize);
         Some(format!(
-            "{source}, opened with {how:?}, tensor {} {:?}, storage {:?} at {} of {} bytes, {} {:?} {:?}{scale}",
+            "{source}, opened with {how:?}, tensor {} {:?}, storage {:?} at {} of {} bytes, {} {:?} {:?}",
             self.id.1,
             self.name(),
             self.storage(),

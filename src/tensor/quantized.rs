@@ -1,4 +1,4 @@
-//! Dequantizes tensors a block at a time; results are bit-identical to torch's `dequantize()`.
+//! Dequantizes torch's quantized tensors a block at a time; results are bit-identical to torch's `dequantize()`.
 
 use std::mem::take;
 
@@ -9,7 +9,7 @@ use crate::index::{Object, Quantization, Scale};
 use crate::kernel::{Cast, convert};
 use crate::layout::{Layout, TensorIndex};
 use crate::num::to_usize;
-use crate::opened::{Opened, Role};
+use crate::opened::Opened;
 use crate::parallel::{self, Cancel};
 use crate::pickle::Snapshot;
 use crate::stream::{self, Fill, Payload, Signs};
@@ -18,16 +18,14 @@ use crate::stream::{self, Fill, Payload, Signs};
 const BLOCK_ELEMENTS: u64 = 1 << 16;
 
 /// A block of a result: the layout of its integers, that of its scales, and its bytes.
-pub(super) type Block<'a> = (Layout, Option<Layout>, &'a mut [u8]);
+type Block<'a> = (Layout, Option<Layout>, &'a mut [u8]);
 
 /// How a tensor is dequantized.
 pub(super) enum Dequantization<'a> {
-    /// Integers with scales and zero points.
+    /// Integers of torch, with scales and zero points.
     Integers(&'a Quantization),
-    /// fp8 with scales in this tensor.
-    Blocks(Tensor),
-    /// Codes of a scheme that is not known, which are not numbers.
-    Unknown,
+    /// Not at all: codes that the logical view has not replaced.
+    Refused,
 }
 
 /// Scales and zero points, with the arithmetic of torch's kernels. Per channel they are pairs `(zero_point, scale)`.
@@ -65,23 +63,15 @@ impl Tensor {
             return Some(Dequantization::Integers(quantization));
         }
         // In the logical view, codes are never numbers.
-        if !request.dequantize && !self.opened.options.dequantize {
-            return None;
-        }
-        match (self.role(), self.block_scale()) {
-            (_, Some(scale)) => Some(Dequantization::Blocks(scale)),
-            (Role::Codes(_), None) => Some(Dequantization::Unknown),
-            _ => None,
-        }
+        let is_asked = request.dequantize || self.opened.options.dequantize;
+        (is_asked && self.is_codes()).then_some(Dequantization::Refused)
     }
 
     /// Whether equal elements of both have equal values.
     pub(crate) fn has_same_dequantization(&self, other: &Tensor) -> bool {
-        let scale = |tensor: &Tensor| tensor.block_scale().map(|scale| scale.id);
         // Handles to scales are valid within one file only.
         (self.file(), self.quantization(), &self.channel_layout)
             == (other.file(), other.quantization(), &other.channel_layout)
-            && scale(self) == scale(other)
     }
 
     /// The dtype of the result of a request.
@@ -196,13 +186,13 @@ impl Tensor {
 }
 
 /// Cuts a result into blocks: ranges of one dimension, with all inner dimensions whole.
-pub(super) struct BlockIter<'a> {
-    pub(super) layout: Layout,
-    pub(super) channel_layout: Option<Layout>,
-    pub(super) itemsize: u64,
-    pub(super) out: &'a mut [u8],
+struct BlockIter<'a> {
+    layout: Layout,
+    channel_layout: Option<Layout>,
+    itemsize: u64,
+    out: &'a mut [u8],
     /// Elements in the blocks so far.
-    pub(super) done: u64,
+    done: u64,
 }
 
 impl<'a> Iterator for BlockIter<'a> {
@@ -294,7 +284,7 @@ fn scale_of<T>(scales: &[T], channel: u64) -> Result<&T> {
 }
 
 /// The offsets of a layout's elements, in C order.
-pub(super) fn offsets(layout: &Layout) -> impl Iterator<Item = u64> + '_ {
+fn offsets(layout: &Layout) -> impl Iterator<Item = u64> + '_ {
     let mut index = vec![0; layout.ndim()];
     let mut offset = layout.offset;
     (0..layout.numel()).map(move |_| {

@@ -1,9 +1,9 @@
-//! What a tensor is in the scheme that its checkpoint is quantized in, and the error for a scheme that is not known.
+//! What a tensor is in the scheme that its checkpoint is quantized in, and the error for codes where numbers were asked for.
 
 use super::quantized::Dequantization;
 use super::{Request, Tensor};
 use crate::error::{Code, Error, Result, error};
-use crate::opened::{Role, Scheme, is_narrow};
+use crate::opened::{Role, is_narrow};
 
 /// The companions that an error names.
 const COMPANIONS_SHOWN: usize = 4;
@@ -15,31 +15,38 @@ impl Tensor {
     pub(crate) fn role(&self) -> Role {
         match self.entry {
             Some(entry) => self.opened.role(entry),
-            None if is_narrow(self.dtype) => Role::Codes(Scheme::Unknown),
+            None if is_narrow(self.dtype) => Role::Codes,
             None => Role::Plain,
         }
     }
 
     /// Whether `dequantize` changes the elements, or fails to.
     pub(crate) fn is_quantized(&self) -> bool {
-        self.quantization().is_some() || matches!(self.role(), Role::Codes(_))
+        self.quantization().is_some() || self.is_codes()
     }
 
-    /// Whether it is codes of a scheme that is not known.
-    pub(crate) fn has_unknown_scheme(&self) -> bool {
-        self.role() == Role::Codes(Scheme::Unknown) && self.quantization().is_none()
+    /// Whether it is codes as they are stored, which are no numbers.
+    pub(crate) fn is_codes(&self) -> bool {
+        self.role() == Role::Codes
     }
 
-    /// Fails with `QuantUnknown` where the request would have to dequantize codes of a scheme that is not known.
+    /// Whether a cast makes numbers of codes that have scales or the like beside them. In the logical view, it is refused.
+    #[cfg(feature = "python")]
+    pub(crate) fn casts_without_scales(&self) -> bool {
+        let has_companions = |entry: u32| self.opened.companions(entry).next().is_some();
+        !self.opened.options.dequantize && self.is_codes() && self.entry.is_some_and(has_companions)
+    }
+
+    /// Fails where the request needs the numbers that codes mean.
     pub(crate) fn check_scheme(&self, request: &Request) -> Result<()> {
         match self.dequantization(request) {
-            Some(Dequantization::Unknown) => Err(self.unknown_scheme()),
+            Some(Dequantization::Refused) => Err(self.refused_codes()),
             _ => Ok(()),
         }
     }
 
-    /// The error for codes of a scheme that is not known, with what is beside them.
-    pub(super) fn unknown_scheme(&self) -> Error {
+    /// The error for codes where numbers were asked for: why the logical view has not replaced them, or what is beside them.
+    pub(super) fn refused_codes(&self) -> Error {
         if let Some((code, text)) = self.opened.refusal(self.name()) {
             let error = error!(*code, "it is not read as numbers: {text}");
             return if *code == Code::QuantUnknown { error.note(AS_STORED) } else { error };

@@ -130,8 +130,8 @@ impl Tensor {
     pub(super) fn view(&self, request: &Request) -> Result<Array> {
         // Of codes that are left in the logical view.
         match self.dequantization(request) {
-            Some(Dequantization::Unknown) => return Err(self.unknown_scheme()),
-            Some(_) => {
+            Some(Dequantization::Refused) => return Err(self.refused_codes()),
+            Some(Dequantization::Integers(_)) => {
                 bail!(Code::Buffer, "the tensor is codes, and its numbers need a copy");
             }
             None => {}

@@ -206,6 +206,10 @@ FLOAT_CASES = named(
     ),
     partial(fp8, "fp8 block 128 e5m2", (130, 140), block=BLOCK, config=DEEPSEEK, codes=E5M2),
     partial(fp8, "fp8 block 128 without a config", (300, 200), block=BLOCK),
+    partial(fp8, "fp8 block 128 of few rows", (5, 640), block=BLOCK),
+    partial(fp8, "fp8 block 128 of few columns", (640, 5), block=BLOCK),
+    partial(fp8, "fp8 block 128 of one column", (200, 1), block=BLOCK),
+    partial(fp8, "fp8 block 128 of one number", (1, 1), block=BLOCK),
     partial(fp8, "fp8 block 1x128", (40, 300), block=(1, 128), config=blocks(1, 128)),
     partial(fp8, "fp8 block 64x64", (130, 200), block=(64, 64), config=blocks(64, 64)),
     partial(fp8, "fp8 block 32x96", (70, 200), block=(32, 96), config=blocks(32, 96)),
@@ -226,6 +230,7 @@ FLOAT_CASES = named(
     partial(
         fp8, "fp8 experts by block bf16", (2, 256, 130), (), BF16, block=BLOCK, names=STACKED, config=DEEPSEEK
     ),
+    partial(fp8, "fp8 experts of layers by block", (2, 2, 128, 129), block=BLOCK, names=GATE),
     partial(fp8, "fp8 one scale for each expert", (5, 12, 20), (5,), names=STACKED),
     partial(fp8, "fp8 one scale of 1x1 for each expert", (5, 12, 20), (5, 1, 1), names=GATE),
     partial(fp8, "fp8 experts by channel", (3, 12, 20), (3, 12, 1), names=STACKED),

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from quantized_case import BF16, E4M3, E5M2, E8M0, F16, F32, I8, I32, I64, U8, Case, Tensors
 from quantized_files import CASES, write
-from test_block_scales import same
+from support import same
 
 import rustload
 

@@ -5,19 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quantized_case import E4M3, F32, Draw, Tensors
 from safetensors.torch import save_file
-from test_block_scales import scaled
 
 import rustload
 
 QUANTIZATION = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
+def fp8() -> Tensors:
+    """A weight with scales by block."""
+    draw = Draw("fp8")
+    return {"w": draw.bytes((130, 140), E4M3), "w_scale_inv": draw.scales((2, 2), F32)}
+
+
 def folder(path: Path, config: Any, **sidecars: Any) -> Path:
     """A folder with one fp8 weight."""
     path.mkdir()
-    weight, scale = scaled((130, 140))
-    save_file({"w": weight, "w_scale_inv": scale, "n": torch.ones(2)}, path / "model.safetensors")
+    save_file({**fp8(), "n": torch.ones(2)}, path / "model.safetensors")
     text = config if isinstance(config, str) else json.dumps(config)
     (path / "config.json").write_text(text)
     for name, content in sidecars.items():
@@ -132,9 +137,8 @@ def test_each_component_of_a_pipeline_states_its_own_dtype(tmp_path):
 
 def test_a_scale_that_the_model_has_as_a_parameter_is_written(tmp_path):
     source = folder(tmp_path / "in", {"quantization_config": QUANTIZATION})
-    weight, scale = scaled((130, 140))
     ones = {name: torch.ones(()) for name in ("logit_scale", "attn.k_scale", "attn.v_scale")}
-    save_file({"w": weight, "w_scale_inv": scale, **ones}, source / "model.safetensors")
+    save_file({**fp8(), **ones}, source / "model.safetensors")
     rustload.convert(source, tmp_path / "out", dtype="bfloat16", dequantize=True)
     written = rustload.open(tmp_path / "out")
     # Those of a cache belong to the quantization.

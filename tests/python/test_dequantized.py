@@ -10,8 +10,7 @@ import torch
 from quantized_case import Case
 from quantized_files import CASES, logical, write
 from safetensors.torch import save_file
-from support import bits
-from test_block_scales import same
+from support import bits, same
 from test_dtensor import as_rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -172,7 +171,7 @@ def test_load_into_says_what_reads_codes_that_the_model_has_not(name, tmp_path):
     assert any("dequantize=True" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize("name", ["pack 4", "gptq v1", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("name", ["pack 4", "gptq v1", "nvfp4", "mxfp4", "fp8 block 128 ragged"])
 def test_each_rank_reads_its_own_rows(name, tmp_path):
     case = next(CASES[one]() for one in READ if one.startswith(name) and _is_matrix(CASES[one]()))
     write(case, tmp_path, "sharded")

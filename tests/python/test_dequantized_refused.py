@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from attacks.probe import Cost
-from quantized_case import E4M3, F16, U8, Case
+from quantized_case import E4M3, F16, U8, Case, Draw
 from quantized_files import CASES, write
 from quantized_ints import pack_quantized
 from quantized_mutants import contradiction, mutant, written
 from quantized_refused import JSON, LOOK_ALIKES, REFUSED, changed, ones, state
 from safetensors.torch import save_file
-from test_block_scales import same
+from support import same
 
 import rustload
 
@@ -47,7 +47,6 @@ def refusals(folder: Path, name: str) -> list[rustload.RustloadError]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:dtype= casts codes:rustload.RustloadWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_codes_of_no_known_scheme_are_an_error(name, kind, tmp_path):
@@ -113,17 +112,37 @@ def test_what_belongs_to_codes_has_none_of_their_bytes(name, ending, tmp_path):
 
 
 def test_codes_that_are_not_in_c_order_are_never_numbers(tmp_path):
-    """The rows of fp8 have their scales in any order of the elements; those of experts are refused."""
-    codes, scales = torch.arange(48, dtype=U8).view(E4M3).reshape(6, 8), torch.arange(1.0, 9.0)[:, None]
-    torch.save({"a.weight": codes.T, "a.weight_scale": scales}, tmp_path / "m.pt")
-    lazy, wanted = rustload.open(tmp_path / "m.pt", dequantize=True)["a.weight"], codes.T.float() * scales
-    for key in (slice(None), slice(2, 5), (slice(1, 7), slice(2, 3))):
-        assert same(lazy[key].materialize(), wanted[key].contiguous())
-    experts = {"a.w1_weight": codes.reshape(2, 3, 8).mT, "a.w1_weight_scale": torch.ones(2, 8, 1)}
-    torch.save(experts, tmp_path / "n.pt")
-    with pytest.raises((rustload.FormatError, rustload.UnsupportedError)) as caught:
-        rustload.open(tmp_path / "n.pt", dequantize=True)["a.w1_weight"].materialize()
-    assert caught.value.code in CODES
+    codes = torch.arange(48, dtype=U8).view(E4M3).reshape(6, 8)
+    for weight, scales in ((codes.T, torch.ones(8, 1)), (codes.reshape(2, 3, 8).mT, torch.ones(2, 8, 1))):
+        torch.save({"a.weight": weight, "a.weight_scale": scales}, tmp_path / "m.pt")
+        lazy = rustload.open(tmp_path / "m.pt", dequantize=True)["a.weight"]
+        for part in (lazy, lazy[1:], lazy.T):
+            with pytest.raises(rustload.UnsupportedError, match="in C order") as caught:
+                part.materialize()
+            assert caught.value.code == "QuantUnknown"
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_tied_codes_with_different_scales_are_different_weights(new, tmp_path):
+    weight, scale = Draw("tied").bytes((130, 7), E4M3), torch.tensor([[0.5], [0.25]])
+    given = {"a": weight, "a_scale_inv": scale, "b": weight, "b_scale_inv": scale * 2, "c": weight}
+    torch.save(given, tmp_path / "m.pt", _use_new_zipfile_serialization=new)
+    ckpt = rustload.open(tmp_path / "m.pt", dequantize=True)
+    wide = scale.repeat_interleave(128, 0)[:130]
+    for name, wanted in {"a": weight.float() * wide, "b": weight.float() * (wide * 2)}.items():
+        assert same(ckpt[name].materialize(), wanted)
+        assert same(dict(ckpt.stream(["a", "b"]))[name], wanted)
+    # Without scales, the weight has no numbers.
+    with pytest.raises(rustload.UnsupportedError, match="no scale is beside it"):
+        ckpt["c"].materialize()
+    assert same(dict(rustload.open(tmp_path / "m.pt").stream())["c"], weight)
+
+
+def test_a_chain_of_scales_of_scales_is_followed_once(tmp_path):
+    names = ["w" + "_scale_inv" * count for count in range(3000)]
+    save_file({name: ones(1, 1, dtype=E4M3) for name in names}, tmp_path / "m.safetensors")
+    with pytest.raises(rustload.UnsupportedError, match="no floats or exponents"):
+        rustload.open(tmp_path / "m.safetensors", dequantize=True)["w"].materialize()
 
 
 def test_tied_tensors_of_other_names_are_weights_of_their_own(tmp_path):

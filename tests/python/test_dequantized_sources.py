@@ -12,7 +12,7 @@ from quantized_case import BF16, U8, Draw, power
 from quantized_files import CASES, logical, write
 from ranged import Ranges
 from safetensors.torch import save
-from test_block_scales import same
+from support import same
 from test_dequantized import equal
 from test_file_objects import CountingFile
 from web_server import Server

@@ -1,4 +1,4 @@
-"""Quantized weights in schemes that rustload does not dequantize are never read as numbers, and their scales are never cast."""
+"""The codes of quantized weights are never read as numbers, and their scales are never cast."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import bits, divided, write_shards
-from test_block_scales import same
+from support import bits, divided, same, write_shards
 from test_dtensor import as_rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -40,7 +39,8 @@ def scales(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 I32, U8, I8 = torch.int32, torch.uint8, torch.int8
 E8M0 = torch.float8_e8m0fnu
 
-UNKNOWN: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
+STORED: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
+    "fp8 by block": ("a.weight", {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}),
     "fp8 alone": ("a.weight", {"a.weight": fp8()}),
     "fp8 with two scales": (
         "a.weight",
@@ -110,8 +110,8 @@ UNKNOWN: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
 
 KNOWN = {
     name
-    for name in UNKNOWN
-    if name.startswith(("NVFP4", "FP4 of DeepSeek", "int4", "MXFP4", "int8 of bitsandbytes"))
+    for name in STORED
+    if name.startswith(("fp8 by", "NVFP4", "FP4 of DeepSeek", "int4", "MXFP4", "int8 of bitsandbytes"))
 }
 """Those that the logical view has as weights: `convert` opens it, and what was opened without it has codes."""
 
@@ -129,15 +129,20 @@ def opened(tensors: dict[str, torch.Tensor], folder: Path, kind: str = "safetens
     return rustload.open(write_shards(folder, divided(tensors, len(tensors))))
 
 
+def decoded(tensors: dict[str, torch.Tensor], folder: Path) -> rustload.Checkpoint:
+    """The tensors as one file, with the weights that codes mean."""
+    return rustload.open(opened(tensors, folder).files[0], dequantize=True)
+
+
 def refused(caught: pytest.ExceptionInfo[rustload.RustloadError], name: str) -> None:
     assert caught.value.code == "QuantUnknown"
     assert name in str(caught.value) + "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt", "sharded"])
-@pytest.mark.parametrize("scheme", UNKNOWN)
-def test_codes_of_an_unknown_scheme_are_an_error_and_never_numbers(scheme, kind, tmp_path):
-    name, tensors = UNKNOWN[scheme]
+@pytest.mark.parametrize("scheme", STORED)
+def test_codes_are_an_error_and_never_numbers(scheme, kind, tmp_path):
+    name, tensors = STORED[scheme]
     ckpt = opened(tensors | PLAIN, tmp_path, kind)
     whole = ckpt[name]
     assert bits(whole.materialize()) == bits(tensors[name])
@@ -185,9 +190,9 @@ def moved_name(name: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt", "sharded"])
-@pytest.mark.parametrize("scheme", [*UNKNOWN, "fp8 by block"])
+@pytest.mark.parametrize("scheme", STORED)
 def test_a_dtype_for_all_leaves_quantized_weights_as_stored(scheme, kind, tmp_path):
-    _, tensors = UNKNOWN.get(scheme, ("", {"a.weight": fp8(), "a.weight_scale_inv": scales(2, 2)}))
+    _, tensors = STORED[scheme]
     given = tensors | PLAIN | {"attn.k_scale": scales(1)}
     ckpt = opened(given, tmp_path, kind)
     floats = {"torch.float32", "torch.float16"}
@@ -260,8 +265,6 @@ def test_load_into_never_casts_codes_whose_scales_it_leaves_out(codes, tmp_path)
     save_file({"weight": codes, "weight_scale": scales(4, 1)}, path)
     for given in (path, rustload.open(path).select(["weight"])):
         model = torch.nn.Linear(4, 4, bias=False)
-        if codes.dtype == I8 and given is not path:
-            continue  # nothing is beside it that says so
         before = model.weight.detach().clone()
         with pytest.raises(rustload.UnsupportedError, match="the codes of a quantized weight") as caught:
             rustload.torch.load_into(model, given, strict=False)
@@ -282,19 +285,12 @@ def test_load_into_never_casts_codes_whose_scales_it_leaves_out(codes, tmp_path)
     assert torch.equal(model.weight.nan_to_num(1), codes.float().nan_to_num(1))
 
 
-def test_a_handle_dequantizes_fp8_or_refuses(tmp_path):
+def test_a_handle_of_codes_has_no_numbers(tmp_path):
     path = tmp_path / "m.safetensors"
-    tensors = {
-        "a.weight": fp8(4, 4),
-        "a.weight_scale": scales(4, 1),
-        "b.weight": fp8(4, 4),
-        "b.scale_weight": scales(1),
-    }
-    save_file({**tensors, "c": torch.ones(2)}, path)
+    save_file({"a.weight": fp8(4, 4), "a.weight_scale": scales(4, 1), "c": torch.ones(2)}, path)
     handles = rustload.torch.state_dict(path)
-    assert same(handles["a.weight"].dequantize(), tensors["a.weight"].float() * tensors["a.weight_scale"])
     with pytest.raises(rustload.UnsupportedError, match="codes of a quantization"):
-        handles["b.weight"].dequantize()
+        handles["a.weight"].dequantize()
     assert same(handles["c"].dequantize(), torch.ones(2))
 
 
@@ -328,15 +324,17 @@ def test_fp8_with_a_scale_for_all_for_each_row_or_block(shape, name, dtype, tmp_
     for form in ((), (1,), (1, 1), (rows,), (rows, 1), (-(-rows // 128), -(-columns // 128))):
         scale = scales(*form, dtype=dtype)
         extra = {"a.input_scale": torch.ones(()), "a.bias": torch.ones(rows)}
-        ckpt = opened({"a.weight": weight, f"a.{name}": scale, **extra}, tmp_path)
+        ckpt = decoded({"a.weight": weight, f"a.{name}": scale, **extra}, tmp_path)
         product = weight.float() * wide(scale, rows, columns)
         lazy = ckpt["a.weight"]
-        assert lazy.block_scale is not None
-        assert lazy.block_scale.name == f"a.{name}"
-        for target in (torch.float32, torch.bfloat16, torch.float16):
-            found = lazy.materialize(dtype=target, dequantize=True)
-            assert same(found, product.to(target)), (form, target)
-        assert same(lazy[1:, ::3].T.materialize(dequantize=True), product[1:, ::3].T)
+        assert lazy.scheme is not None
+        assert set(lazy.scheme.stored) == {"a.weight", f"a.{name}", "a.input_scale"}
+        for target in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            assert same(lazy.materialize(dtype=target), product.to(target)), (form, target)
+            assert same(dict(ckpt.stream(dtype=target))["a.weight"], product.to(target)), (form, target)
+        out = torch.empty(columns, rows, dtype=torch.float16)
+        assert same(lazy.materialize(out=out, transpose=True), product.T.half())
+        assert same(lazy[1:, ::3].T.materialize(), product[1:, ::3].T)
         rustload.convert(
             ckpt.files[0], tmp_path / "out.safetensors", dtype="bfloat16", dequantize=True, overwrite=True
         )
@@ -350,9 +348,8 @@ def test_a_product_in_the_dtype_of_the_scale_is_rounded_once(tmp_path):
     weight = fp8()
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         scale = scales(ROWS, 1, dtype=dtype)
-        ckpt = opened({"a.weight": weight, "a.weight_scale": scale}, tmp_path)
-        found = ckpt["a.weight"].materialize(dtype=dtype, dequantize=True)
-        assert same(found, weight.to(dtype) * scale)
+        ckpt = decoded({"a.weight": weight, "a.weight_scale": scale}, tmp_path)
+        assert same(ckpt["a.weight"].materialize(dtype=dtype), weight.to(dtype) * scale)
 
 
 def test_scales_of_bytes_are_exponents_and_other_integers_are_refused(tmp_path):
@@ -361,39 +358,36 @@ def test_scales_of_bytes_are_exponents_and_other_integers_are_refused(tmp_path):
     powers = torch.tensor([[2.0**-127, 1.0], [2.0**127, float("nan")]])
     for name in ("weight_scale_inv", "scale"):
         for scale in (exponents, exponents.view(E8M0)):
-            ckpt = opened({"a.weight": weight, f"a.{name}": scale}, tmp_path)
+            lazy = decoded({"a.weight": weight, f"a.{name}": scale}, tmp_path)["a.weight"]
             wanted = weight.float() * wide(powers, ROWS, COLUMNS)
-            assert same(ckpt["a.weight"].materialize(dequantize=True), wanted)
-            assert same(
-                ckpt["a.weight"][120:130, 120:130].materialize(dequantize=True), wanted[120:130, 120:130]
-            )
-            assert ckpt["a.weight"].block_scale.dtype == str(scale.dtype).removeprefix("torch.")
+            assert same(lazy.materialize(), wanted)
+            assert same(lazy[120:130, 120:130].materialize(), wanted[120:130, 120:130])
         for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.bool):
-            ckpt = opened({"a.weight": weight, f"a.{name}": torch.ones(2, 2).to(dtype)}, tmp_path)
+            ckpt = decoded({"a.weight": weight, f"a.{name}": torch.ones(2, 2).to(dtype)}, tmp_path)
             with pytest.raises(rustload.UnsupportedError, match="no floats or exponents") as caught:
-                ckpt["a.weight"].materialize(dequantize=True)
-            refused(caught, f"a.{name}")
+                ckpt["a.weight"].materialize()
+            refused(caught, "a.weight")
 
 
 def test_ragged_blocks_have_the_scale_of_their_block(tmp_path):
     weight = torch.ones(192, 200).to(torch.float8_e4m3fn)
     scale = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    found = opened({"w": weight, "w_scale_inv": scale}, tmp_path)["w"].materialize(dequantize=True)
+    found = decoded({"w": weight, "w_scale_inv": scale}, tmp_path)["w"].materialize()
     assert found[127, 127] == 0
     assert (found[127, 128], found[128, 127], found[128, 128]) == (1, 2, 3)
 
 
 def test_scales_of_no_known_shape_are_refused(tmp_path):
     for shape, name, wrong in [
-        ((256, 256), "weight_scale_inv", [(1, 1), (4, 4), (256,), (256, 1), (1, 2)]),
-        ((256, 256), "weight_scale", [(4, 4), (256, 2), (256, 8), (1, 256), (1, 2), (2,), (0, 1), (1, 1, 1)]),
-        ((3, 128, 128), "weight_scale_inv", [(3,), (3, 1), (1, 1), (1, 1, 1)]),
-        ((3, 128, 128), "weight_scale", [(3,), (3, 128, 1), (3, 1, 128), (128, 1)]),
+        ((256, 256), "weight_scale_inv", [(3, 3), (1, 2), (2,), (0, 1), (2, 2, 1)]),
+        ((256, 256), "weight_scale", [(3, 3), (256, 3), (1, 2), (2,), (0, 1), (1, 2, 2)]),
+        ((3, 128, 128), "weight_scale_inv", [(3, 1), (2, 1, 1), (128,), (3, 128, 3)]),
+        ((3, 128, 128), "weight_scale", [(128, 1), (128, 128), (1, 128, 1)]),
     ]:
         for form in wrong:
-            ckpt = opened({"a.weight": fp8(*shape), f"a.{name}": torch.ones(form)}, tmp_path)
-            with pytest.raises(rustload.FormatError) as caught:
-                ckpt["a.weight"].materialize(dequantize=True)
+            ckpt = decoded({"a.weight": fp8(*shape), f"a.{name}": torch.ones(form)}, tmp_path)
+            with pytest.raises(rustload.FormatError, match="fit no blocks") as caught:
+                ckpt["a.weight"].materialize()
             assert caught.value.code == "TensorBounds", (name, form)
 
 
@@ -436,8 +430,18 @@ def test_joined_codes_are_refused(tmp_path):
         joined.materialize(dequantize=True)
 
 
-def test_codes_in_parts_and_behind_file_objects_are_refused(tmp_path):
-    codes, scale = made((8, 16), I8), scales(8, 1)
+def test_a_cast_of_joined_codes_warns(tmp_path):
+    given = {"a.weight": fp8(), "a.weight_scale": scales(1), "b.weight": fp8(), "b.weight_scale": scales(1)}
+    ckpt = opened(given, tmp_path)
+    joined = rustload.concat([ckpt["a.weight"], ckpt["b.weight"]])
+    with pytest.warns(rustload.RustloadWarning, match="casts codes of the quantized weight 'a.weight'"):
+        found = joined.materialize(dtype="float32")
+    assert same(found, torch.cat([fp8(), fp8()]).float())
+
+
+@pytest.mark.parametrize("codes", [made((8, 16), I8), fp8(8, 16)])
+def test_codes_in_parts_and_behind_file_objects_are_refused(codes, tmp_path):
+    scale = scales(8, 1)
     for rank in range(2):
         with as_rank(rank, 2):
             mesh = init_device_mesh("cpu", (2,))
@@ -454,6 +458,12 @@ def test_codes_in_parts_and_behind_file_objects_are_refused(tmp_path):
             with pytest.warns(rustload.RustloadWarning, match="belong to quantized weights"):
                 found = ckpt.materialize(dtype="bfloat16")
             assert same(found["a.weight_scale"], scale)
+    # Those in parts are not decoded either; in one file they are.
+    with pytest.raises(rustload.UnsupportedError, match="not stored in one place"):
+        rustload.open(joined.files, dequantize=True)["a.weight"].materialize()
+    rustload.convert(joined.files, tmp_path / "whole.safetensors")
+    whole = rustload.open(tmp_path / "whole.safetensors", dequantize=True)["a.weight"]
+    assert same(whole.materialize(), codes.float() * scale)
 
 
 def test_a_file_that_lacks_the_scales_is_refused(tmp_path):
@@ -465,7 +475,7 @@ def test_a_file_that_lacks_the_scales_is_refused(tmp_path):
 
 
 def test_info_notes_weights_of_an_unknown_scheme(tmp_path, capsys):
-    name, tensors = UNKNOWN["fp8 with two scales"]
+    name, tensors = STORED["fp8 with two scales"]
     opened(tensors | PLAIN, tmp_path)
     assert main(["info", str(tmp_path / "m.safetensors"), "--json"]) == 0
     (note,) = json.loads(capsys.readouterr().out)["checkpoints"][0]["notes"]

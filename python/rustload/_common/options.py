@@ -179,10 +179,9 @@ class CastOptions(Group, total=False):
     Args:
         allow_lossy: Whether to allow casts from complex to real, from float to int, and to bool. A float out of the range of the
             int saturates, and NaN becomes 0.
-        dequantize: Whether to convert the integers of torch's quantized tensors, and fp8 with scales (`LazyTensor.block_scale`),
-            to numbers, in float32 or the float dtype of `dtype`; other codes of quantized weights are then an error. Functions
-            that take a path open it with `dequantize`, as `rustload.open`, which reads all known schemes. It has no effect on
-            tensors that are numbers as they are.
+        dequantize: Whether to convert the integers of torch's quantized tensors to numbers, in float32 or the float dtype of
+            `dtype`; codes of other quantized weights are then an error. Functions that take a path open it with `dequantize`,
+            as `rustload.open`, which decodes these. It has no effect on tensors that are numbers as they are.
     """
 
     allow_lossy: bool

@@ -271,7 +271,8 @@ def _quantized(
             seen["stored_nbytes"] += stored_nbytes
             seen["nbytes"] += elements * DTYPE_ROWS[dtype].itemsize
             known.add(stored[0])
-    unknown = [name for name, one in chosen.items() if name not in known and one._core.has_unknown_scheme]
+    codes = (name for name, one in chosen.items() if one._is_scaled() and one.quantization is None)
+    unknown = [name for name in codes if name not in known]
     found = sorted(sums.values(), key=lambda seen: -seen["stored_nbytes"])
     if not unknown:
         return found, []

@@ -265,7 +265,7 @@ def _structure(pairs: list[tuple[str, LazyTensor, LazyTensor]], request: Request
     """What metadata say of each pair."""
 
     def dtype(tensor: LazyTensor) -> str:
-        return "float32" if request.dequantize and tensor._is_scaled() else tensor._core.dtype
+        return "float32" if request.dequantize and tensor.quantization is not None else tensor._core.dtype
 
     return [
         TensorDiff(name, (dtype(one), dtype(two)), (tuple(one.shape), tuple(two.shape)))

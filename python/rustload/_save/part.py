@@ -15,7 +15,6 @@ from rustload._save.job import File
 from rustload._save.objects import Objects
 from rustload._save.sources import file_name_for, index_name, shard_name
 from rustload._save.ties import dropped_names
-from rustload._tensor.quantized import without_companions
 from rustload.errors import _pass
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Part:
             texts: The user's metadata.
             keep_objects: Whether the values that are not tensors are kept.
             head_is_tied: Whether the model's configuration says that its output head is its embedding.
-            dequantize: Whether tensors are dequantized: the scales of those that are written are then left out.
+            dequantize: Whether tensors are dequantized.
 
         Raises:
             UnsupportedError: A tensor is a component of a sparse one, or is to be dequantized from a scheme that is not known.
@@ -98,8 +97,8 @@ class Part:
                 whole = name.rpartition(".")[0] or name
                 components = _pass("select", "with the names of its components")
                 raise unsupported(whole, "a sparse tensor", leave_out(whole), components)
-        if dequantize:
-            items = without_companions(items)
+        for tensor in items.values() if dequantize else ():
+            tensor._core.check_scheme()
         values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}
         self.dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
         self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}

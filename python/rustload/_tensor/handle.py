@@ -109,16 +109,6 @@ class LazyTensor(Operators, Metadata):
         found = self._core.quantization(self._wrap_core)
         return None if found is None else Quantization(*found)
 
-    @property
-    def block_scale(self) -> LazyTensor | None:
-        """The scales by which an fp8 tensor is multiplied: one for each block of 128 x 128 elements, for each row, or for all.
-
-        They are the tensor `name + "_scale_inv"`, `name + "_scale"`, or `scale` or `qscale_weight` beside `weight`; also for a
-        part those of the whole tensor. `materialize(dequantize=True)` multiplies by those of the part. None without such scales.
-        """
-        found = self._core.block_scale()
-        return None if found is None else self._wrap_core(found)
-
     def _wrap_core(self, core: _rustload.Tensor) -> LazyTensor:
         return LazyTensor._wrap(core, self._context)
 
@@ -319,8 +309,8 @@ class LazyTensor(Operators, Metadata):
             ValueError: The cast is lossy, or an argument has an invalid value.
             DeviceError: The device does not exist.
             FormatError: The file was truncated or changed since it was opened (code `FileChanged`), or is damaged.
-            UnsupportedError: The cast is not supported, the tensor is on the meta device (code `MetaTensor`), or it is to be
-                dequantized from a scheme that is not known (code `QuantUnknown`).
+            UnsupportedError: The cast is not supported, the tensor is on the meta device (code `MetaTensor`), or it is codes,
+                and numbers are asked for (code `QuantUnknown`).
             LimitError: A broadcast tensor (stride 0) would need more than `Limits.materialize_bytes`.
             NotEnoughMemoryError: The result needs more memory than is left; nothing was allocated.
         """

@@ -44,8 +44,6 @@ class JoinedTensor(LazyTensor):
     """None: quantized tensors cannot be joined."""
     scheme = None
     """None: it is of the parts."""
-    block_scale = None
-    """None: scales by block belong to the parts."""
     part = None
     """None: where it lies in a larger tensor is known of its parts only."""
 
@@ -100,6 +98,9 @@ class JoinedTensor(LazyTensor):
     def attributes(self) -> dict[str, Any]:
         """Empty: attributes belong to the parts."""
         return {}
+
+    def _warn_of_codes(self) -> None:
+        self.parts[0]._warn_of_codes()  # all have the same dtype
 
     def _place(self) -> tuple[Any, ...]:
         offsets = tuple(map(tuple, self._core.offsets()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rustload import _rustload
-from rustload.errors import UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,21 +87,17 @@ class Metadata(_rustload.Handle):
         return None if found is None else Scheme(found[0], found[1], tuple(found[2]), found[3])
 
     def _is_scaled(self) -> bool:
-        """Whether `dequantize=True` makes other numbers of the elements, or fails because it does not know how."""
+        """Whether `dequantize=True` makes other numbers of the elements, or fails because they are codes."""
         return self._core.is_quantized
 
     def _warn_of_codes(self) -> None:
-        """Warns where a cast makes numbers of codes that could be decoded."""
-        if not self._is_scaled():
-            return
-        try:
-            self._core.check_scheme()
-        except UnsupportedError:
+        """Warns where a cast makes numbers of codes that have scales."""
+        if not self._core.casts_without_scales:
             return
         from rustload._common.patterns import warn_user
 
         text = f"casts codes of the quantized weight {self.name!r}, without its scales"
-        warn_user(f"{text}: dequantize=True multiplies them", argument="dtype")
+        warn_user(f"{text}: open the checkpoint with dequantize=True for its numbers", argument="dtype")
 
     @property
     def _is_kept_as_stored(self) -> bool:

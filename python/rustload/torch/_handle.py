@@ -264,7 +264,7 @@ class TorchHandle(Operators):
         """The dequantized numbers in float32; a tensor that is not quantized is cast to float32, as in torch.
 
         Raises:
-            UnsupportedError: It is codes of a scheme that is not known, such as fp8 without scales (code `QuantUnknown`).
+            UnsupportedError: It is codes of a quantized weight (code `QuantUnknown`).
         """
         if not self._lazy._is_scaled():
             return self.to(torch.float32)

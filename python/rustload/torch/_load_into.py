@@ -21,7 +21,6 @@ from rustload._common.progress import Progress, checked_progress, reporting
 from rustload._common.request import checked_cast
 from rustload._common.rules import Rules, kept_text
 from rustload._common.sizes import parse_bytes
-from rustload._tensor.quantized import without_companions
 from rustload.errors import RustloadWarning, _check_one_of, _error, _printable
 from rustload.torch._buffers import is_of_transformers, make_buffers
 from rustload.torch._execute import check_memory, execute_steps
@@ -112,8 +111,8 @@ def load_into(
         DeviceError: A device does not exist.
         NotEnoughMemoryError: New tensors need more memory than this process may take; nothing was changed.
         RuntimeError: With `share="node"`, another rank failed; the message has its rank and the cause.
-        UnsupportedError: A tensor is to be dequantized from a scheme that is not known, or codes are to be cast and their scales
-            are not loaded (code `QuantUnknown`).
+        UnsupportedError: There are codes that `dequantize` does not decode, or codes are to be cast and their scales are not
+            loaded (code `QuantUnknown`).
         FormatError: As for `rustload.open`; its other errors are possible too.
 
     >>> import torch, rustload.torch
@@ -148,8 +147,8 @@ def load_into(
         tensors = {
             name: lazy._with_context(context) for name, lazy in select_tensors(chosen, **names).items()
         }
-        if applied.dequantize:
-            tensors = without_companions(tensors)
+        for lazy in tensors.values() if applied.dequantize else ():
+            lazy._core.check_scheme()
         unchanged = applied.rules.kept(tensors.values())
         kept = [f"dtype= {kept_text(unchanged)}"] if unchanged else []
         new_name = renamer(how["strip"], how["rename"])
@@ -182,7 +181,7 @@ def load_into(
             raise _mismatch(checkpoint, model, plan)
         if not plan.steps and tensors and not strict:
             _warn_of_no_match(checkpoint, model, plan)
-        check_casts(plan, tensors)
+        check_casts(plan, checkpoint)
         check_memory(plan.steps, applied)
     with SharedReads(checkpoint) as reads:
         warmed = []

@@ -61,7 +61,7 @@ class Step:
         copy: As `copy=` of `materialize`: None allows new storage to be a view of the file, True does not.
         also: Other slots that become the same tensor, because they are tied in the file.
         others: Other tensors of the file for the same slot, which must be equal.
-        dequantize: Whether its integers, or fp8 with scales by block, are dequantized.
+        dequantize: Whether its integers are dequantized.
     """
 
     slot: Slot
@@ -174,8 +174,8 @@ def make_plan(
     return plan
 
 
-def check_casts(plan: Plan, tensors: Mapping[str, LazyTensor]) -> None:
-    """Raises for codes of a quantization that would be cast into the model without their scales.
+def check_casts(plan: Plan, checkpoint: Checkpoint) -> None:
+    """Raises for codes of a quantization that would be cast into the model without the scales that the checkpoint has.
 
     Raises:
         UnsupportedError: There are such codes (code `QuantUnknown`).
@@ -185,10 +185,9 @@ def check_casts(plan: Plan, tensors: Mapping[str, LazyTensor]) -> None:
     if not cast:
         return
     loaded = {step.whole.name for step in plan.steps}
-    scaled = {lazy._core.companion_of for lazy in tensors.values() if lazy.name not in loaded}
+    scaled = {lazy._core.companion_of for name, lazy in checkpoint.items() if name not in loaded}
     for step in cast:
-        scale = step.whole.block_scale
-        if step.whole.name in scaled or (scale is not None and scale.name not in loaded):
+        if step.whole.name in scaled:
             codes = f"the codes of a quantized weight ({step.whole.dtype})"
             text = f"{step.slot.names[0]!r} would get {codes} as {step.dtype} numbers"
             raise _error("QuantUnknown", text, "dequantize=True multiplies them by their scales")

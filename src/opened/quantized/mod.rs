@@ -189,7 +189,7 @@ impl Opened {
             }
         }
         let mut config = None;
-        for codes in entries().filter(|&entry| matches!(self.role(entry), Role::Codes(_))) {
+        for codes in entries().filter(|&entry| self.role(entry) == Role::Codes) {
             self.options.cancel.check()?;
             let own = companions.remove(&codes).unwrap_or_default();
             let named = self.entry(codes);

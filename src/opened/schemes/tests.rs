@@ -31,8 +31,7 @@ fn roles_of(tensors: &[(&str, &str, &[u64])]) -> Vec<String> {
     let name_of = |entry: u32| opened.entry(entry).name.to_string();
     let text = |&(name, ..): &(&str, &str, &[u64])| match opened.role(opened.by_name[name]) {
         Role::Plain => "plain".to_owned(),
-        Role::Codes(Scheme::Unknown) => "unknown".to_owned(),
-        Role::Codes(Scheme::Fp8 { scale }) => format!("fp8 by {}", name_of(scale)),
+        Role::Codes => "codes".to_owned(),
         Role::Companion(owner) => format!("of {}", owner.map_or_else(|| "all".to_owned(), name_of)),
     };
     tensors.iter().map(text).collect()
@@ -46,10 +45,10 @@ fn check(lines: &[(&str, &str, &[u64], &str)]) {
 }
 
 #[test]
-fn fp8_is_multiplied_by_the_one_tensor_of_scales_beside_it() {
+fn scales_belong_to_the_fp8_that_they_are_named_after_or_beside() {
     for scale in ["a.weight_scale_inv", "a.weight_scale", "a.scale", "a.qscale_weight"] {
         check(&[
-            ("a.weight", "F8_E4M3", &[2, 4], &format!("fp8 by {scale}")),
+            ("a.weight", "F8_E4M3", &[2, 4], "codes"),
             (scale, "F32", &[1], "of a.weight"),
             ("a.input_scale", "F32", &[], "of a.weight"),
             ("a.bias", "BF16", &[2], "plain"),
@@ -59,29 +58,29 @@ fn fp8_is_multiplied_by_the_one_tensor_of_scales_beside_it() {
         ]);
     }
     check(&[
-        ("m.gate_up_proj", "F8_E4M3", &[2, 4, 4], "fp8 by m.gate_up_proj_scale_inv"),
+        ("m.gate_up_proj", "F8_E4M3", &[2, 4, 4], "codes"),
         ("m.gate_up_proj_bias", "BF16", &[2, 4], "plain"),
         ("m.gate_up_proj_scale_inv", "F32", &[2, 1, 1], "of m.gate_up_proj"),
-        ("m.down_proj", "F8_E5M2", &[2, 4, 4], "fp8 by m.down_proj_scale"),
+        ("m.down_proj", "F8_E5M2", &[2, 4, 4], "codes"),
         ("m.down_proj_scale", "F32", &[2, 1, 1], "of m.down_proj"),
-        ("m.w1_weight", "F8_E4M3", &[4, 4], "fp8 by m.w1_weight_scale"),
+        ("m.w1_weight", "F8_E4M3", &[4, 4], "codes"),
         ("m.w1_weight_scale", "F8_E8M0", &[1, 1], "of m.w1_weight"),
     ]);
 }
 
 #[test]
-fn fp8_with_no_or_with_other_companions_is_unknown() {
+fn fp8_is_codes_with_other_companions_and_with_none() {
     check(&[
-        ("alone.weight", "F8_E4M3", &[2, 4], "unknown"),
-        ("two.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("alone.weight", "F8_E4M3", &[2, 4], "codes"),
+        ("two.weight", "F8_E4M3", &[2, 4], "codes"),
         ("two.weight_scale", "F32", &[1], "of two.weight"),
         ("two.weight_scale_inv", "F32", &[1], "of two.weight"),
-        ("zero.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("zero.weight", "F8_E4M3", &[2, 4], "codes"),
         ("zero.weight_scale", "F32", &[1], "of zero.weight"),
         ("zero.weight_zero_point", "F8_E4M3", &[1], "of zero.weight"),
-        ("other.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("other.weight", "F8_E4M3", &[2, 4], "codes"),
         ("other.scale_weight", "F32", &[1], "of other.weight"),
-        ("fnuz.weight", "F8_E4M3FNUZ", &[2, 4], "unknown"),
+        ("fnuz.weight", "F8_E4M3FNUZ", &[2, 4], "codes"),
         ("fnuz.weight_scale", "F32", &[1], "of fnuz.weight"),
     ]);
 }
@@ -89,23 +88,23 @@ fn fp8_with_no_or_with_other_companions_is_unknown() {
 #[test]
 fn one_number_beside_codes_that_have_their_scales_is_of_the_module() {
     check(&[
-        ("a.weight", "F8_E4M3", &[2, 4], "fp8 by a.weight_scale"),
+        ("a.weight", "F8_E4M3", &[2, 4], "codes"),
         ("a.weight_scale", "F32", &[1], "of a.weight"),
         ("a.scale", "F32", &[1], "plain"),
         ("a.zero_offset", "BF16", &[], "plain"),
         // Of these names it may change the formula.
-        ("global.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("global.weight", "F8_E4M3", &[2, 4], "codes"),
         ("global.weight_scale", "F32", &[1], "of global.weight"),
         ("global.global_scale", "F32", &[1], "of global.weight"),
         ("a.input_scale", "F32", &[1], "of a.weight"),
         // Of this shape it may be the scales of the only block.
-        ("block.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("block.weight", "F8_E4M3", &[2, 4], "codes"),
         ("block.weight_scale", "F32", &[1], "of block.weight"),
         ("block.scale", "F32", &[1, 1], "of block.weight"),
-        ("int8.weight", "I8", &[2, 4], "unknown"),
+        ("int8.weight", "I8", &[2, 4], "codes"),
         ("int8.weight_scale", "F32", &[2, 1], "of int8.weight"),
         ("int8.scale", "F32", &[1], "plain"),
-        ("undeclared.weight", "F8_E4M3", &[2, 4], "unknown"),
+        ("undeclared.weight", "F8_E4M3", &[2, 4], "codes"),
         ("undeclared.scale", "F32", &[1], "of undeclared.weight"),
         ("undeclared.zero_point", "F32", &[1], "of undeclared.weight"),
     ]);
@@ -114,45 +113,45 @@ fn one_number_beside_codes_that_have_their_scales_is_of_the_module() {
 #[test]
 fn packed_integers_and_what_is_beside_them_are_told_by_their_module() {
     check(&[
-        ("nv.weight", "U8", &[2, 4], "unknown"),
+        ("nv.weight", "U8", &[2, 4], "codes"),
         ("nv.weight_scale", "F8_E4M3", &[2, 1], "of nv.weight"),
         ("nv.weight_scale_2", "F32", &[], "of nv.weight"),
         ("nv.pre_quant_scale", "BF16", &[8], "of nv.weight"),
-        ("ct.weight_packed", "I32", &[2, 4], "unknown"),
+        ("ct.weight_packed", "I32", &[2, 4], "codes"),
         ("ct.weight_scale", "BF16", &[2, 1], "of ct.weight_packed"),
         ("ct.weight_global_scale", "F32", &[1], "of ct.weight_packed"),
         ("ct.weight_shape", "I64", &[2], "of ct.weight_packed"),
         ("ct.weight_zero_point", "I32", &[1, 1], "of ct.weight_packed"),
         ("ct.weight_g_idx", "I32", &[4], "of ct.weight_packed"),
-        ("gptq.qweight", "I32", &[2, 4], "unknown"),
+        ("gptq.qweight", "I32", &[2, 4], "codes"),
         ("gptq.qzeros", "I32", &[1, 1], "of gptq.qweight"),
         ("gptq.scales", "F16", &[1, 4], "of gptq.qweight"),
         ("gptq.g_idx", "I32", &[16], "of gptq.qweight"),
         ("gptq.bias", "F16", &[4], "plain"),
-        ("m.gate_blocks", "U8", &[2, 1, 16], "unknown"),
+        ("m.gate_blocks", "U8", &[2, 1, 16], "codes"),
         ("m.gate_scales", "U8", &[2, 1], "of m.gate_blocks"),
         ("m.gate_bias", "BF16", &[2], "plain"),
-        ("alone.up_blocks", "U8", &[2, 1, 16], "unknown"),
+        ("alone.up_blocks", "U8", &[2, 1, 16], "codes"),
         ("images.up_blocks", "U8", &[2, 3, 8], "plain"),
-        ("v4.weight", "I8", &[2, 4], "unknown"),
+        ("v4.weight", "I8", &[2, 4], "codes"),
         ("v4.scale", "F8_E8M0", &[2, 1], "of v4.weight"),
-        ("int8.weight", "I8", &[2, 4], "unknown"),
+        ("int8.weight", "I8", &[2, 4], "codes"),
         ("int8.SCB", "F32", &[2], "of int8.weight"),
         ("int8.weight_format", "U8", &[], "of int8.weight"),
-        ("mlx.weight", "U32", &[2, 4], "unknown"),
+        ("mlx.weight", "U32", &[2, 4], "codes"),
         ("mlx.scales", "F16", &[2, 1], "of mlx.weight"),
         ("mlx.biases", "F16", &[2, 1], "of mlx.weight"),
-        ("ao._weight_qdata", "I8", &[2, 4], "unknown"),
+        ("ao._weight_qdata", "I8", &[2, 4], "codes"),
         ("ao._weight_scale", "F32", &[2, 1], "of ao._weight_qdata"),
-        ("quanto.weight._data", "I8", &[2, 4], "unknown"),
+        ("quanto.weight._data", "I8", &[2, 4], "codes"),
         ("quanto.weight._scale", "F32", &[2, 1], "of quanto.weight._data"),
-        ("hqq.W_q", "U8", &[2, 4], "unknown"),
+        ("hqq.W_q", "U8", &[2, 4], "codes"),
         ("hqq.scale", "F16", &[2, 1], "of hqq.W_q"),
         ("hqq.zero", "F16", &[2, 1], "of hqq.W_q"),
-        ("aqlm.codes", "I16", &[2, 4, 1], "unknown"),
+        ("aqlm.codes", "I16", &[2, 4, 1], "codes"),
         ("aqlm.codebooks", "F16", &[1, 8], "of aqlm.codes"),
-        ("fp4.weight", "F4", &[2, 4], "unknown"),
-        ("lone.weight", "U8", &[2, 4], "unknown"),
+        ("fp4.weight", "F4", &[2, 4], "codes"),
+        ("lone.weight", "U8", &[2, 4], "codes"),
         ("logit_scale", "F32", &[], "of all"),
     ]);
 }
@@ -161,7 +160,7 @@ fn packed_integers_and_what_is_beside_them_are_told_by_their_module() {
 fn what_is_named_below_a_tensor_belongs_to_it() {
     for dtype in ["U8", "BF16"] {
         check(&[
-            ("a.weight", dtype, &[8, 1], "unknown"),
+            ("a.weight", dtype, &[8, 1], "codes"),
             ("a.weight.absmax", "F32", &[1], "of a.weight"),
             ("a.weight.nested_quant_map", "F32", &[2, 3], "of a.weight"),
             ("a.weight.quant_map", "F32", &[16], "of a.weight"),
@@ -174,12 +173,12 @@ fn what_is_named_below_a_tensor_belongs_to_it() {
 #[test]
 fn scales_of_scales_belong_to_scales() {
     check(&[
-        ("w", "F8_E4M3", &[1, 1], "fp8 by w_scale_inv"),
+        ("w", "F8_E4M3", &[1, 1], "codes"),
         ("w_scale_inv", "F8_E4M3", &[1, 1], "of w"),
         ("w_scale_inv_scale_inv", "F8_E4M3", &[1, 1], "of w_scale_inv"),
     ]);
     // Without codes, fp8 numbers that are named as scales are of nothing that is known.
-    check(&[("x.weight_scale", "F8_E4M3", &[2, 1], "unknown"), ("x.weight", "BF16", &[2, 1], "plain")]);
+    check(&[("x.weight_scale", "F8_E4M3", &[2, 1], "codes"), ("x.weight", "BF16", &[2, 1], "plain")]);
 }
 
 #[test]

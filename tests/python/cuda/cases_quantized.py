@@ -10,7 +10,7 @@ import torch
 from hostgpu import HostGpu
 from quantized_files import CASES, write
 from safetensors.torch import save_file
-from test_block_scales import same
+from support import same
 
 import rustload
 from rustload._cuda import packed, split
