@@ -35,6 +35,7 @@ from support import (
 )
 
 import rustload
+from rustload._save.objects import Objects
 
 PT = {"format": "pt"}
 FOUR_BITS = {"float4_e2m1fn_x2"}
@@ -384,6 +385,14 @@ def test_values_that_are_no_tensors_are_written_as_json(tmp_path):
     assert not (tmp_path / "new.safetensors").exists()
     rustload.convert(tmp_path / "m.bin", tmp_path / "out", objects=tmp_path / "out" / "m.json")
     assert below(tmp_path / "out") == ["m.json", "m.safetensors"]
+
+
+def test_the_json_of_values_is_made_once(tmp_path, monkeypatch):
+    calls, made = [], Objects.json
+    monkeypatch.setattr(Objects, "json", lambda objects: calls.append(objects) or made(objects))
+    torch.save({"w": torch.zeros(2), "epoch": 3}, tmp_path / "m.bin")
+    rustload.convert(tmp_path / "m.bin", objects=tmp_path / "m.json")
+    assert (len(calls), json.loads((tmp_path / "m.json").read_text())) == (1, {"epoch": 3})
 
 
 def test_snapshots_of_the_hub_are_read_and_its_blobs_are_kept(tmp_path):

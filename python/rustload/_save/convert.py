@@ -158,7 +158,7 @@ def convert(
         file = None
         if objects is not None:
             trees = {part.label: part.objects.json() for part in parts}
-            tree = trees if len(parts) > 1 else parts[0].objects.json()
+            tree = trees if len(parts) > 1 else trees[parts[0].label]
             file = ObjectsFile(objects, tree, target, (path for part in parts for path in part.paths), how)
         # A single file has the tensors of all.
         name, size = (None, None) if target.is_file else (name, size)
