@@ -46,7 +46,10 @@ pub(super) fn inflate_chunks(
         if used == input.len() {
             let len = payload.end().saturating_sub(at).min(input_max);
             input.resize(to_usize(len), 0);
-            read_input(source, at, &mut input)?;
+            // An empty payload may lie outside of the source, as that of a member that a damaged directory places there.
+            if len > 0 {
+                read_input(source, at, &mut input)?;
+            }
             used = 0;
         }
         let step = inflate(&mut state, input.get(used..).unwrap_or_default(), &mut output, MZFlush::None);

@@ -31,6 +31,7 @@ import numpy as np
 import pytest
 import torch
 from attacks import pickles as asm
+from attacks.zips import GOOD
 from support import Reduced, child, safetensors_bytes, saved
 
 import rustload
@@ -983,3 +984,18 @@ def test_a_checkpoint_is_not_a_list_of_paths(tmp_path):
     for given in (rustload.open(tmp_path / "m.pt"), {str(tmp_path / "m.pt"): 1}):
         with pytest.raises(TypeError, match="scan takes paths, bytes and binary files, not a "):
             rustload.scan(given)  # type: ignore[arg-type]
+
+
+def test_an_empty_member_behind_the_end_of_a_file_does_not_end_the_scan():
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", GOOD)
+        archive.writestr("archive/pad", bytes(1000))
+        archive.writestr("archive/data/0", bytes(100), zipfile.ZIP_DEFLATED)
+    damaged = bytearray(file.getvalue())
+    # The directory is 1000 bytes further on than its record says, and so are all members.
+    at = len(damaged) - 6
+    (start,) = struct.unpack_from("<I", damaged, at)
+    struct.pack_into("<I", damaged, at, start - 1000)
+    files = stored({"a.zip": bytes(damaged), "model.pkl": CALL + b"."})
+    assert rustload.scan(files).verdict == "would execute"
