@@ -79,8 +79,8 @@ def trim() -> int:
 
     Results of 2 MiB and more reuse the memory of earlier results, which is several times as fast to write to as fresh memory,
     because its pages are already mapped. Recycled memory is bounded (`Memory.keeps`), never raises the process's peak, and can be
-    reclaimed by the kernel, but for the last 128 MiB. Memory that was idle for half a minute is freed when the next result is made or freed. A forked child
-    starts with none.
+    reclaimed by the kernel, but for the last 128 MiB. Memory that was idle for half a minute is freed when the next result is
+    made or freed. A forked child starts with none.
 
     Returns:
         The number of bytes that were freed.
