@@ -3,8 +3,8 @@
 //!
 //! What the pool keeps is bounded. The system may take it back at any time (`MADV_FREE`), but for what was dropped last: the first
 //! write to a small page that was marked so takes two to three times as long. After half a minute it is unmapped at the next use of
-//! the pool. It never raises peak memory: before fresh memory is mapped for a result, the pool unmaps as much. A
-//! forked child starts with an empty pool. No thread waits for the lock: a thread that finds the pool locked does without it.
+//! the pool. It never raises peak memory: before fresh memory is mapped for a result, the pool unmaps as much. A forked child starts
+//! with an empty pool. No thread waits for the lock: a thread that finds the pool locked does without it.
 //!
 //! A stream that promises to hold no more than its window ([`limit_while_alive`]) shares an atomic number: the bytes left of the
 //! window. While that number is alive the pool keeps no more than it says, except for memory that it kept before and that the
@@ -316,16 +316,16 @@ impl Pool {
         newest_first.sort_unstable();
         let mut left = UNMARKED_MAX_BYTES.min(self.limit / 4);
         for (_, at) in newest_first {
-            let Some(idle) = self.free.get(&at) else { continue };
+            let Some(mut idle) = self.remove(at) else { continue };
             match left.checked_sub(idle.pages.len()) {
                 Some(rest) => left = rest,
                 None => {
                     idle.pages.mark_free();
-                    // Removed and added, it is joined with adjacent ranges that are marked.
-                    let idle = self.remove(at);
-                    idle.into_iter().for_each(|idle| self.insert(Idle { is_marked: true, ..idle }));
+                    idle.is_marked = true;
                 }
             }
+            // Joined with adjacent ranges that are marked, if it is now.
+            self.insert(idle);
         }
     }
 

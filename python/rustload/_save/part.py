@@ -82,7 +82,7 @@ class Part:
             dequantize: Whether tensors are dequantized.
 
         Raises:
-            UnsupportedError: A tensor is a component of a sparse one, or is to be dequantized from a scheme that is not known.
+            UnsupportedError: A tensor is a component of a sparse one, or is codes that are not decoded.
             ValueError: Names are tied, and the rule refuses that.
         """
         self.names = list(checkpoint)

@@ -190,7 +190,11 @@ def check_casts(plan: Plan, checkpoint: Checkpoint) -> None:
         if step.whole.name in scaled:
             codes = f"the codes of a quantized weight ({step.whole.dtype})"
             text = f"{step.slot.names[0]!r} would get {codes} as {step.dtype} numbers"
-            raise _error("QuantUnknown", text, "dequantize=True multiplies them by their scales")
+            raise _error(
+                "QuantUnknown",
+                text,
+                "dequantize=True, with a path or in open(), multiplies them by their scales",
+            )
 
 
 def _step(
