@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustload_fuzz::{Random, TARGETS, Target, seeds};
 
 /// The duration of each target's mutation loop; a slow machine runs fewer mutations, and the first ones are always the same.
-const LOOP_DURATION: Duration = Duration::from_secs(4);
+const LOOP_DURATION: Duration = Duration::from_secs(1);
 
 /// The number of mutations that run on any machine, however slow.
 const MUTATIONS_MIN: u32 = 500;
