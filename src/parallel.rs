@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
-use crate::sys::{Instant, leave_core};
+use crate::sys::Instant;
 
 /// Bytes of work per thread: with less, starting the thread costs more than it saves.
 const BYTES_PER_THREAD_MIN: u64 = 2 << 20;
@@ -168,18 +168,16 @@ where
         }
     };
     let cancel = CURRENT.with_borrow(Clone::clone);
-    let done = crossbeam_utils::thread::scope(|scope| {
+    thread::scope(|scope| {
         for _ in 1..threads {
             let (cancel, worker) = (cancel.clone(), &worker);
             // Where the system refuses another thread, the existing ones do the work.
-            match scope.builder().spawn(move |_| during(cancel, worker)) {
-                Ok(thread) => leave_core(&thread),
-                Err(_) => break,
+            if thread::Builder::new().spawn_scoped(scope, move || during(cancel, worker)).is_err() {
+                break;
             }
         }
         worker();
     });
-    assert!(done.is_ok(), "a worker thread panicked");
     match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
         None => Ok(()),
@@ -204,31 +202,6 @@ mod tests {
         )
         .unwrap();
         assert!(cells.iter().all(|&cell| cell == 1));
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn threads_may_run_on_all_cores_of_their_creator() {
-        let cores = || rustix::thread::sched_getaffinity(None).unwrap();
-        let (own, barrier) = (cores(), std::sync::Barrier::new(4));
-        let job = |(): &mut (), _| {
-            barrier.wait();
-            assert!(cores() == own);
-            Ok::<(), Error>(())
-        };
-        for_each(4, 0..4, || (), job).unwrap();
-    }
-
-    #[test]
-    #[should_panic = "a worker thread panicked"]
-    fn a_panic_of_a_thread_is_not_lost() {
-        let (caller, barrier) = (thread::current().id(), std::sync::Barrier::new(2));
-        let job = |(): &mut (), _| {
-            barrier.wait();
-            assert_eq!(thread::current().id(), caller);
-            Ok::<(), Error>(())
-        };
-        for_each(2, 0..2, || (), job).unwrap();
     }
 
     #[test]

@@ -27,12 +27,5 @@ pub(crate) use system::{
     sync_folder, unnamed_file,
 };
 
-#[cfg(all(target_os = "linux", not(rustload_portable)))]
-pub(crate) use unix::leave_core;
-
-/// Does nothing: other systems start a thread where it can run.
-#[cfg(any(not(target_os = "linux"), rustload_portable))]
-pub(crate) fn leave_core(_thread: &crossbeam_utils::thread::ScopedJoinHandle<'_, ()>) {}
-
 /// Two numbers that tell a file from all others: of its file system, and of the file there.
 pub(crate) type FileId = (u64, u64);

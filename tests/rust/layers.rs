@@ -81,8 +81,6 @@ const UNSAFE_FILES: &[&str] = &[
     "sink/cuda/memory.rs",
     // Closes a descriptor, and says whether that failed.
     "sys/unix/close.rs",
-    // The cores of a thread that has not run yet.
-    "sys/unix/threads.rs",
     // A rename that replaces nothing; owners.
     "sys/windows/names.rs",
     "sys/windows/owner.rs",

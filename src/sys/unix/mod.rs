@@ -6,8 +6,6 @@ mod close;
 mod linux;
 #[cfg(any(not(target_os = "linux"), rustload_portable))]
 mod portable;
-#[cfg(all(target_os = "linux", not(rustload_portable)))]
-mod threads;
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io;
@@ -33,8 +31,6 @@ pub(crate) use attributes::copy_attributes;
 pub(crate) use close::flush;
 pub(crate) use std::os::unix::fs::{FileExt, symlink};
 pub(crate) use system::{drop_cache, start_write_back, unnamed_file};
-#[cfg(all(target_os = "linux", not(rustload_portable)))]
-pub(crate) use threads::leave_core;
 
 /// Whether a file can be mapped so that edits stay in this process, and only edited pages count as its memory.
 pub(crate) const HAS_COPY_ON_WRITE: bool = true;
