@@ -166,7 +166,8 @@ pub fn footprint(len: u64) -> u64 {
     if len >= HUGE_PAGE_BYTES as u64 && rounded - len <= len / 8 { rounded } else { len }
 }
 
-/// Locks the pool by that function. The lock is held for about a microsecond.
+/// Locks the pool by that function. The lock is held for about a microsecond, or as long as it takes to mark memory: milliseconds
+/// for 100 MiB of small pages.
 fn lock(by: fn(&Mutex<Pool>) -> Option<MutexGuard<'_, Pool>>) -> Option<MutexGuard<'static, Pool>> {
     static POOL: OnceBox<Mutex<Pool>> = OnceBox::new();
     let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(pool_limit(), process_id()))));
@@ -209,9 +210,11 @@ struct Idle {
 }
 
 impl Idle {
-    /// Whether the range `next` begins where this one ends, and both are of one kind.
-    fn is_followed_by(&self, next: &Idle) -> bool {
-        self.is_marked == next.is_marked && self.pages.is_followed_by(&next.pages)
+    /// Whether the range `next` begins where this one ends, and both are marked, or may both stay without.
+    fn can_join(&self, next: &Idle, unmarked_max: usize) -> bool {
+        self.is_marked == next.is_marked
+            && (self.is_marked || self.pages.len().saturating_add(next.pages.len()) <= unmarked_max)
+            && self.pages.is_followed_by(&next.pages)
     }
 
     /// Appends a range that follows this one.
@@ -257,7 +260,15 @@ impl Pool {
     /// Pages for `wanted` bytes, which is a multiple of a small page; and pages that the caller unmaps.
     fn take(&mut self, wanted: usize, now: Instant) -> (Option<Pages>, Vec<Pages>) {
         let mut surplus = self.take_expired(now);
-        let Some(at) = self.find(wanted) else {
+        let found = self.find(wanted).or_else(|| {
+            if self.bytes < wanted {
+                return None;
+            }
+            // Those of one kind are joined.
+            self.mark_older(0);
+            self.find(wanted)
+        });
+        let Some(at) = found else {
             // The caller will map as much anew, so as much is unmapped.
             surplus.extend(self.evict(wanted));
             return (None, surplus);
@@ -303,18 +314,22 @@ impl Pool {
             surplus.push(pages);
         } else {
             self.insert(Idle { pages, since: now, is_marked: false });
-            self.mark_older();
         }
         surplus.extend(self.evict_over_limit());
+        self.mark_older(self.unmarked_max());
         surplus
     }
 
-    /// Lets the system take what is kept, but for the newest ranges.
-    fn mark_older(&mut self) {
+    /// The most bytes that the system may not take back.
+    fn unmarked_max(&self) -> usize {
+        UNMARKED_MAX_BYTES.min(self.limit / 4)
+    }
+
+    /// Lets the system take what is kept, but for so many bytes of the newest ranges.
+    fn mark_older(&mut self, mut left: usize) {
         let unmarked = self.free.iter().filter(|(_, idle)| !idle.is_marked);
         let mut newest_first: Vec<_> = unmarked.map(|(&at, idle)| (Reverse(idle.since), at)).collect();
         newest_first.sort_unstable();
-        let mut left = UNMARKED_MAX_BYTES.min(self.limit / 4);
         for (_, at) in newest_first {
             let Some(mut idle) = self.remove(at) else { continue };
             match left.checked_sub(idle.pages.len()) {
@@ -331,14 +346,15 @@ impl Pool {
 
     /// Adds a range, joined with adjacent ones that are as it is.
     fn insert(&mut self, mut idle: Idle) {
+        let unmarked_max = self.unmarked_max();
         if let Some(next) = self.free.get(&idle.pages.end())
-            && idle.is_followed_by(next)
+            && idle.can_join(next, unmarked_max)
             && let Some(next) = self.remove(idle.pages.end())
         {
             idle.join(next);
         }
         if let Some((&before, front)) = self.free.range(..idle.pages.start().addr().get()).next_back()
-            && front.is_followed_by(&idle)
+            && front.can_join(&idle, unmarked_max)
             && let Some(mut front) = self.remove(before)
         {
             front.join(idle);

@@ -163,9 +163,9 @@ fn the_system_may_take_all_but_what_was_dropped_last() {
     let (last, _gap, end, middle) = (split_off(21), split_off(20), split_off(14), split_off(8));
     pool.put_back(end, now);
     assert_eq!(ranges(&pool), [(6, false)]);
-    // Both together are more than a quarter of what is kept.
+    // Both together are more than a quarter of what may be kept.
     pool.put_back(middle, now + Duration::from_secs(1));
-    assert_eq!(ranges(&pool), [(12, true)]);
+    assert_eq!(ranges(&pool), [(6, false), (6, true)]);
     pool.put_back(whole, now + Duration::from_secs(2));
     assert_eq!(ranges(&pool), [(8, false), (12, true)]);
     // The rest of a range that was split is as it was, until something newer is kept.
@@ -174,6 +174,19 @@ fn the_system_may_take_all_but_what_was_dropped_last() {
     pool.put_back(front, now + Duration::from_secs(3));
     pool.put_back(last, now + Duration::from_secs(4));
     assert_eq!(ranges(&pool), [(20, true), (7, false)]);
+}
+
+#[cfg(unix)]
+#[test]
+fn neighbors_serve_a_result_together_though_the_system_may_take_only_one() {
+    let (mut pool, now) = (Pool::new(40 * HUGE_PAGE_BYTES, 1), Instant::now());
+    let mut one = pages(12);
+    let two = one.split_off(6 * HUGE_PAGE_BYTES).unwrap();
+    pool.put_back(one, now);
+    pool.put_back(two, now);
+    assert_eq!(pool.free.len(), 2);
+    let (taken, surplus) = pool.take(12 * HUGE_PAGE_BYTES, now);
+    assert_eq!((taken.map(|pages| pages.len()), surplus.len()), (Some(12 * HUGE_PAGE_BYTES), 0));
 }
 
 #[test]
