@@ -195,7 +195,8 @@ impl ManifestBeside {
     }
 }
 
-fn check_listable(name: &str) -> Result<()> {
+/// Fails for a name that a manifest may not list.
+pub(super) fn check_listable(name: &str) -> Result<()> {
     if !name.contains([':', '\\', '\0', '\n', '\r']) {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::copy::{copy, fetch};
-use super::manifest::ManifestBeside;
+use super::manifest::{ManifestBeside, check_listable};
 use super::planned::{Planned, split};
 use super::resume::{self, ResumedFile, Staging};
 use super::shards::{FileNames, Sized, divide, index_json};
@@ -93,6 +93,9 @@ impl FolderPlan {
         let edited: BTreeMap<_, _> =
             self.edits.iter().map(|(path, _, old)| (path.clone(), old.clone())).collect();
         let mut planned = plan_paths(&divided, &others, edited.clone())?;
+        if manifest.is_some() {
+            planned.paths.iter().try_for_each(|path| check_listable(path))?;
+        }
         let is_one_file = divided.len() == 1 && planned.paths.len() == 1;
         if self.joins && !options.overwrite && is_one_file && path.as_ref().is_dir() {
             let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options, &mut manifest);

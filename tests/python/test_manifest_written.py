@@ -74,6 +74,12 @@ def test_a_file_that_a_manifest_cannot_list_is_refused_before_it_is_written(tmp_
     assert steps == []
     assert list(tmp_path.iterdir()) == []
     rustload.save({"a": torch.ones(3)}, tmp_path / "a:b", max_shard_size="1MB", write_manifest=True)
+    (tmp_path / "a:b" / "c:d.txt").touch()
+    with pytest.raises(ValueError, match='cannot list "c:d'):
+        rustload.convert(
+            tmp_path / "a:b", tmp_path / "to", copy_others=True, write_manifest=True, progress=steps.append
+        )
+    assert steps == []
     _check(tmp_path / "a:b")
 
 
