@@ -231,6 +231,12 @@ def test_the_cache_is_where_the_environment_says(hub, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("org/tiny")
     assert str(cache / hub.name) in notes(caught.value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", "~/$CACHES/huggingface")
+    monkeypatch.setenv("CACHES", "caches")
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("org/tiny")
+    assert str(cache / hub.name) in notes(caught.value)
 
 
 def test_the_error_for_a_repository_name_has_its_path_in_the_cache(hub):

@@ -38,7 +38,11 @@ impl Part {
         let is_plain =
             is_in_place && layout.is_contiguous() && !flags.conjugate && !flags.negative && !flags.meta;
         if !is_plain {
-            bail!(Code::QuantUnknown, "{:?} is not stored in one place and in C order", named.name);
+            let name = &named.name;
+            bail!(
+                Code::QuantUnknown,
+                "{name:?} is not stored in one place and in C order, as convert writes it without dequantize"
+            );
         }
         Ok(Part {
             id: opened.id(named),
