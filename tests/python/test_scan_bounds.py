@@ -74,6 +74,16 @@ def test_all_files_of_a_scan_share_one_budget(tmp_path):
     assert len(cut.to_json()) < limit * 2
 
 
+def test_a_text_is_charged_with_its_escapes():
+    data = pickle(*(named("mine", "\x01" * 600 + str(number)) + b")R" for number in range(3)))
+    whole = rustload.scan(data)
+    assert (len(whole.findings), len(whole.trace), len(whole.globals)) == (3, 6, 3)
+    # The first item would fit without them.
+    cut = rustload.scan(data, limits=rustload.Limits(report_bytes=2500))
+    assert (len(cut.findings), len(cut.trace), len(cut.globals)) == (1, 0, 0)
+    assert cut.coverage[0].truncated
+
+
 def test_messages_and_arguments_have_no_control_characters():
     hostile = "e\x1b[31m\r\n\u202e\u2066\x9b\u200be"
     report = rustload.scan(pickle(named(hostile, "f") + text(hostile) + b"\x85R", named("m", hostile)))
