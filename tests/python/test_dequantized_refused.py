@@ -120,6 +120,10 @@ def test_codes_that_are_not_in_c_order_are_never_numbers(tmp_path):
             with pytest.raises(rustload.UnsupportedError, match="in C order") as caught:
                 part.materialize()
             assert caught.value.code == "QuantUnknown"
+            assert "convert the checkpoint without dequantize" in str(caught.value)
+        rustload.convert(tmp_path / "m.pt", tmp_path / "m.safetensors", overwrite=True)
+        decoded = rustload.open(tmp_path / "m.safetensors", dequantize=True)["a.weight"]
+        assert same(decoded.materialize(), weight.float())
 
 
 @pytest.mark.parametrize("new", [True, False])

@@ -41,7 +41,7 @@ impl Part {
             let name = &named.name;
             bail!(
                 Code::QuantUnknown,
-                "{name:?} is not stored in one place and in C order, as convert writes it without dequantize"
+                "{name:?} is not stored in one place and in C order: first convert the checkpoint without dequantize"
             );
         }
         Ok(Part {
