@@ -341,6 +341,14 @@ class Checkpoint:
             FormatError: A file has changed.
         """
 
+    def check_dequantized(self) -> None:
+        """Fails where `config.json` names a method of quantization, and no weight is in a scheme that is known.
+
+        Raises:
+            OSError: A file cannot be read.
+            UnsupportedError: There is none, code `QuantUnknown`.
+        """
+
     def reopening(self) -> tuple[list[str], str, str, bool, bool, str, dict[str, int]] | None:
         """What opens the same checkpoint; None unless it was opened by paths.
 

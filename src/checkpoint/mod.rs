@@ -309,6 +309,12 @@ impl Checkpoint {
         self.0.descriptions()
     }
 
+    /// Fails where the configuration names a method of quantization and nothing was decoded.
+    #[cfg(feature = "python")]
+    pub(crate) fn check_dequantized(&self) -> Result<()> {
+        self.0.check_dequantized()
+    }
+
     /// The options that it was opened with.
     #[cfg(feature = "python")]
     pub(crate) fn options(&self) -> &Options {

@@ -65,7 +65,8 @@ impl Opened {
     /// Whether it is a scale of activations or of a cache, of no codes.
     pub(super) fn is_of_cache(&self, entry: u32) -> bool {
         let leaf = Leaf::of(&self.entry(entry).name);
-        self.role(entry) == Role::Companion(None) && leaf.is_of_activations(&Leaf::of(""))
+        let is_left_over = leaf.is_marker() || leaf.is_of_activations(&Leaf::of(""));
+        self.role(entry) == Role::Companion(None) && is_left_over
     }
 
     fn is_one(&self, entry: u32) -> bool {
@@ -87,11 +88,12 @@ impl Opened {
         self.tensor(self.id(self.entry(entry))).dtype()
     }
 
-    /// Whether dtype and shape are those of codes. Integers of 64 bits are none, nor are lists of integers.
+    /// Whether dtype and shape are those of codes. Integers of 64 bits are none but as words, nor are lists of integers.
     fn may_be_codes(&self, entry: u32) -> bool {
         let tensor = self.tensor(self.id(self.entry(entry)));
         let dtype = tensor.dtype();
-        let is_words = dtype.kind() == Kind::Int && dtype.itemsize() <= 4 && tensor.layout().ndim() >= 2;
+        let is_small = dtype.itemsize() <= 4 || Leaf::of(&self.entry(entry).name).is_words();
+        let is_words = dtype.kind() == Kind::Int && is_small && tensor.layout().ndim() >= 2;
         // Those of torch say in the file how they are quantized.
         let is_torch =
             || self.extra(self.id(self.entry(entry))).is_some_and(|extra| extra.quantization.is_some());
@@ -190,7 +192,7 @@ impl<'o> Evidence<'o> {
         let is_named = || {
             is_narrow(self.opened.dtype_of(entry)) || leaf.has_weight() || self.opened.is_blocks(entry, leaf)
         };
-        self.candidates[entry as usize] && is_named()
+        self.candidates[entry as usize] && !leaf.is_marker() && is_named()
     }
 
     /// The codes that a tensor belongs to by its name, which begins with theirs.
@@ -230,8 +232,11 @@ impl<'o> Evidence<'o> {
         }
     }
 
-    /// Whether it is one number that is named as a scale: that of a cache or of activations, whose module has no weight.
+    /// Whether it is one number that is named as a scale: that of a cache or of activations, whose module has no weight; or a marker.
     fn is_lone_scale(&self, entry: u32) -> bool {
+        if self.leaf(entry).is_marker() {
+            return true;
+        }
         let is_float = self.opened.dtype_of(entry).kind() == Kind::Float;
         let is_of_weight = self.weights.contains_key(self.leaf(entry).module());
         self.leaf(entry).says_scale && !is_of_weight && is_float && self.opened.is_one(entry)

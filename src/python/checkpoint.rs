@@ -157,6 +157,10 @@ impl Checkpoint {
         self.0.is_joined()
     }
 
+    fn check_dequantized(&self, py: Python<'_>) -> PyResult<()> {
+        run::detached(py, || self.0.check_dequantized())
+    }
+
     /// The quantized weights of known schemes: for each its name, dtype and elements, and what it is made of.
     fn quantized_weights(
         &self,

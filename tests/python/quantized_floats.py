@@ -1,5 +1,6 @@
 """Checkpoints of fp8, NVFP4 and MXFP4 with what they mean (`quantized_files`)."""
 
+import json
 from functools import partial
 
 import torch
@@ -175,11 +176,36 @@ def deepseek_v4(name: str) -> Case:
     )
 
 
+def fp8_of_four_axes(name: str, shape: tuple[int, int]) -> Case:
+    """Scales of blocks with the axes inside of blocks, which ModelOpt writes."""
+    found = fp8(name, shape, block=BLOCK, names=BY_SCALE, config=modelopt("FP8_PB_WO"))
+    scale = found.tensors[BY_SCALE[1]]
+    found.tensors[BY_SCALE[1]] = scale[:, None, :, None].contiguous()
+    return found
+
+
+def comfy_fp8(name: str, shape: tuple[int, int], beside: str) -> Case:
+    """fp8 as ComfyUI writes it: with a marker of the whole file, a description beside the codes, or one in the header."""
+    own = json.dumps({"format": "float8_e4m3fn", "full_precision_matrix_mult": True})
+    scale = "scale_weight" if beside == "marker" else "weight_scale"
+    inputs = f"{UP}.{'scale_input' if beside == 'marker' else 'input_scale'}"
+    found = fp8(name, shape, (), names=(f"{UP}.weight", f"{UP}.{scale}"), input_scale=inputs)
+    if beside == "header":
+        layers = json.dumps({"format_version": "1.0", "layers": {UP: json.loads(own)}})
+        return found._replace(metadata={"_quantization_metadata": layers})
+    marker = ("scaled_fp8", torch.empty(0, dtype=E4M3))
+    layer = (f"{UP}.comfy_quant", torch.frombuffer(bytearray(own.encode()), dtype=U8))
+    beside_name, tensor = marker if beside == "marker" else layer
+    found.tensors[beside_name] = tensor
+    return found._replace(ignored=(*found.ignored, beside_name))
+
+
 WEIGHT = f"{UP}.weight"
 BY_SCALE, PLAIN_SCALE = (WEIGHT, f"{UP}.weight_scale"), (WEIGHT, f"{UP}.scale")
 GATE = (f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.gate_up_proj_scale_inv")
 STACKED = (f"{EXPERTS}.w1_weight", f"{EXPERTS}.w1_weight_scale")
 V4_EXPERT = ("layers.1.ffn.experts.7.w2.weight", "layers.1.ffn.experts.7.w2.scale")
+V4_INVERSE = (V4_EXPERT[0], f"{V4_EXPERT[0]}_scale_inv")
 PACKED = (f"{UP}.weight_packed", f"{UP}.weight_scale")
 KIMI = tuple(
     f"model.layers.1.block_sparse_moe.experts.2.w1.{one}" for one in ("weight_packed", "weight_scale")
@@ -226,6 +252,10 @@ FLOAT_CASES = named(
     partial(
         fp8, "fp8 block of ModelOpt", (256, 256), block=BLOCK, names=BY_SCALE, config=modelopt("FP8_PB_WO")
     ),
+    partial(fp8_of_four_axes, "fp8 block of ModelOpt with four axes", (256, 384)),
+    partial(comfy_fp8, "fp8 of ComfyUI with a marker", (24, 40), "marker"),
+    partial(comfy_fp8, "fp8 of ComfyUI with a description", (24, 40), "tensor"),
+    partial(comfy_fp8, "fp8 of ComfyUI with a header", (24, 40), "header"),
     partial(fp8, "fp8 experts by block", (3, 200, 300), block=BLOCK, names=GATE, config=DEEPSEEK),
     partial(
         fp8, "fp8 experts by block bf16", (2, 256, 130), (), BF16, block=BLOCK, names=STACKED, config=DEEPSEEK
@@ -282,6 +312,7 @@ FLOAT_CASES = named(
     partial(nvfp4, "nvfp4 of compressed-tensors small", (33, 272), 0.3, (1,), divides=True),
     partial(mxfp4, "mxfp4 i8", (32, 256), V4_EXPERT, (I8, E8M0), DEEPSEEK_V4),
     partial(mxfp4, "mxfp4 i8 small", (3, 32), V4_EXPERT, (I8, E8M0), DEEPSEEK_V4),
+    partial(mxfp4, "mxfp4 i8 of transformers", (5, 64), V4_INVERSE, (I8, E8M0), DEEPSEEK_V4),
     partial(mxfp4, "mxfp4 of compressed-tensors", (17, 96), PACKED, (U8, U8), CT_MXFP4),
     partial(mxfp4, "mxfp4 of compressed-tensors large", (64, 320), PACKED, (U8, U8), CT_MXFP4),
     partial(mxfp4, "mxfp4 of Kimi", (16, 64), (KIMI[0], KIMI[1]), (U8, U8), CT_MXFP4),

@@ -104,17 +104,22 @@ def int_quantized(
     symmetric: bool = True,
     config: Config | None = None,
 ) -> Case:
-    """int8 codes, with one scale for all or for each row."""
+    """int8 codes, with one scale for all, for each row, or for each group of columns."""
     draw = Draw(name, shape)
     code, scale = draw.codes(shape, 256, -128).to(I8), draw.scales(scale_shape, dtype)
     companions = {f"{UP}.weight_scale": scale}
     exact = code.to(F32)
+
+    def wide(one: torch.Tensor) -> torch.Tensor:
+        return one.reshape(scale_shape[0], -1).repeat_interleave(shape[1] // max(1, scale_shape[-1]), 1)
+
+    is_grouped = len(scale_shape) == 2 and scale_shape[1] > 1
     if not symmetric:
         zero = draw.codes(scale_shape, 256, -128).to(I8)
         companions[f"{UP}.weight_zero_point"] = zero
-        exact = exact - zero.to(F32)
-    strategy = "tensor" if scale.numel() == 1 else "channel"
-    value = times(exact, scale.reshape(-1, 1), dtype)
+        exact = exact - (wide(zero) if is_grouped else zero).to(F32)
+    strategy = "tensor" if scale.numel() == 1 else "group" if is_grouped else "channel"
+    value = times(exact, wide(scale) if is_grouped else scale.reshape(-1, 1), dtype)
     if config is None:
         config = compressed("int-quantized", 8, strategy, symmetric=symmetric)
     codes = (f"{UP}.weight", code)
@@ -178,5 +183,7 @@ INT_CASES = named(
     partial(int_quantized, "int8 channel bf16 asymmetric", (32, 48), (32, 1), BF16, symmetric=False),
     partial(int_quantized, "int8 tensor bf16", (7, 300), (1,), BF16),
     partial(int_quantized, "int8 tensor f32 asymmetric", (7, 300), (1,), F32, symmetric=False),
+    partial(int_quantized, "int8 group bf16", (9, 96), (9, 3), BF16),
+    partial(int_quantized, "int8 group f16 asymmetric", (5, 64), (5, 2), F16, symmetric=False),
     partial(int_quantized, "int8 of ModelOpt", (24, 52), (24,), F32, config=SMOOTH),
 )

@@ -74,19 +74,15 @@ def mlx_fp4(name: str, shape: tuple[int, int], mode: str) -> Case:
     return case(name, mode, WEIGHT, value, codes, {f"{UP}.scales": scale}, config)
 
 
-def modelopt_int4(
-    name: str, shape: tuple[int, int], group_size: int, dtype: torch.dtype = F32, *, awq: bool = False
-) -> Case:
+def modelopt_int4(name: str, shape: tuple[int, int], group_size: int, dtype: torch.dtype = F32) -> Case:
     """Codes of -8 to 7: the even row in the low half of a byte, the odd row in the high half."""
     draw, (rows, columns) = Draw(name, shape), shape
     code = draw.codes(shape, 16, -8)
     scale = draw.scales((rows, columns // group_size), dtype)
     value = times(code, scale.repeat_interleave(group_size, 1), dtype)
     companions = {f"{UP}.weight_scale": scale}
-    if awq:
-        companions[f"{UP}.pre_quant_scale"] = draw.scales((columns,), BF16, edges=False)
     codes = (WEIGHT, nibbles((code & 15).T).T)
-    config = modelopt("W4A16_AWQ", group_size=group_size, has_zero_point=False, pre_quant_scale=awq)
+    config = modelopt("W4A16_AWQ", group_size=group_size, has_zero_point=False)
     return case(name, "int4-group", WEIGHT, value, codes, companions, config)
 
 
@@ -215,7 +211,6 @@ RARE_CASES = named(
     partial(mlx_fp4, "mlx nvfp4", (9, 96), "nvfp4"),
     partial(modelopt_int4, "int4 of ModelOpt", (24, 128), 64),
     partial(modelopt_int4, "int4 of ModelOpt bf16", (10, 96), 32, BF16),
-    partial(modelopt_int4, "int4 of ModelOpt awq", (32, 256), 128, awq=True),
     partial(sparse_24, "sparse 24", (24, 64)),
     partial(sparse_24, "sparse 24 ragged f16", (13, 36), F16),
     partial(sparse_24, "sparse 24 f32", (5, 44), F32),

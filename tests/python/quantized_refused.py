@@ -50,6 +50,12 @@ def state(**entries: object) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=U8)
 
 
+def comfy(name: str, of: str, layer: object) -> Case:
+    """A case that ComfyUI describes beside the codes, without a configuration."""
+    text = torch.frombuffer(bytearray(json.dumps(layer).encode()), dtype=U8)
+    return changed(name, of, {".comfy_quant": text})._replace(config={})
+
+
 def foreign(name: str, method: str, codes: str, tensors: Tensors, **settings: object) -> Case:
     """A scheme that only its own library reads."""
     config = {"quantization_config": {"quant_method": method, **settings}}
@@ -122,6 +128,9 @@ MAKERS = (
     partial(
         changed, "nvfp4 with few scales", "nvfp4 of ModelOpt []", {"weight_scale": some(24, 3, dtype=E4M3)}
     ),
+    partial(
+        changed, "int4 of scaled inputs", "int4 of ModelOpt", {".pre_quant_scale": ones(128, dtype=BF16)}
+    ),
     partial(changed, "mxfp4 with few scales", "mxfp4 i8", {".scale": some(32, 7, dtype=E8M0)}),
     partial(changed, "mxfp4 with float scales", "mxfp4 i8", {".scale": ones(32, 8)}),
     partial(changed, "gpt-oss without scales", "gpt-oss", {"_scales": None}),
@@ -140,6 +149,50 @@ MAKERS = (
     partial(changed, "awq of gemv", "awq", {}, {"version": "gemv"}),
     partial(changed, "awq of marlin", "awq", {"qzeros": None}, {"version": "marlin"}),
     partial(changed, "awq with few scales", "awq", {".scales": ones(3, 64, dtype=F16)}),
+    partial(changed, "gptq of 64 bits", "gptq v1", {"qweight": some(6, 24, dtype=I64), ".g_idx": None}),
+    partial(changed, "awq of scaled activations", "awq", {"mlp.act.scales": ones(128, dtype=F16)}),
+    # What is said beside the tensors, of layouts that have the same tensors.
+    *(
+        partial(changed, name, of, {}, {"quant_method": method, **settings})
+        for name, of, method, settings in (
+            ("int4 of an unknown method", "pack 4 group 32 of Kimi", "int4-of-tomorrow", {}),
+            ("int4 of another method", "pack 4 group 32 of Kimi", "fp8", {}),
+            ("int4 of a method that is not read", "pack 4 group 32 of Kimi", "higgs", {}),
+            (
+                "int4 of rotated weights",
+                "pack 4 group 32 of Kimi",
+                "compressed-tensors",
+                {"transform_config": {"config_groups": {"u": {}}}},
+            ),
+            ("fp8 with scales that divide", "fp8 block 128", "fp8", {"weight_scale_semantics": "inverse"}),
+            ("fp8 of AWQ", "fp8 block 128", "awq", {}),
+            ("mxfp4 of integers", "mxfp4 of ModelOpt", "auto-round", {"data_type": "mx_int"}),
+            (
+                "nvfp4 of AutoRound, second form",
+                "nvfp4 of compressed-tensors [1]",
+                "auto-round",
+                {"data_type": "nvfp4_v2"},
+            ),
+            ("nvfp4 of another method", "nvfp4 of ModelOpt []", "nvfp4", {}),
+            ("gptq of rotated weights", "gptq v1", "auto-round", {"rotation_config": {"size": 32}}),
+            ("gptq of AutoRound without a packing", "gptq v1", "auto-round", {"sym": False}),
+            ("awq in words of GPTQ", "gptq v1", "awq", {}),
+        )
+    ),
+    partial(comfy, "nvfp4 of ComfyUI", "nvfp4 of ModelOpt []", {"format": "nvfp4"}),
+    partial(comfy, "mxfp8 of ComfyUI", "fp8 channel [N,1] bf16", {"format": "mxfp8"}),
+    partial(
+        comfy, "int8 of ComfyUI, rotated", "int8 tensor bf16", {"format": "int8_tensorwise", "convrot": True}
+    ),
+    partial(comfy, "int4 pairs of ComfyUI", "int8 channel bf16", {"format": "convrot_w4a4"}),
+    partial(comfy, "a description of ComfyUI without a format", "int8 channel bf16", {}),
+    partial(comfy, "a description of ComfyUI in another form", "int8 channel bf16", ["int8_tensorwise"]),
+    partial(
+        comfy,
+        "a long description of ComfyUI",
+        "int8 channel bf16",
+        {"format": "int8_tensorwise", "x": "x" * 5000},
+    ),
     # bitsandbytes [24, 64]
     partial(changed, "nf4 without a state", "nf4", {JSON: None}),
     partial(changed, "nf4 without absmax", "nf4", {".absmax": None}),

@@ -1,5 +1,6 @@
 """What is no weight of a known scheme is refused under `dequantize=True`, and is untouched where it only looks quantized."""
 
+import json
 import random
 import time
 from pathlib import Path
@@ -87,6 +88,69 @@ def test_what_only_looks_quantized_is_untouched(name, kind, tmp_path):
         assert same(found[one], tensor)
 
 
+@pytest.mark.parametrize("name", [one for one in CASES if not one.startswith("sparse")])
+def test_no_weight_of_an_unknown_method_is_a_number(name, tmp_path):
+    case = CASES[name]()
+    write(
+        case._replace(config={"quantization_config": {"quant_method": "of-tomorrow"}}, sidecars=None),
+        tmp_path,
+    )
+    ckpt = rustload.open(tmp_path, dequantize=True)
+    for weight, codes in case.codes.items():
+        with pytest.raises(rustload.RustloadError) as caught:
+            ckpt[codes if codes in ckpt else weight].materialize()
+        assert caught.value.code in CODES
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"layers": {}},
+        {"layers": {"another": {"format": "float8_e4m3fn"}}},
+        {"layers": {"model.layers.0.mlp.up_proj": {"format": "nvfp4"}}},
+        {"layers": [1]},
+        [],
+        "layers",
+        {"layers": {"model.layers.0.mlp.up_proj": {"format": "float8_e4m3fn"}}, "x": "x" * (5 << 20)},
+    ],
+)
+def test_what_the_header_says_of_layers_is_not_contradicted(layers, tmp_path):
+    for text in (json.dumps(layers), json.dumps(layers)[:-1]):
+        metadata = {"_quantization_metadata": text}
+        write(CASES["fp8 of ComfyUI with a header"]()._replace(metadata=metadata), tmp_path)
+        with pytest.raises(rustload.UnsupportedError, match="ComfyUI") as caught:
+            rustload.open(tmp_path, dequantize=True)["model.layers.0.mlp.up_proj.weight"].materialize()
+        assert caught.value.code == "QuantUnknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "packing"),
+    [
+        ("gptq v1", "auto_round:auto_gptq"),
+        ("gptq v2", "auto_round"),
+        ("gptq v2", "auto_round:gptqmodel"),
+    ],
+)
+def test_zero_points_of_autoround_are_stored_as_its_packing_says(name, packing, tmp_path):
+    case = CASES[name]()
+    config = {"quant_method": "auto-round", "sym": False, "data_type": "int", "packing_format": packing}
+    write(case._replace(config={"quantization_config": config}), tmp_path)
+    ckpt = rustload.open(tmp_path, dequantize=True)
+    for weight, value in case.weights.items():
+        assert same(ckpt[weight].materialize(), value)
+
+
+def test_weights_of_a_method_that_are_not_known_as_codes_are_not_converted(tmp_path):
+    tensors = {"a.trellis": torch.ones(2, 2, 64, dtype=torch.int16), "a.suh": ones(32, dtype=F16)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "exl3"}}))
+    with pytest.raises(rustload.UnsupportedError, match="says exl3, and no tensor is in a scheme") as caught:
+        rustload.convert(tmp_path, tmp_path / "out", dequantize=True, copy_others=True)
+    assert caught.value.code == "QuantUnknown"
+    assert not (tmp_path / "out").exists()
+    assert same(rustload.open(tmp_path, dequantize=True)["a.suh"].materialize(), tensors["a.suh"])
+
+
 @pytest.mark.parametrize("size", [[0, 128], [1 << 40, 128], [64, 64], "no list"])
 def test_a_configuration_is_not_believed_against_the_tensors(size, tmp_path):
     case = CASES["fp8 block 128 ragged"]()
@@ -157,6 +221,7 @@ def test_tied_tensors_of_other_names_are_weights_of_their_own(tmp_path):
     other = {"b.weight_packed": case.tensors[codes], "b.weight_scale": scale, "b.weight_global_scale": whole}
     tied = {f"c.{one.removeprefix(module)}": case.tensors[one] for one in (codes, *case.companions[weight])}
     torch.save({**case.tensors, **other, **tied}, tmp_path / "m.pt")
+    (tmp_path / "config.json").write_text(json.dumps(case.config))
     found = rustload.open(tmp_path / "m.pt", dequantize=True)
     assert same(found[weight].materialize(), case.weights[weight])
     assert same(found["c.weight"].materialize(), case.weights[weight])

@@ -25,7 +25,7 @@ SLACK = 64 << 10
 NAMES = (
     "fp8 block 128 ragged",
     "pack 4 group 32 of Kimi",
-    "nvfp4 of ModelOpt []",
+    "nvfp4 of compressed-tensors [1]",
     "mxfp4 i8",
     "gpt-oss",
     "gptq symmetric",

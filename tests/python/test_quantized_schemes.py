@@ -46,7 +46,7 @@ STORED: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
         "a.weight",
         {"a.weight": fp8(), "a.weight_scale": scales(1), "a.weight_scale_inv": scales(2, 2)},
     ),
-    "fp8 with a scale of an unknown name": ("a.weight", {"a.weight": fp8(), "a.scale_weight": scales(1)}),
+    "fp8 with a scale of an unknown name": ("a.weight", {"a.weight": fp8(), "a.scale_of_weight": scales(1)}),
     "NVFP4 of ModelOpt": (
         "a.weight",
         {"a.weight": made((8, 16), U8), "a.weight_scale": fp8(8, 2), "a.weight_scale_2": scales()},

@@ -82,7 +82,8 @@ class Part:
             dequantize: Whether tensors are dequantized.
 
         Raises:
-            UnsupportedError: A tensor is a component of a sparse one, or is codes that are not decoded.
+            UnsupportedError: A tensor is a component of a sparse one, or is codes that are not decoded; or the configuration
+                names a quantization of which nothing was decoded.
             ValueError: Names are tied, and the rule refuses that.
         """
         self.names = list(checkpoint)
@@ -97,8 +98,10 @@ class Part:
                 whole = name.rpartition(".")[0] or name
                 components = _pass("select", "with the names of its components")
                 raise unsupported(whole, "a sparse tensor", leave_out(whole), components)
-        for tensor in items.values() if dequantize else ():
-            tensor._core.check_scheme()
+        if dequantize:
+            for tensor in items.values():
+                tensor._core.check_scheme()
+            checkpoint._core.check_dequantized()
         values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}
         self.dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
         self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}

@@ -8,6 +8,7 @@ use crate::bytes::Folder;
 use crate::error::{Code, Result};
 use crate::kernel::codes::Codes;
 use crate::num::to_usize;
+use crate::opened::Opened;
 
 /// The most bytes of a configuration that is read.
 const CONFIG_MAX_BYTES: u64 = 16 << 20;
@@ -21,29 +22,60 @@ const PAIRS_MAX: usize = 256;
 /// The parts of a configuration that describe a quantization.
 const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
-/// Methods of quantization, and the library that decodes each.
-const LIBRARIES: [(&str, &str); 20] = [
-    ("aqlm", "aqlm"),
-    ("auto-round", "auto-round"),
-    ("autoround", "auto-round"),
-    ("awq", "autoawq"),
-    ("bitnet", "transformers"),
-    ("bitsandbytes", "bitsandbytes"),
-    ("compressed-tensors", "compressed-tensors"),
-    ("eetq", "eetq"),
-    ("exl2", "exllamav2"),
-    ("exl3", "exllamav3"),
-    ("fp_quant", "fp_quant"),
-    ("gptq", "gptqmodel"),
-    ("higgs", "flute-kernel"),
-    ("hqq", "hqq"),
-    ("modelopt", "nvidia-modelopt"),
-    ("quanto", "optimum-quanto"),
-    ("quark", "amd-quark"),
-    ("spqr", "spqr_quant"),
-    ("torchao", "torchao"),
-    ("vptq", "vptq"),
+/// Methods of quantization, the library that decodes each, and the schemes that each writes as they are read here.
+const METHODS: [(&str, &str, &[&str]); 29] = [
+    ("aqlm", "aqlm", &[]),
+    ("auto-round", "auto-round", AUTO_ROUND),
+    ("autoround", "auto-round", AUTO_ROUND),
+    ("awq", "autoawq", &["awq"]),
+    ("bitnet", "transformers", &[]),
+    ("bitsandbytes", "bitsandbytes", &["bnb-nf4", "bnb-fp4", "bnb-int8"]),
+    (
+        "compressed-tensors",
+        "compressed-tensors",
+        &["int1", "int2", "int3", "int4", "int5", "int6", "int7", "int8", "fp8", "mxfp4", "nvfp4"],
+    ),
+    ("eetq", "eetq", &[]),
+    ("exl2", "exllamav2", &[]),
+    ("exl3", "exllamav3", &[]),
+    ("fbgemm_fp8", "transformers", &["fp8"]),
+    ("fp8", "transformers", &["fp8", "mxfp4"]),
+    ("fp_quant", "fp_quant", &[]),
+    ("gptq", "gptqmodel", &["gptq"]),
+    ("higgs", "flute-kernel", &[]),
+    ("hqq", "hqq", &[]),
+    ("intel/auto-round", "auto-round", AUTO_ROUND),
+    ("metal", "transformers", &["mlx"]),
+    (MODELOPT, MODELOPT_LIBRARY, MODELOPT_SCHEMES),
+    ("modelopt_fp4", MODELOPT_LIBRARY, MODELOPT_SCHEMES),
+    ("modelopt_mixed", MODELOPT_LIBRARY, MODELOPT_SCHEMES),
+    ("modelopt_mxfp8", MODELOPT_LIBRARY, MODELOPT_SCHEMES),
+    ("mxfp4", "transformers", &["mxfp4", "mlx"]),
+    ("mxfp8", "vllm", &["fp8"]),
+    ("quanto", "optimum-quanto", &[]),
+    ("quark", "amd-quark", &["fp8", "int8", "mxfp4"]),
+    ("spqr", "spqr_quant", &[]),
+    ("torchao", "torchao", &["fp8", "int8", "mxfp4", "nvfp4"]),
+    ("vptq", "vptq", &[]),
 ];
+
+const AUTO_ROUND: &[&str] = &["awq", "fp8", "gptq", "mxfp4", "nvfp4"];
+
+const MODELOPT: &str = "modelopt";
+const MODELOPT_LIBRARY: &str = "nvidia-modelopt";
+const MODELOPT_SCHEMES: &[&str] = &["fp8", "int4", "int8", "mxfp4", "nvfp4"];
+
+/// Keys of what is done to numbers or inputs besides: with a value, they are not all that the numbers mean.
+const CHANGES: [&str; 3] = ["transform_config", "rotation_config", "weight_scale_semantics"];
+
+/// What a tensor is named by which AutoAWQ divides activations (`ScaledActivation`): the next weight is multiplied by it.
+const ACTIVATION_SCALES: &str = ".act.scales";
+
+/// The key of the metadata in which ComfyUI says how each layer is quantized.
+const LAYERS_KEY: &str = "_quantization_metadata";
+
+/// The longest such text that is read.
+const LAYERS_MAX_BYTES: usize = 4 << 20;
 
 /// The file that holds nothing but the configuration.
 const OWN_FILE: &str = "quantize_config.json";
@@ -63,10 +95,17 @@ pub(super) struct Config {
     method: Option<String>,
     /// The layout of packed words: `checkpoint_format` of GPTQ, `version` of AWQ.
     format: Option<String>,
+    /// The layout of packed words, and the kind of numbers, of AutoRound.
+    packing: Option<String>,
+    kind: Option<String>,
+    /// One of [`CHANGES`], or [`ACTIVATION_SCALES`].
+    change: Option<&'static str>,
     symmetric: bool,
     /// Whether zero points were changed by whole words.
     by_words: bool,
     is_there: bool,
+    /// What ComfyUI says of layers in the header, by their names.
+    layers: Option<Value>,
 }
 
 impl Config {
@@ -90,10 +129,14 @@ impl Config {
 
     fn of(found: &Value) -> Config {
         let text = |key: &str| found.get(key).and_then(Value::as_str).map(str::to_lowercase);
-        let modelopt = || text("quant_algo").map(|_| "modelopt".to_owned());
-        let method = text("quant_method").or_else(modelopt);
+        let modelopt = || text("quant_algo").map(|_| MODELOPT.to_owned());
+        let method = text("quant_method").or_else(|| text("method")).or_else(modelopt);
         let mut config = Config { is_there: true, method, ..Config::default() };
         config.format = text("checkpoint_format").or_else(|| text("version")).or_else(|| text("format"));
+        (config.packing, config.kind) = (text("packing_format"), text("data_type"));
+        let is_empty =
+            |value: &Value| value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty);
+        config.change = CHANGES.into_iter().find(|key| found.get(key).is_some_and(|value| !is_empty(value)));
         config.symmetric = found.get("sym").and_then(Value::as_bool).unwrap_or(false);
         let quantizer = found.get("meta").and_then(|meta| meta.get("quantizer"));
         config.by_words = quantizer.is_some_and(|quantizer| quantizer.to_string().contains("gptqmodel"));
@@ -133,20 +176,80 @@ impl Config {
         }
     }
 
+    /// The same with what a checkpoint has for all of its codes: what its metadata say of layers, and scales of activations.
+    pub(super) fn beside(mut self, opened: &Opened) -> Config {
+        let stated = opened.metadata.iter().find(|(key, _)| key == LAYERS_KEY);
+        self.layers = stated.map(|(_, text)| {
+            let all = if text.len() <= LAYERS_MAX_BYTES { text } else { "" };
+            let mut all: Value = serde_json::from_str(all).unwrap_or_default();
+            all.get_mut("layers").map(Value::take).unwrap_or_default()
+        });
+        if opened.entries.iter().any(|entry| entry.name.ends_with(ACTIVATION_SCALES)) {
+            self.change = Some(ACTIVATION_SCALES);
+        }
+        self
+    }
+
+    fn is_of_auto_round(&self) -> bool {
+        self.library().is_some_and(|(_, library)| library == "auto-round")
+    }
+
+    /// The method that it names.
+    #[cfg(feature = "python")]
+    pub(super) fn method(&self) -> Option<&str> {
+        self.method.as_deref()
+    }
+
     /// The method that it names, and the library that decodes what that writes.
     pub(super) fn library(&self) -> Option<(&'static str, &'static str)> {
         let method = self.method.as_deref()?;
-        LIBRARIES.iter().find(|(name, _)| *name == method).copied()
+        METHODS.iter().find(|(name, ..)| *name == method).map(|&(name, library, _)| (name, library))
+    }
+
+    /// Fails where codes of a scheme may mean something else than their tensors say: it names a method that is not known to write them
+    /// so, or says more of them than is known.
+    pub(super) fn check(&self, module: &str, scheme: &str) -> Result<()> {
+        if let Some(layers) = &self.layers {
+            let name = module.strip_suffix('.').unwrap_or(module);
+            check_layer(layers.get(name).unwrap_or(&Value::Null), scheme)?;
+        }
+        let other = || Err(refused(format!("its tensors are those of {scheme}")));
+        let kind = match scheme {
+            "mxfp4" => "mx_fp",
+            "nvfp4" => "nv_fp",
+            "awq" | "gptq" => "int",
+            _ => "",
+        };
+        let method = self.method.as_deref();
+        match (self.change, method, METHODS.iter().find(|(name, ..)| method == Some(name))) {
+            (Some(key), ..) => Err(refused(format!("{key:?} changes what its numbers mean"))),
+            (_, Some(_), Some((_, _, schemes))) if !schemes.contains(&scheme) => other(),
+            _ if self.is_of_auto_round()
+                && self.kind.as_ref().is_some_and(|stated| !stated.starts_with(kind)) =>
+            {
+                other()
+            }
+            (_, Some(method), None) => {
+                Err(refused(format!("the configuration names the method {method:?}, which is not known")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails unless it says that ModelOpt wrote NVFP4 with a second scale: ComfyUI's, of the same names and shapes, has the halves of bytes
+    /// and the scales in another order.
+    pub(super) fn check_second_scale(&self) -> Result<()> {
+        match self.method.as_deref().is_some_and(|method| method.starts_with(MODELOPT)) {
+            true => Ok(()),
+            false => Err(refused(
+                "nothing says in which order its codes and scales are: config.json or hf_quant_config.json of ModelOpt would",
+            )),
+        }
     }
 
     /// Fails where it contradicts words that are packed as those of GPTQ or AWQ.
     pub(super) fn check_packed(&self, is_awq: bool) -> Result<()> {
-        let (own, other) = if is_awq { ("awq", "gptq") } else { ("gptq", "awq") };
-        if self.method.as_deref() == Some(other) {
-            return Err(refused(format!(
-                "its words are packed as those of {own}, the configuration says {other}"
-            )));
-        }
+        let own = if is_awq { "awq" } else { "gptq" };
         let known = if is_awq { ["gemm", "auto_round:auto_awq"].as_slice() } else { &["gptq", "gptq_v2"] };
         match &self.format {
             Some(format) if self.method.as_deref() == Some(own) && !known.contains(&format.as_str()) => {
@@ -190,11 +293,33 @@ impl Config {
         if self.format.as_deref() == Some("gptq_v2") || (self.symmetric && all_are(middle)?) {
             return Ok(plain);
         }
+        if !self.symmetric && self.is_of_auto_round() {
+            return match self.packing.as_deref() {
+                Some("auto_round:auto_gptq") => made(1),
+                Some("auto_round" | "auto_round:gptqmodel") => Ok(plain),
+                _ => Err(refused(
+                    "\"packing_format\" of the configuration does not say how its zero points are stored",
+                )),
+            };
+        }
         if self.by_words && matches!(bits, 2 | 4 | 8) {
             let ones = u32::MAX / ((1 << bits) - 1);
             return Ok(plain.with_word_add(ones));
         }
         made(1)
+    }
+}
+
+/// Fails unless what ComfyUI says of a layer is that its tensors mean what they do in other files.
+pub(super) fn check_layer(layer: &Value, scheme: &str) -> Result<()> {
+    let format = layer["format"].as_str().unwrap_or_default();
+    let is_rotated = !matches!(layer["convrot"], Value::Null | Value::Bool(false));
+    match scheme {
+        "fp8" if format.starts_with("float8_") && !is_rotated => Ok(()),
+        "int8" if format == "int8_tensorwise" && !is_rotated => Ok(()),
+        _ => Err(refused(format!(
+            "it is in the format {format:?} of ComfyUI, which the library comfy-kitchen decodes"
+        ))),
     }
 }
 

@@ -125,10 +125,15 @@ pub(super) fn block_scales(shape: &[u64], scale: Part, stated: &[(u64, u64)]) ->
             format!("the scales of shape {:?} fit no blocks of a tensor of {shape:?}", &scale.shape[..]);
         Err(unfit(text))
     };
-    let grid = match &scale.shape[..] {
+    let own = match scale.shape[..] {
+        // ModelOpt writes the axes inside of blocks.
+        [height, 1, width, 1] if shape.len() == 2 => Dims::from_slice(&[height, width]),
+        _ => scale.shape.clone(),
+    };
+    let grid = match &own[..] {
         all if all.iter().all(|&size| size == 1) => vec![(u64::MAX, u64::MAX, 1)],
         [count] if outer.is_empty() && shape.len() == 2 && *count == rows => vec![(1, columns, matrices)],
-        _ if !outer.is_empty() && scale.shape[..] == *outer => vec![(rows, columns, matrices)],
+        all if !outer.is_empty() && all == outer => vec![(rows, columns, matrices)],
         [own @ .., height, width] if own == outer => {
             let forms = [(rows, columns), (1, columns), (rows, 1)]
                 .into_iter()

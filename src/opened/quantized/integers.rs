@@ -12,9 +12,8 @@ use crate::kernel::codes::{Codes, Number, Order};
 const METADATA_MAX_BYTES: usize = 64 << 10;
 
 impl Evidence<'_> {
-    /// Signed integers of 4 bits, two rows to a byte (ModelOpt `W4A16_AWQ`). What activations are divided by is left out.
+    /// Signed integers of 4 bits, two rows to a byte (ModelOpt `W4A16_AWQ`).
     pub(super) fn pairs_of_rows(&mut self, codes: Part, scale: Part, name: &str) -> Result<Weight> {
-        self.take("pre_quant_scale")?;
         let [pairs, columns] = matrix(&codes)?;
         let [rows, groups] = matrix(&scale)?;
         let width = exact(Some(columns), groups).filter(|_| columns > 0 && rows == pairs.saturating_mul(2));
@@ -32,20 +31,23 @@ impl Evidence<'_> {
         self.weight_of("int4", name, &[rows, columns], decoding)
     }
 
-    /// 8-bit integers with scales for all, or for each row (compressed-tensors `int-quantized`).
+    /// 8-bit integers with scales for all, for each row or for each group of columns (compressed-tensors `int-quantized`).
     pub(super) fn scaled_bytes(&mut self, codes: Part, scale: Part, zeros: Option<Part>) -> Result<Weight> {
         let [rows, columns] = matrix(&codes)?;
         let dtype = float(&scale)?;
-        let height = match scale.shape[..] {
-            [] | [1] | [1, 1] => rows.max(1),
-            [count] | [count, 1] if count == rows => 1,
+        let (height, groups) = match scale.shape[..] {
+            [] | [1] | [1, 1] => (rows.max(1), 1),
+            [count] if count == rows => (1, 1),
+            [count, groups] if count == rows => (1, groups),
             _ => return Err(unfit(format!("the scales are {:?}", &scale.shape[..]))),
         };
+        let width = exact(Some(columns.max(1)), groups).filter(|_| groups > 0);
+        let width = width.ok_or_else(|| unfit(format!("the scales are {:?}", &scale.shape[..])))?;
         let signed = || Number::Integer { add: 0, flip: 128, offset: 128 };
         let zeros = match zeros {
             Some(part) if part.dtype == DType::I8 && part.shape == scale.shape => {
                 let packed = bytes(part, signed())?;
-                Some(Packed { columns: 1, packing: Packing::InRows(1), ..packed })
+                Some(Packed { columns: groups, packing: Packing::InRows(groups), ..packed })
             }
             Some(part) => {
                 return Err(unfit(format!("the zero points are {} {:?}", part.dtype, &part.shape[..])));
@@ -54,9 +56,9 @@ impl Evidence<'_> {
         };
         let scales = Scales {
             values: Values::Plain(scale),
-            columns: 1,
+            columns: groups,
             rows: RowGroups::Every { height, matrix: rows.max(1), count: rows.max(1).div_ceil(height) },
-            width: columns.max(1),
+            width,
             column_groups: None,
         };
         let shape = codes.shape.clone();

@@ -4,6 +4,7 @@
 //! of one matrix. What does not fit is refused with the reason; no configuration is needed, except where the tensors leave it open.
 
 use super::bitsandbytes;
+use super::config;
 use super::evidence::{
     Evidence, MX_WIDTH, NV_WIDTH, Weight, block_scales, bytes, e2m1, in_rows, is_float, leading, with_last,
 };
@@ -15,10 +16,14 @@ use crate::error::Result;
 use crate::kernel::codes::Number;
 use crate::layout::{Dims, Layout};
 
+/// The longest description that ComfyUI writes beside codes, in bytes.
+const LAYER_MAX_BYTES: u64 = 4096;
+
 /// The weight that the codes are. Fails with `QuantUnknown` where they are in no known scheme, and with `TensorBounds` where the
 /// tensors of a scheme do not fit each other.
 pub(super) fn weight(mut evidence: Evidence<'_>) -> Result<Weight> {
     let codes = Part::of(evidence.opened, evidence.codes)?;
+    let layer = evidence.take("comfy_quant")?;
     let weight = match (evidence.name, codes.dtype) {
         ("qweight", DType::I32) => evidence.words_of_columns(codes),
         ("weight_packed", DType::I32) => evidence.words_of_rows(codes),
@@ -32,6 +37,10 @@ pub(super) fn weight(mut evidence: Evidence<'_>) -> Result<Weight> {
         (_, DType::I8 | DType::U8) => evidence.four_bit_floats_or_bytes(codes),
         _ => Err(refused("it is in no scheme that rustload knows")),
     }?;
+    if let Some(layer) = layer {
+        evidence.check_layer(&layer, weight.scheme)?;
+    }
+    evidence.config.check(evidence.module, weight.scheme)?;
     match evidence.others.first_key_value() {
         None => Ok(weight),
         Some((other, _)) => Err(refused(format!("{:?} is not part of {}", other, weight.scheme))),
@@ -39,9 +48,19 @@ pub(super) fn weight(mut evidence: Evidence<'_>) -> Result<Weight> {
 }
 
 impl Evidence<'_> {
+    /// Fails unless a description of ComfyUI beside the codes says what their tensors say.
+    fn check_layer(&self, layer: &Part, scheme: &str) -> Result<()> {
+        if layer.dtype != DType::U8 || layer.numel() > LAYER_MAX_BYTES {
+            return Err(unfit(format!("\"comfy_quant\" is {} {:?}", layer.dtype, &layer.shape[..])));
+        }
+        let text = layer.bytes(0, layer.numel())?;
+        config::check_layer(&serde_json::from_slice(&text).unwrap_or_default(), scheme)
+    }
+
     /// fp8 with a scale for all numbers, for each row or column, or for each block.
     fn scaled_fp8(&mut self, codes: Part) -> Result<Weight> {
-        let of_weight: &[&str] = if self.name == "weight" { &["scale", "qscale_weight"] } else { &[] };
+        let of_weight: &[&str] =
+            if self.name == "weight" { &["scale", "scale_weight", "qscale_weight"] } else { &[] };
         let mut names = vec![format!("{}_scale_inv", self.name), format!("{}_scale", self.name)];
         names.extend(of_weight.iter().map(ToString::to_string));
         let found = names.iter().find(|name| self.others.contains_key(name.as_str()));
@@ -64,20 +83,25 @@ impl Evidence<'_> {
         }
         let is_packed = self.name == "weight_packed";
         let name = if is_packed { "weight" } else { self.name };
-        let scale = match self.take(&format!("{name}_scale"))? {
-            Some(scale) => scale,
-            None => self.need("scale")?,
-        };
+        let names = [format!("{name}_scale"), format!("{name}_scale_inv"), "scale".to_owned()];
+        let found = names.iter().position(|name| self.others.contains_key(name.as_str())).unwrap_or(2);
+        let scale = self.need(&names[found])?;
         let columns = codes.shape.last().copied().unwrap_or(0).saturating_mul(2);
         let is_exponent = matches!(scale.dtype, DType::U8 | DType::F8E8M0Fnu);
         if is_exponent && scale.shape == with_last(&codes.shape, columns / MX_WIDTH) {
             return self.mxfp4(codes, scale, name);
+        }
+        if found == 1 {
+            return Err(refused("its inverse scale is no exponents"));
         }
         if codes.dtype == DType::U8 && scale.dtype == DType::F8E4M3Fn {
             let (global, divides) = match is_packed {
                 true => (self.need("weight_global_scale")?, true),
                 false => (self.need(&format!("{name}_scale_2"))?, false),
             };
+            if !divides {
+                self.config.check_second_scale()?;
+            }
             return self.nvfp4(codes, scale, Some((global, divides)), name);
         }
         if codes.dtype == DType::U8 && !is_packed && is_float(scale.dtype) && scale.dtype.itemsize() > 1 {

@@ -111,6 +111,19 @@ impl Opened {
         Ok(weights.iter().map(|(codes, own, weight)| self.description_of(*codes, own, weight)).collect())
     }
 
+    /// Fails where the configuration names a method of quantization and no tensor is codes that are known: the weights are not plain ones.
+    #[cfg(feature = "python")]
+    pub(crate) fn check_dequantized(&self) -> Result<()> {
+        let has_weights = self.dequantized.as_ref().is_some_and(|all| !all.weights.is_empty());
+        match self.config()?.method() {
+            Some(method) if !has_weights => Err(Error::new(
+                Code::QuantUnknown,
+                format!("the configuration says {method}, and no tensor is in a scheme of it that is known"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Replaces codes of known schemes by the weights that they mean, and leaves out what belongs to them.
     pub(super) fn dequantize(&mut self) -> Result<()> {
         let Some(first) = self.shards.first() else { return Ok(()) };
@@ -195,7 +208,7 @@ impl Opened {
             let named = self.entry(codes);
             let config = match &mut config {
                 Some(config) => config,
-                none => none.insert(self.config()?),
+                none => none.insert(self.config()?.beside(self)),
             };
             match self.weight(codes, &own, config) {
                 Ok(weight) => known.weights.push((codes, own, weight)),

@@ -130,7 +130,7 @@ impl Evidence<'_> {
         }
         let is_awq = width != columns;
         let bits = zero_words.saturating_mul(32).checked_div(columns).unwrap_or(0);
-        if !(1..=8).contains(&bits) || columns.checked_mul(bits) != zero_words.checked_mul(32) {
+        if !matches!(bits, 2 | 3 | 4 | 8) || columns.checked_mul(bits) != zero_words.checked_mul(32) {
             return Err(unfit(format!("the zero points are {:?}", &zeros.shape[..])));
         }
         if is_awq && (width.checked_mul(8) != Some(columns) || bits != 4 || index.is_some()) {

@@ -72,6 +72,16 @@ impl<'n> Leaf<'n> {
         self.text().ends_with("_blocks")
     }
 
+    /// Whether it is what ComfyUI marks a checkpoint of scaled fp8 with: a tensor of two numbers or none, which mean nothing.
+    pub(super) fn is_marker(&self) -> bool {
+        self.text() == "scaled_fp8"
+    }
+
+    /// Whether it is named as codes of GPTQ, which are in words of any size.
+    pub(super) fn is_words(&self) -> bool {
+        self.text() == "qweight"
+    }
+
     pub(super) fn has_bias(&self) -> bool {
         self.words().any(|word| word == "bias")
     }
@@ -111,7 +121,7 @@ impl<'n> Leaf<'n> {
     pub(super) fn multiplies(&self, codes: &Leaf<'_>) -> bool {
         let (text, beyond) = (self.text(), self.beyond(codes));
         match beyond.len() == text.len() {
-            true => codes.text() == "weight" && ["scale", "qscale_weight"].contains(&text),
+            true => codes.text() == "weight" && ["scale", "scale_weight", "qscale_weight"].contains(&text),
             false => ["scale", "scale_inv"].contains(&beyond),
         }
     }
