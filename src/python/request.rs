@@ -190,7 +190,9 @@ pub(super) fn materialize_into(
 ) -> PyResult<()> {
     let request = request.with(&Cancel::new());
     let mut foreign = capsule::import(out)?;
-    run::interruptible(py, work, &request.cancel, || core(&request, foreign.bytes_mut()?))
+    let out = foreign.bytes_mut()?;
+    let work = work.max(out.len() as u64);
+    run::interruptible(py, work, &request.cancel, || core(&request, out))
 }
 
 /// The items of an index expression `tensor[...]`.

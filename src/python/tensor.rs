@@ -266,6 +266,9 @@ impl Tensor {
 impl Tensor {
     /// Bytes to process where that may be long, else 0. A view needs none, unless it is of bools.
     fn work(&self, py: Python<'_>, request: &CoreRequest) -> PyResult<u64> {
-        if run::is_long(self.0.work()) { run::detached(py, || Ok(self.0.work_for(request))) } else { Ok(0) }
+        match run::is_long(self.0.work_unless_view(request)) {
+            true => run::detached(py, || Ok(self.0.work_for(request))),
+            false => Ok(0),
+        }
     }
 }

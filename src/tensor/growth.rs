@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Tensor;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::limits::Limits;
 use crate::stream;
@@ -12,7 +13,7 @@ use crate::stream;
 /// Counts the elements of results that are kept together, and the storages that they are read from.
 #[derive(Debug, Default)]
 pub(crate) struct Growth {
-    /// Bytes of the elements, in the dtype of the file.
+    /// Bytes of the elements, in the dtypes of the results.
     bytes: u64,
     /// Bytes of the distinct storages.
     storage_bytes: u64,
@@ -21,9 +22,9 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Adds a result. Fails where the results together exceed `materialize_bytes`, and their storages `materialize_ratio` times.
-    pub(crate) fn add(&mut self, tensor: &Tensor) -> Result<()> {
-        let nbytes = stream::result_bytes(&tensor.layout, tensor.dtype).unwrap_or(u64::MAX);
+    /// Adds a result of this dtype. Fails where the results together exceed `materialize_bytes`, and their storages `materialize_ratio` times.
+    pub(crate) fn add(&mut self, tensor: &Tensor, dtype: DType) -> Result<()> {
+        let nbytes = stream::result_bytes(&tensor.layout, dtype).unwrap_or(u64::MAX);
         self.bytes = self.bytes.saturating_add(nbytes);
         let storage = tensor.storage();
         if self.storages.insert((Arc::as_ptr(&tensor.opened).addr(), storage)) {

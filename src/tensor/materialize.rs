@@ -78,8 +78,13 @@ impl Tensor {
 
     /// Bytes to process for a request: the larger of source and result, and 0 for a view.
     pub fn work_for(&self, request: &Request) -> u64 {
-        let result = stream::result_bytes(&self.layout, self.result_dtype(request)).unwrap_or(u64::MAX);
-        if self.is_view(request) { 0 } else { self.work().max(result) }
+        if self.is_view(request) { 0 } else { self.work_unless_view(request) }
+    }
+
+    /// As [`work_for`](Tensor::work_for), of a result that is no view.
+    pub fn work_unless_view(&self, request: &Request) -> u64 {
+        let result = stream::result_bytes(&self.layout, self.result_dtype(request));
+        self.work().max(result.unwrap_or(u64::MAX))
     }
 
     /// The most memory that the result of a request occupies, in bytes; 0 for a view.

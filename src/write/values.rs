@@ -124,8 +124,11 @@ impl Values {
     /// Counts the tensors that are read: many may view the same bytes. Fails over the limit `materialize_bytes`.
     fn count(&self, growth: &mut Growth) -> Result<()> {
         match self {
-            Values::Tensor(tensor, _) => growth.add(tensor),
-            Values::Joined(joined, _) => joined.parts().iter().try_for_each(|part| growth.add(part)),
+            Values::Tensor(tensor, request) => growth.add(tensor, tensor.result_dtype(request)),
+            Values::Joined(joined, request) => {
+                let dtype = request.dtype.unwrap_or(joined.dtype());
+                joined.parts().iter().try_for_each(|part| growth.add(part, dtype))
+            }
             Values::Array(..) | Values::Deferred(..) => Ok(()),
         }
     }

@@ -322,6 +322,22 @@ def test_an_expanded_tensor_grows_under_a_limit(save):
     )
 
 
+def test_results_of_one_call_grow_under_a_limit_in_their_own_dtype(save):
+    base = torch.arange(2000, dtype=torch.uint8)
+    path = save({str(at): base[at : at + 1000] for at in range(20)})
+    limits = rustload.Limits(materialize_bytes=20_000, materialize_ratio=1)
+    ckpt = rustload.open(path, limits=limits, framework="torch")
+    assert len(ckpt.materialize(copy=True)) == 20
+    for dtype, nbytes in (("int16", 22_000), ("complex128", 32_000)):
+        with pytest.raises(rustload.LimitError) as caught:
+            ckpt.materialize(dtype={"*": dtype})
+        assert (caught.value.name, caught.value.limit, caught.value.found) == (
+            "materialize_bytes",
+            20_000,
+            nbytes,
+        )
+
+
 def test_permute_and_t_without_a_conversion_are_strided_views(simple):
     lazy = rustload.open(simple, framework="torch")["w"]
     turned = lazy.T.materialize(copy=False)

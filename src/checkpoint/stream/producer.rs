@@ -211,7 +211,8 @@ impl Plan {
     /// Counts an item that takes memory of its own, where the consumer keeps all of them.
     fn count(&self, item: Item, growth: &mut Growth) -> Result<Item> {
         if self.options.results_kept && matches!(item.action, Action::Fill(_)) {
-            growth.add(&self.requests[item.step.index].0)?;
+            let (tensor, request) = &self.requests[item.step.index];
+            growth.add(tensor, tensor.result_dtype(request))?;
         }
         Ok(item)
     }
