@@ -18,7 +18,7 @@ pub struct Access {
     pub alignment: u64,
     /// The number of reads to have under way at once; `None` for one per core if there is enough work for several threads.
     pub in_flight: Option<usize>,
-    /// Whether several threads may read at once.
+    /// Whether reads gain from several threads. Where they do not, one call uses one thread, but two calls may still read at once.
     pub concurrent: bool,
     /// The least bytes to request for metadata, which are kept in a small cache; 0 where reading a few bytes is cheap.
     pub metadata_block: u64,

@@ -10,8 +10,7 @@ use crate::error::Result;
 /// Bytes that are read by position, such as a file or an object in a store.
 ///
 /// One value is one version of the bytes: if they change under way, [`ReadRanges::check_unchanged`] fails, or a read does. Only
-/// `size` and `read_at` must be written. Reads block the calling thread; several threads read at once unless
-/// [`Access::concurrent`] is false.
+/// `size` and `read_at` must be written. Reads block the calling thread, and several threads may read at once.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -23,7 +23,7 @@ const PAIRS_MAX: usize = 256;
 const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
 /// Methods of quantization, the library that decodes each, and the schemes that each writes as they are read here.
-const METHODS: [(&str, &str, &[&str]); 29] = [
+const METHODS: [(&str, &str, &[&str]); 32] = [
     ("aqlm", "aqlm", &[]),
     ("auto-round", "auto-round", AUTO_ROUND),
     ("autoround", "auto-round", AUTO_ROUND),
@@ -40,7 +40,9 @@ const METHODS: [(&str, &str, &[&str]); 29] = [
     ("exl3", "exllamav3", &[]),
     ("fbgemm_fp8", "transformers", &["fp8"]),
     ("fp8", "transformers", &["fp8", "mxfp4"]),
+    ("fouroversix", "fouroversix", &[]),
     ("fp_quant", "fp_quant", &[]),
+    ("gemma", "transformers", &["int8"]),
     ("gptq", "gptqmodel", &["gptq"]),
     ("higgs", "flute-kernel", &[]),
     ("hqq", "hqq", &[]),
@@ -54,6 +56,7 @@ const METHODS: [(&str, &str, &[&str]); 29] = [
     ("mxfp8", "vllm", &["fp8"]),
     ("quanto", "optimum-quanto", &[]),
     ("quark", "amd-quark", &["fp8", "int8", "mxfp4"]),
+    ("sinq", "sinq", &[]),
     ("spqr", "spqr_quant", &[]),
     ("torchao", "torchao", &["fp8", "int8", "mxfp4", "nvfp4"]),
     ("vptq", "vptq", &[]),
