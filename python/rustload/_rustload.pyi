@@ -1606,8 +1606,8 @@ class Tensor:
             BufferError: `copy` is False and no view is possible.
         """
 
-    def lone_view(self, mappings: Mappings | None = None) -> tuple[tuple[int, int], Any] | None:
-        """The storage and a DLPack capsule of a view, for a tensor that covers a whole storage which no other name uses.
+    def lone_view(self, mappings: Mappings | None = None) -> tuple[tuple[int, int, int], Any] | None:
+        """The checkpoint's serial and the storage, and a DLPack capsule of a view, for a tensor that covers a whole storage which no other name uses.
 
         None for other tensors, for bools (whose check reads them), and if no view is possible.
 

@@ -14,8 +14,8 @@ use crate::layout::Layout;
 use crate::parallel::Cancel;
 use crate::tensor::{Request as CoreRequest, SharedStorage, Tensor as Core};
 
-/// A storage's id, and a DLPack capsule of a view of all of it.
-type LoneView<'py> = ((u32, u32), Bound<'py, PyAny>);
+/// The checkpoint's serial and the storage's id, and a DLPack capsule of a view of all of it.
+type LoneView<'py> = ((u64, u32, u32), Bound<'py, PyAny>);
 
 /// Name, id, layout, and layout of the scales.
 type TensorState = (Option<String>, (u32, u32), LayoutNumbers, Option<LayoutNumbers>);
@@ -242,7 +242,7 @@ impl Tensor {
         }))
     }
 
-    /// The storage's id, and a DLPack capsule of the view.
+    /// The key of the storage, and a DLPack capsule of the view.
     #[pyo3(signature = (mappings=None))]
     fn lone_view<'py>(
         &self,
@@ -251,7 +251,8 @@ impl Tensor {
     ) -> PyResult<Option<LoneView<'py>>> {
         let mappings = mappings.map(|mappings| mappings.0.clone());
         let Some(view) = run::detached(py, || self.0.lone_view(mappings))? else { return Ok(None) };
-        Ok(Some((self.0.storage(), capsule::export(py, &view, false, false)?)))
+        let (shard, storage) = self.0.storage();
+        Ok(Some(((self.0.serial(), shard, storage), capsule::export(py, &view, false, false)?)))
     }
 
     fn storage_bytes(&self, py: Python<'_>, kind: &str, request: &Request) -> PyResult<Buffer> {

@@ -90,6 +90,12 @@ impl Tensor {
         self.id.0
     }
 
+    /// The number of its checkpoint, which no other one of this process has.
+    #[cfg(feature = "python")]
+    pub(crate) fn serial(&self) -> u64 {
+        self.opened.serial
+    }
+
     /// The element type in the file.
     pub fn dtype(&self) -> DType {
         self.dtype

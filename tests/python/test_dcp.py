@@ -114,6 +114,20 @@ def test_the_objects_of_one_process_are_what_was_saved(saved):
     assert state.path == ("optimizer", "state", "0", "exp_avg")
 
 
+def test_tensors_in_other_values_are_their_own(tmp_path):
+    """Each value has a pickle of its own, in which its storages are numbered from zero."""
+    state = {f"v{number}": (torch.full((4,), number, dtype=torch.uint8), number) for number in range(3)}
+    state["w"] = torch.full((4,), 9, dtype=torch.uint8)
+    dcp.save(state, checkpoint_id=tmp_path)
+    objects = rustload.open(tmp_path).objects
+    found = {name: value if name == "w" else value[0] for name, value in objects.items()}
+    live = {name: lazy.materialize() for name, lazy in found.items()}
+    assert {name: int(one[0]) for name, one in live.items()} == {"v0": 0, "v1": 1, "v2": 2, "w": 9}
+    wanted = {name: (torch.zeros(4, dtype=torch.uint8), -1) for name in ("v0", "v1", "v2")}
+    dcp.load(wanted, storage_reader=rd.Reader(tmp_path), planner=rd.Planner())
+    assert [(int(one[0]), number) for one, number in wanted.values()] == [(0, 0), (1, 1), (2, 2)]
+
+
 def test_indexing_equals_torchs(saved):
     ckpt = rustload.open(saved / "two")
     expected = reads(saved / "two.pt")

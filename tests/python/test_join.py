@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -133,6 +134,23 @@ def test_parts_may_be_slices_of_several_checkpoints(save, parts):
     joined = rustload.concat([first["a"][:, 1:], second["b"][:, ::2], first["a"]], dim=1)
     expected = torch.cat([parts[0][:, 1:], parts[1][:, ::2], parts[0]], dim=1)
     assert_same_bits(joined.materialize(), expected)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_parts_of_several_checkpoints_share_no_storage(save, restored):
+    """Also where they have the same place in their files."""
+    values = {name: torch.full((4,), float(number)) for number, name in enumerate("abc", 1)}
+    paths = [save({name: value}, f"{name}.pt") for name, value in values.items()]
+    joined = rustload.concat([next(iter(rustload.open(path).values())) for path in paths])
+    if restored:
+        joined = pickle.loads(pickle.dumps(joined))
+    for how in ({}, {"framework": "jax"}, {"framework": "numpy"}, {"copy": True}):
+        found = {part.name: part.materialize(**how) for part in joined.parts}  # all live at once
+        for name, value in values.items():
+            assert np.array_equal(found[name], value), (how, name)
+    views = [joined.parts[at].materialize() for at in (0, 1, 1)]
+    views[1].zero_()
+    assert [int(view[0]) for view in views] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int64", "complex64", "float8_e4m3fn", "bfloat16"])

@@ -167,18 +167,18 @@ def test_storages_that_are_no_more_are_forgotten():
     storages = adapters.Storages()
     kept = [torch.zeros(1).untyped_storage() for _ in range(20)]
     for at, storage in enumerate(kept):
-        assert storages.setdefault((0, at, "view"), storage) is storage
+        assert storages.setdefault((0, 0, at, "view"), storage) is storage
     for at in range(20_000):
         gone = torch.zeros(1).untyped_storage()
-        assert storages.setdefault((1, at, "view"), gone) is gone
+        assert storages.setdefault((0, 1, at, "view"), gone) is gone
     del gone
     assert len(storages._references) <= 2048
-    assert [storages.get((0, at, "view")) for at in range(20)] == kept
-    assert storages.get((1, 19_999, "view")) is None
+    assert [storages.get((0, 0, at, "view")) for at in range(20)] == kept
+    assert storages.get((0, 1, 19_999, "view")) is None
     other = torch.zeros(1).untyped_storage()
     assert (
-        storages.setdefault((1, 19_999, "view"), other)
-        is storages.setdefault((1, 19_999, "view"), kept[0])
+        storages.setdefault((0, 1, 19_999, "view"), other)
+        is storages.setdefault((0, 1, 19_999, "view"), kept[0])
         is other
     )
 

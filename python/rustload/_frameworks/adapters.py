@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no forks
 
 
 class Storages:
-    """The framework's storages by storage of the file and kind ("view", "copy"), so that tied tensors share one.
+    """The framework's storages by checkpoint, storage of its files and kind ("view", "copy"), so that tied tensors share one.
 
     Held weakly: a storage lives as long as its tensors. An entry of `weakref.WeakValueDictionary` takes a third of the time of a
     small view.
@@ -52,15 +52,15 @@ class Storages:
     __slots__ = ("_references", "_room")
 
     def __init__(self) -> None:
-        self._references: dict[tuple[int, int, str], ref[Any]] = {}
+        self._references: dict[tuple[int, int, int, str], ref[Any]] = {}
         self._room = 1024
 
-    def get(self, key: tuple[int, int, str]) -> Any | None:
+    def get(self, key: tuple[int, int, int, str]) -> Any | None:
         """The storage; None if it never was, or is no more."""
         found = self._references.get(key)
         return None if found is None else found()
 
-    def setdefault(self, key: tuple[int, int, str], storage: Any) -> Any:
+    def setdefault(self, key: tuple[int, int, int, str], storage: Any) -> Any:
         """The storage of the key; if there is none, it is this one from now on."""
         mine = ref(storage)
         if self._references.setdefault(key, mine) is not mine:
@@ -79,7 +79,7 @@ class Storages:
 
 
 class HandleContext:
-    """State that all handles of one checkpoint, or of one model, share: framework, mappings, and the storages of live views."""
+    """State that all handles of one checkpoint, model or join share: framework, mappings, and the storages of live views."""
 
     __slots__ = ("__weakref__", "checkpoint", "framework", "mappings", "storages", "view_function")
 

@@ -202,7 +202,8 @@ def _on_shared_storage(core: Core, request: Request, context: HandleContext) -> 
     if kind is None or not isinstance(core, _rustload.Tensor):
         return None  # a joined tensor shares no storage
     storages = context.storages
-    key = (*core.storage, kind if request.writable else f"read-only {kind}")
+    kind_of_view = kind if request.writable else f"read-only {kind}"
+    key = (core.checkpoint.serial, *core.storage, kind_of_view)
     storage: torch.UntypedStorage | None = storages.get(key)
     if storage is None:
         # setdefault: if two threads get here at once, both must use the same storage.
