@@ -8,6 +8,7 @@ import enum
 import fractions
 import gc
 import io
+import json
 import math
 import pathlib
 import pickle
@@ -23,6 +24,7 @@ from quiet import within
 from support import Reduced, assert_same_bits, pickled, saved, torch_zip
 
 import rustload
+import rustload.torch
 
 
 class Custom:
@@ -142,12 +144,55 @@ def test_the_tree_of_safetensors_is_a_dict_of_its_tensors(save):
 
 
 def test_trees_of_several_pickles_are_merged_where_they_are_dicts(tmp_path):
-    torch.save({"a": torch.ones(1), "n": 1}, tmp_path / "one.bin")
-    torch.save({"b": torch.ones(1)}, tmp_path / "two.bin")
-    torch.save([torch.ones(1)], tmp_path / "three.bin")
-    assert list(rustload.open([tmp_path / "one.bin", tmp_path / "two.bin"]).objects) == ["a", "n", "b"]
-    tree = rustload.open([tmp_path / "one.bin", tmp_path / "three.bin"]).objects
-    assert list(tree) == ["one.bin", "three.bin"]
+    inner = [collections.OrderedDict(a=torch.ones(1)), collections.OrderedDict(b=torch.zeros(1))]
+    for name, state in zip("ab", inner, strict=True):
+        state._metadata = {name: {"version": 2}}
+    one, two, three = (tmp_path / name for name in ("one.bin", "two.bin", "three.bin"))
+    torch.save({"state": inner[0], "n": 1, "late": None}, one)
+    torch.save({"state": inner[1], "n": 2, "late": [torch.ones(2)], "m": {}}, two)
+    torch.save([torch.ones(1)], three)
+    ckpt = rustload.open([one, two])
+    for tree in (ckpt.objects, rustload.torch.load([one, two])):
+        assert (list(tree), tree["n"], len(tree["late"])) == (["state", "n", "late", "m"], 1, 1)
+        assert {name: tree["state"][name].item() for name in tree["state"]} == {"a": 1, "b": 0}
+        assert tree["state"]._metadata == {"a": {"version": 2}, "b": {"version": 2}}
+    assert {name: ckpt.objects[name] for name in ("state", "late")} == {
+        "state": {"a": ckpt["state.a"], "b": ckpt["state.b"]},
+        "late": [ckpt["late.0"]],
+    }
+    rustload.save(ckpt, tmp_path / "m.safetensors", keep_nesting=True)
+    assert list(rustload.open(tmp_path / "m.safetensors").objects["state"]) == ["a", "b"]
+    for files in ([one, three], [three, one]):
+        assert list(rustload.open(files).objects) == [file.name for file in files]
+        assert list(rustload.torch.load(files)) == [file.name for file in files]
+
+
+def test_trees_of_files_with_one_name_are_under_their_paths(tmp_path):
+    paths = [tmp_path / "a" / "opt.pt", tmp_path / "b" / "opt.pt"]
+    for path, value in zip(paths, ([torch.ones(1)], {"w": torch.ones(1)}), strict=True):
+        path.parent.mkdir()
+        torch.save(value, path)
+    for tree in (rustload.open(paths).objects, rustload.torch.load(paths)):
+        assert list(tree) == [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_tensor_in_several_files_is_that_of_the_index(first, tmp_path):
+    files = {number: f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)}
+    for number, file in files.items():
+        tensors = {"a": torch.full((1,), number), "s": torch.full((2,), number).to_sparse()}
+        torch.save({"deep": tensors, f"own{number}": torch.full((1,), number)}, tmp_path / file)
+    names = {"deep.a": first, "deep.s.indices": first, "deep.s.values": first, "own1": 1, "own2": 2}
+    index = {"metadata": {}, "weight_map": {name: files[number] for name, number in names.items()}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    ckpt = rustload.open(tmp_path)
+    assert int(ckpt["deep.a"].item()) == first
+    assert ckpt.objects["deep"]["a"] == ckpt["deep.a"]
+    for tree in (ckpt.objects, rustload.torch.load(tmp_path)):
+        assert list(tree) == ["deep", "own1", "own2"]
+        found = tree["deep"]["s"]
+        found = found.torch() if isinstance(found, rustload.Sparse) else found
+        assert (tree["deep"]["a"].item(), found.to_dense()[0].item()) == (first, first)
 
 
 def test_small_torch_values_are_data():

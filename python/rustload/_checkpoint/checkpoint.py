@@ -192,10 +192,10 @@ class Checkpoint(TensorMapping):
 
         Values of unknown classes are `rustload.Opaque`, and names of classes and functions are `rustload.Global`; nothing that
         the file names is called. For safetensors and NumPy files it is a dict of the tensors, or what `save` was given with
-        `keep_nesting=True`. For several files it is one merged
-        dict if all roots are dicts, and a dict by file name otherwise; for the files of a distributed program, whose tensors are
-        joined, dicts within dicts are merged too, and of other values the first file's is taken. For a distributed checkpoint it
-        is what was saved; its values are read now, each through the same reader as a file.
+        `keep_nesting=True`. For several files it is one
+        dict if all roots are dicts, in which dicts within dicts are merged too, and of other values the first file's is taken;
+        otherwise it is a dict by file name, or by path if two names are equal. For a distributed checkpoint it is what was
+        saved; its values are read now, each through the same reader as a file.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
@@ -217,18 +217,9 @@ class Checkpoint(TensorMapping):
 
                 self._objects = object_tree(self._core, wrap)
                 return self._objects
-            trees = self._core.objects(wrap)
-            if len(trees) == 1:
-                self._objects = trees[0]
-            elif self._core.is_joined:
-                from rustload._checkpoint.distributed import merged_trees
+            from rustload._checkpoint.distributed import one_tree
 
-                self._objects = merged_trees(trees)
-            elif all(isinstance(tree, dict) for tree in trees):
-                self._objects = {key: value for tree in trees for key, value in tree.items()}
-            else:
-                names = [path.rpartition(os.sep)[2] for path in self.files]
-                self._objects = dict(zip(names, trees, strict=True))
+            self._objects = one_tree(self._core, self._core.objects(wrap))
         return self._objects
 
     @property

@@ -1,13 +1,15 @@
-"""The object trees of distributed checkpoints, and of the files that each process of a distributed program saved."""
+"""The object trees of distributed checkpoints, and of several files."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from rustload.errors import _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from rustload import _rustload
 
@@ -31,23 +33,51 @@ def object_tree(core: _rustload.Checkpoint, wrap: Callable[[_rustload.Tensor], o
     return _plain(root)
 
 
-def merged_trees(trees: list[Any]) -> Any:
-    """One tree of those of several processes: the keys of all dicts, and of values that are not dicts the first.
+def one_tree(core: _rustload.Checkpoint, trees: list[Any]) -> Any:
+    """One tree of those of all files: merged if all are dicts or tensors are joined, otherwise a dict by file name."""
+    if len(trees) == 1:
+        return trees[0]
+    if core.is_joined or all(isinstance(tree, dict) for tree in trees):
+        return _merged(trees, _places(core))
+    names = [os.path.basename(path) for path in core.files]
+    return dict(zip(names if len(set(names)) == len(names) else core.files, trees, strict=True))
 
-    A dict that is in several places of a tree is merged once.
+
+_Places: TypeAlias = dict[Any, tuple[int, "_Places"]]
+"""For each key of a dict in which tensors are: the number of the first tree with one there, and the same for the value."""
+
+
+def _places(core: _rustload.Checkpoint) -> _Places:
+    """Where the checkpoint has tensors."""
+    root: _Places = {}
+    for name in core.names():
+        tensor = core.tensor(name)
+        inner, tree = root, tensor.id[0]
+        for step in tensor.path:
+            inner = inner.setdefault(step, (tree, {}))[1]
+    return root
+
+
+def _merged(trees: list[Any], places: _Places) -> Any:
+    """The keys of all dicts; of values that are not dicts, the one with the checkpoint's tensors, or else the first.
+
+    Attributes of dicts, such as `_metadata`, are merged too. A dict that is in several places of a tree is merged once.
     """
     first, *others = trees
-    for other in others:
+    for number, other in enumerate(others, 1):
         # Each dict is visited once, so trees that share dicts, or contain themselves, take linear time.
-        left, seen = [(first, other)], set[int]()
+        left, seen = [(first, other, places)], set[int]()
         while left:
-            into, new = left.pop()
+            into, new, inside = left.pop()
             if not isinstance(into, dict) or not isinstance(new, dict) or id(new) in seen:
                 continue
             seen.add(id(new))
+            left.append((getattr(into, "__dict__", None), getattr(new, "__dict__", None), {}))
             for key, value in new.items():
-                if key in into:
-                    left.append((into[key], value))
+                place, inner = inside.get(key, (None, {}))
+                are_dicts = isinstance(into.get(key), dict) and isinstance(value, dict)
+                if key in into and (are_dicts or place != number):
+                    left.append((into[key], value, inner))
                 else:
                     into[key] = value
     return first

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rustload._checkpoint.distributed import one_tree
 from rustload._checkpoint.nesting import NESTING_KEY, nested
 from rustload._remote.folder import ObjectFolder
 from rustload._remote.resolve import remote_source
@@ -220,13 +220,8 @@ def _load_pickled(
         trees.append(core.rebuild(shard, Builder(made, strict=strict, encoding=encoding)))
     if start is not None:
         _files.seek_past(f, start, core)
-    if core.format == "safetensors":
-        return nested({name: value for tree in trees for name, value in tree.items()}, core.metadata)
-    if len(trees) == 1:
-        return trees[0]
-    if all(isinstance(tree, dict) for tree in trees):
-        return {key: value for tree in trees for key, value in tree.items()}
-    return {Path(path).name: tree for path, tree in zip(core.files, trees, strict=True)}
+    tree = one_tree(core, trees)
+    return nested(tree, core.metadata) if formats == {"safetensors"} else tree
 
 
 def _check_globals(core: _rustload.Checkpoint, shard: int, *, keep: bool = True) -> None:
