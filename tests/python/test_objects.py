@@ -195,6 +195,15 @@ def test_a_tensor_in_several_files_is_that_of_the_index(first, tmp_path):
         assert (tree["deep"]["a"].item(), found.to_dense()[0].item()) == (first, first)
 
 
+def test_values_beside_safetensors_files_are_kept(save, tmp_path):
+    paths = [save({"a": torch.ones(1)}, "m.safetensors"), save({"b": {"w": torch.ones(1)}, "n": 5}, "n.pt")]
+    for files in (paths, paths[::-1]):
+        tree = rustload.open(files).objects
+        assert (tree["n"], tree["b"]["w"].name, tree["a"].name) == (5, "b.w", "a")
+        report = rustload.save(rustload.open(files), tmp_path / "out.safetensors", overwrite=True)
+        assert report.skipped_at == ("n",)
+
+
 def test_small_torch_values_are_data():
     tree = objects({"size": torch.Size([2, 3]), "dtype": torch.float16, "device": torch.device("cuda:1")})
     assert tuple(tree["size"]) == (2, 3)

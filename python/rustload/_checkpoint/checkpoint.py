@@ -167,6 +167,11 @@ class Checkpoint(TensorMapping):
         return self._core.format
 
     @property
+    def _formats(self) -> set[str]:
+        """The formats of all files."""
+        return {self._core.format, *self._core.file_formats}
+
+    @property
     def files(self) -> list[str]:
         """The files, in shard order: paths, or URLs without secrets; empty for bytes in memory and an open file or object."""
         return self._core.files
@@ -207,7 +212,7 @@ class Checkpoint(TensorMapping):
             def wrap(core: _rustload.Tensor) -> LazyTensor:
                 return LazyTensor._wrap(core, self._context)
 
-            if self.format == "safetensors":
+            if self._formats == {"safetensors"}:
                 from rustload._checkpoint.nesting import nested
 
                 self._objects = nested(dict(self.items()), self.metadata)

@@ -282,7 +282,7 @@ def _quantized(
 
 def _values(checkpoint: Checkpoint) -> tuple[list[PlainValue | ContainerValue], list[str]]:
     """The plain values and containers at the top level of the pickles, and a note if they are not available."""
-    is_safetensors = checkpoint.format == "safetensors"
+    is_safetensors = checkpoint._formats == {"safetensors"}
     if is_safetensors and NESTING_KEY not in checkpoint.metadata:
         return [], []
     try:

@@ -16,7 +16,7 @@ from rustload.errors import RustloadError, _error
 if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
 
-_FORMATS_WITHOUT = ("safetensors", "npz", "npy")
+_FORMATS_WITHOUT = {"safetensors", "npz", "npy"}
 """Formats whose files hold tensors only."""
 
 _DEPTH_MAX = 200
@@ -56,18 +56,19 @@ class Objects:
         """The tree of a checkpoint, kept for `json` if asked for. Reads no tensors."""
         root: Any = {}
         error = None
+        has_tensors_only = checkpoint._formats <= _FORMATS_WITHOUT
         try:
             if checkpoint.format == "torch-dcp" and not keep:
                 # Values are in files beside the metadata, which has their names.
                 root = {name: None for name, _ in checkpoint._core.saved_values()}
-            elif checkpoint.format not in _FORMATS_WITHOUT or NESTING_KEY in checkpoint.metadata:
+            elif not has_tensors_only or NESTING_KEY in checkpoint.metadata:
                 root = checkpoint.objects
         except RustloadError as found:
             # The tensors can be written all the same.
             error = found
         made = cls(root, keep=keep)
         made._error = error
-        if checkpoint.format in _FORMATS_WITHOUT:
+        if has_tensors_only:
             for opaque in checkpoint.opaque:
                 made.count += opaque.count
                 made.at += opaque.at

@@ -98,7 +98,7 @@ def module_versions(
     checkpoint: Checkpoint, key: Key = None, strip: Strip = None
 ) -> dict[str, dict[str, Any]]:
     """The module versions in the file (`_metadata` of the state dict), by module name; empty if the file has none."""
-    if checkpoint.format == "safetensors":
+    if checkpoint._formats == {"safetensors"}:
         return {}
     found = getattr(below(checkpoint.objects, key), "_metadata", None)
     if not isinstance(found, Mapping):
