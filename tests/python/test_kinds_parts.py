@@ -12,6 +12,7 @@ from quiet import within
 from support import Reduced, child, coded, saved
 
 import rustload
+import rustload.torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*quant.*:UserWarning")
 
@@ -206,7 +207,8 @@ def test_materialize_and_stream_dequantize(zip_format, whole):
     assert all(torch.equal(load(dtype="bfloat16")[name], q.int_repr()) for name, q in QUANTIZED.items())
 
 
-def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only():
+def same_integers() -> bytes:
+    """A file of tensors on one storage, two of which have the same scales."""
     q = torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 0, torch.qint8)
 
     def on_them(*params: Any) -> Reduced:
@@ -216,16 +218,37 @@ def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only(
     first = on_them(torch.per_tensor_affine, 0.5, 0)
     state = {"one": first, "again": first, "two": on_them(torch.per_tensor_affine, 0.5, 1)}
     state["three"] = on_them(torch.per_channel_affine, [0.5, 2], [0, 1], 0)
-    ckpt = rustload.open(saved(state))
+    return saved(state)
+
+
+SCALED = {"one": [[1] * 3] * 2, "again": [[1] * 3] * 2, "two": [[0.5] * 3] * 2, "three": [[1] * 3, [2] * 3]}
+
+
+def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only():
+    ckpt = rustload.open(same_integers())
     found = ckpt.materialize(dequantize=True)
-    assert [found[name].tolist() for name in ("one", "two", "three")] == [
-        [[1] * 3] * 2,
-        [[0.5] * 3] * 2,
-        [[1] * 3, [2] * 3],
-    ]
+    assert {name: value.tolist() for name, value in found.items()} == SCALED
     assert found["one"] is found["again"]
     ints = ckpt.materialize(copy=True, framework="numpy")
-    assert all(ints[name] is ints["one"] for name in state)
+    assert all(ints[name] is ints["one"] for name in SCALED)
+
+
+@pytest.mark.parametrize("assign", ["auto", True])
+def test_a_model_ties_the_same_integers_with_the_same_scales_only(assign):
+    def model(device: str) -> torch.nn.ParameterDict:
+        return torch.nn.ParameterDict(
+            {name: torch.nn.Parameter(torch.zeros(2, 3, device=device)) for name in SCALED}
+        )
+
+    for device in ("meta", "cpu"):
+        made = model(device)
+        rustload.torch.load_into(made, same_integers(), dequantize=True, assign=assign)
+        assert {name: value.tolist() for name, value in made.items()} == SCALED
+        assert (made["one"] is made["again"]) == (device == "meta" or assign is True)
+    tied = model("cpu")
+    tied["two"] = tied["one"]
+    with pytest.raises(ValueError, match="'one' and 'two' differ in the file"):
+        rustload.torch.load_into(tied, same_integers(), dequantize=True)
 
 
 # Sparse

@@ -58,7 +58,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def same_tensor(tensor: Tensor) -> Hashable:
-    """A key that the names of one and the same tensor of a checkpoint share."""
+    """A key that the names of one and the same tensor of a checkpoint share, with the same scales or others."""
     return tensor.storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides, tensor.signs
 
 

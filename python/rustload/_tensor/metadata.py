@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rustload import _rustload
+from rustload._common.sizes import same_tensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,10 +129,8 @@ class Metadata(_rustload.Handle):
 
     def _place(self) -> tuple[Any, ...]:
         """Which part of its checkpoint it is."""
-        core = self._core
         # The numbers of quantized ones are also those of their scales.
-        scaled = core.id if self._is_scaled() else None
-        return core.storage, core.dtype, core.shape, core.strides, core.offset, core.signs, scaled
+        return same_tensor(self._core), self._core.id if self._is_scaled() else None
 
     def _is_same(self, other: Any) -> bool:
         if type(self) is not type(other) or self._place() != other._place():

@@ -10,7 +10,6 @@ import torch
 
 from rustload._checkpoint.names import below
 from rustload._common.request import dims_of
-from rustload._common.sizes import same_tensor
 from rustload._frameworks.torch import torch_dtype
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _error
@@ -336,10 +335,8 @@ def _same_device(one: torch.device, two: torch.device) -> bool:
 
 
 def _identity(lazy: LazyTensor | ComputedTensor) -> Any:
-    """A key that is equal for two tensors of a file with the same elements."""
-    if isinstance(lazy, ComputedTensor):
-        return id(lazy.tensor)
-    return same_tensor(lazy._core)
+    """A key that is equal for two tensors of a file with the same elements and scales."""
+    return id(lazy.tensor) if isinstance(lazy, ComputedTensor) else lazy._place()
 
 
 def is_batch_counter(slot: Slot) -> bool:
