@@ -715,6 +715,16 @@ def test_a_fingerprint_takes_a_positive_number_of_threads(tmp_path, data):
             ckpt.fingerprint(data=data, threads=wrong)  # type: ignore[arg-type]
 
 
+def test_a_tensor_called_pt_has_no_further_name_in_fingerprint_and_diff(tmp_path):
+    """Headers say `"format": "pt"`, and other texts may be names that were left out because they are tied."""
+    torch.save({"pt": torch.ones(2), "b": torch.zeros(3)}, tmp_path / "m.pt")
+    ckpt = rustload.open(tmp_path / "m.pt")
+    rustload.save(ckpt, tmp_path / "m.safetensors")
+    saved = rustload.open(tmp_path / "m.safetensors")
+    assert saved.fingerprint() == ckpt.fingerprint()
+    assert rustload.diff(saved, ckpt).notes == []
+
+
 def test_the_fingerprint_of_the_source_is_recorded(tmp_path):
     path = tmp_path / "m.bin"
     torch.save({"a": torch.randn(30, 40), "b": torch.arange(5)}, path)

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from rustload import _rustload
+from rustload._checkpoint.names import names_left_out
 from rustload._common.request import Request
 from rustload._common.waiting import in_parallel
 
@@ -40,7 +41,7 @@ def fingerprint(
     """
     threads = Request(copy=True, threads=threads).threads
     named = dict(tensors)
-    named |= {name: named[kept] for name, kept in texts.items() if kept in named and name not in named}
+    named |= {name: named[kept] for name, kept in names_left_out(named, texts).items()}
     digests = _digests(list(named.values()), threads) if data else {}
     lines = [FORMAT]
     for name in sorted(named):

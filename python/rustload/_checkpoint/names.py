@@ -129,6 +129,16 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> tuple[list[str
     return list(below), list(below.values())
 
 
+def names_left_out(tensors: Mapping[str, LazyTensor], texts: Mapping[str, str]) -> dict[str, str]:
+    """For each name that a writer has left out because another has the same tensor, that other one: the header's texts say so."""
+    # "format" is the framework, such as `pt`, which a tensor may be called too.
+    return {
+        name: kept
+        for name, kept in texts.items()
+        if kept in tensors and name not in tensors and name != "format"
+    }
+
+
 def below(tree: Any, key: Key) -> Any:
     """The value under a key of an object tree; None without one."""
     for step in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():

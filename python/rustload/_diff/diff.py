@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
-from rustload._checkpoint.names import select_tensors
+from rustload._checkpoint.names import names_left_out, select_tensors
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.dtype_rows import DTYPE_ROWS
@@ -243,8 +243,7 @@ def _change(one: TensorDiff) -> tuple[int, float]:
 
 
 def _aliases(tensors: _Tensors, label: str, notes: list[str]) -> dict[str, str]:
-    """Names that a writer has left out because another name has the same tensor; the header says so."""
-    aliases = {name: kept for name, kept in tensors.texts.items() if kept in tensors and name not in tensors}
+    aliases = names_left_out(tensors, tensors.texts)
     if aliases:
         listed = ", ".join(f"{name} = {kept}" for name, kept in list(aliases.items())[:4])
         more = f" and {len(aliases) - 4} more" if len(aliases) > 4 else ""
