@@ -244,10 +244,14 @@ def test_a_lazily_conjugated_out_is_filled(save):
     assert torch.equal(out, z)
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_a_subclass_of_ndarray_is_filled(lazy, tmp_path):
     out = np.memmap(tmp_path / "out.raw", dtype=np.float32, mode="w+", shape=(4, 6))
     lazy.materialize(out=out)
     np.testing.assert_array_equal(out, W.numpy())
+    for matrix in (np.matrix(np.zeros((4, 6))), np.matrix(np.zeros((6, 4)), dtype=np.float32).T):
+        assert lazy.materialize(out=matrix) is matrix
+        np.testing.assert_array_equal(matrix, W.numpy())
 
 
 def test_a_subclass_of_tensor_is_filled(lazy):

@@ -100,7 +100,8 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     request = request_for_out(core, out.dtype.name, out.shape, request)
     numpy_dtype(out.dtype.name)  # raises for a dtype that rustload does not have, such as strings
     if out.flags.c_contiguous and out.dtype.isnative:
-        core.materialize_into(request, out.reshape(-1).view(np.uint8).__dlpack__())
+        memory = np.asarray(out).reshape(-1)  # a matrix has two dimensions always
+        core.materialize_into(request, memory.view(np.uint8).__dlpack__())
     else:
         out[...] = wrap(core.materialize(request), None)
     return True
