@@ -493,8 +493,10 @@ def test_a_file_that_is_replaced_by_rename_is_still_read(simple, save):
     """Writers that rename into place never disturb readers."""
     ckpt = rustload.open(simple, framework="torch")
     save({"w": torch.zeros(4, 6), "b": torch.zeros(3)}, "new.bin").replace(simple)
-    assert ckpt["w"].materialize(copy=True).sum() == 276
-    assert ckpt["w"].materialize().sum() == 276
+    for how in ({}, {"copy": True}, {"dtype": "float64"}, {"transpose": True}, {"framework": "numpy"}):
+        assert ckpt["w"].materialize(**how).sum() == 276
+    assert rustload.concat([ckpt["w"], ckpt["w"]]).materialize().sum() == 2 * 276
+    assert dict(ckpt.stream(dtype="float64"))["w"].sum() == 276
     assert rustload.open(simple, framework="torch")["w"].materialize().sum() == 0
 
 
