@@ -80,8 +80,8 @@ class TorchHandle(Operators):
     def tensor(self) -> torch.Tensor:
         """Reads the tensor; a view of the file if possible, as by `LazyTensor.materialize`.
 
-        Views of tensors that are read one after another share one private mapping. Reading a tensor again starts a new mapping,
-        so two models that are loaded from one state dict share no memory.
+        Views of tensors that are read one after another share one private mapping. Reading a tensor again starts a new mapping:
+        two models that are loaded from one state dict share no memory if one is loaded after the other, not at the same time.
 
         Raises:
             FormatError: The file was truncated or changed since it was opened, or is damaged.

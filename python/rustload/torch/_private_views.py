@@ -1,4 +1,4 @@
-"""Private mappings for views of a lazy state dict, so that models that are loaded from one state dict share no memory."""
+"""Private mappings for views of a lazy state dict: models that are loaded from it one after the other share no memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class PrivateViews:
     """Chooses the mapping for each read of a handle of a state dict.
 
     Tensors that are read one after another are views of one mapping, so that tied weights stay tied. Reading a tensor a second
-    time, as a second model does, starts a new mapping. Thread-safe.
+    time, as a second model does, starts a new mapping, for whoever reads next: two models share no memory if one is loaded after
+    the other. Thread-safe.
     """
 
     def __init__(self) -> None:
