@@ -226,6 +226,11 @@ def test_the_cache_is_where_the_environment_says(hub, tmp_path, monkeypatch):
     cache.mkdir(parents=True)
     (cache / hub.name).symlink_to(hub)
     monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("org/tiny")
+    assert str(hub) in notes(caught.value)
+    monkeypatch.delenv("HUGGINGFACE_HUB_CACHE")
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     with pytest.raises(FileNotFoundError) as caught:

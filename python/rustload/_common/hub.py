@@ -68,6 +68,7 @@ def cached_repository(folder: str) -> str | None:
     """A repository in the Hugging Face cache, by the name of its folder; None if it is not there."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(caches, "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    old_name = os.environ.get("HUGGINGFACE_HUB_CACHE")
+    cache = os.environ.get("HF_HUB_CACHE") or old_name or os.path.join(home, "hub")
     found = os.path.join(os.path.expandvars(os.path.expanduser(cache)), folder)
     return found if os.path.isdir(found) else None
