@@ -171,8 +171,10 @@ if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
     def __dir__() -> list[str]:
         """All names, those that are imported lazily included."""
-        return sorted({*globals(), *_LAZY_IMPORTS} - {"TYPE_CHECKING"})
+        return sorted({*globals(), *_LAZY_IMPORTS})
 
+
+del TYPE_CHECKING
 
 if _DEBUG:
     import warnings
