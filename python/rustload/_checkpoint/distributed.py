@@ -38,7 +38,7 @@ def one_tree(core: _rustload.Checkpoint, trees: list[Any]) -> Any:
     if len(trees) == 1:
         return trees[0]
     if core.is_joined or all(isinstance(tree, dict) for tree in trees):
-        return _merged(trees, _places(core))
+        return _merged(core, trees, {} if core.is_joined else None)
     names = [os.path.basename(path) for path in core.files]
     return dict(zip(names if len(set(names)) == len(names) else core.files, trees, strict=True))
 
@@ -50,23 +50,23 @@ _Places: TypeAlias = dict[Any, tuple[int, "_Places"]]
 def _places(core: _rustload.Checkpoint) -> _Places:
     """Where the checkpoint has tensors."""
     root: _Places = {}
-    for name in core.names():
-        tensor = core.tensor(name)
+    for tensor in core.tensors(0, len(core)):
         inner, tree = root, tensor.id[0]
         for step in tensor.path:
             inner = inner.setdefault(step, (tree, {}))[1]
     return root
 
 
-def _merged(trees: list[Any], places: _Places) -> Any:
+def _merged(core: _rustload.Checkpoint, trees: list[Any], places: _Places | None) -> Any:
     """The keys of all dicts; of values that are not dicts, the one with the checkpoint's tensors, or else the first.
 
-    Attributes of dicts, such as `_metadata`, are merged too. A dict that is in several places of a tree is merged once.
+    Attributes of dicts, such as `_metadata`, are merged too. A dict that is in several places of a tree is merged once. `places`
+    is None until there are two values for a key, as most files have none.
     """
     first, *others = trees
     for number, other in enumerate(others, 1):
         # Each dict is visited once, so trees that share dicts, or contain themselves, take linear time.
-        left, seen = [(first, other, places)], set[int]()
+        left, seen = [(first, other, places or {})], set[int]()
         while left:
             into, new, inside = left.pop()
             if not isinstance(into, dict) or not isinstance(new, dict) or id(new) in seen:
@@ -75,10 +75,14 @@ def _merged(trees: list[Any], places: _Places) -> Any:
             left.append((getattr(into, "__dict__", None), getattr(new, "__dict__", None), {}))
             for key, value in new.items():
                 place, inner = inside.get(key, (None, {}))
-                are_dicts = isinstance(into.get(key), dict) and isinstance(value, dict)
-                if key in into and (are_dicts or place != number):
-                    left.append((into[key], value, inner))
-                else:
+                old = into.setdefault(key, value)
+                if old is value:
+                    continue
+                if isinstance(old, dict) and isinstance(value, dict):
+                    left.append((old, value, inner))
+                elif places is None:
+                    return _merged(core, trees, _places(core))  # what is merged by now stays as it is
+                elif place == number:
                     into[key] = value
     return first
 
