@@ -534,6 +534,23 @@ def test_allocated_parameters_are_not_tied_by_a_file(save):
     assert_equal(model, allocated().state_dict())
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_tied_parameters_of_two_dtypes_are_equal_if_neither_is_rounded(order, save):
+    value = torch.randn(4, 4)
+    for narrow, wide in ((value.bfloat16(), value.bfloat16().float()), (value.bfloat16(), value)):
+        path = save(dict(zip("ab", (narrow, wide)[::order], strict=True)))
+        for dtype in (None, "bfloat16"):
+            model = torch.nn.ParameterDict({"a": torch.nn.Parameter(torch.zeros(4, 4))})
+            model["b"] = model["a"]
+            if wide is value and dtype is None:
+                with pytest.raises(ValueError, match="'a' and 'b' differ in the file"):
+                    rustload.torch.load_into(model, path, assign=True)
+                continue
+            rustload.torch.load_into(model, path, assign=True, dtype=dtype)
+            assert model["a"] is model["b"]
+            assert torch.equal(model["a"].bfloat16(), narrow)
+
+
 def test_tied_parameters_accept_two_equal_tensors_and_refuse_different_ones(save):
     state = {name: tensor.clone() for name, tensor in allocated().state_dict().items()}
     state["embed.weight"][0, 0] = state["head.weight"][0, 0] = float("nan")

@@ -247,20 +247,27 @@ def _check_tied_values(step: Step, options: LoadOptions) -> None:
 
 
 def _is_equal(filled: torch.Tensor, lazy: LazyTensor, options: LoadOptions, *, dequantize: bool) -> bool:
-    """Whether the loaded tensor equals `lazy`, compared in windows. NaN equals NaN."""
+    """Whether the loaded tensor equals `lazy`, compared in windows. NaN equals NaN.
+
+    Where the file decides dtypes, `lazy` may have another one than the loaded tensor: then neither may be the other one rounded.
+    """
+    dtypes = {filled.dtype}
+    if options.assign is True and not dequantize and options.rules.dtype(lazy) is None:
+        dtypes.add(torch_dtype(lazy.dtype))
     if not filled.ndim:
         filled, lazy = filled[None], lazy[None]
     nbytes = filled.numel() * filled.dtype.itemsize
     rows = max(1, min(options.window, 16 << 20) * filled.shape[0] // max(nbytes, 1))
     for first in range(0, filled.shape[0], rows):
         part = slice(first, first + rows)
-        other = lazy[part].materialize(
-            dtype=filled.dtype, framework="torch", allow_lossy=options.allow_lossy, dequantize=dequantize
-        )
-        mine = filled[part]
-        other = other.to(mine.device)
-        if not torch.equal(mine, other) and not bool(
-            ((mine == other) | ((mine != mine) & (other != other))).all()
-        ):
-            return False
+        for dtype in dtypes:
+            other = lazy[part].materialize(
+                dtype=dtype, framework="torch", allow_lossy=options.allow_lossy, dequantize=dequantize
+            )
+            mine = filled[part].to(dtype)
+            other = other.to(mine.device)
+            if not torch.equal(mine, other) and not bool(
+                ((mine == other) | ((mine != mine) & (other != other))).all()
+            ):
+                return False
     return True
