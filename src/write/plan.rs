@@ -97,7 +97,7 @@ impl FolderPlan {
             planned.paths.iter().try_for_each(|path| check_listable(path))?;
         }
         let is_one_file = divided.len() == 1 && planned.paths.len() == 1;
-        if self.joins && !options.overwrite && is_one_file && path.as_ref().is_dir() {
+        if self.joins && !options.overwrite && !options.resume && is_one_file && path.as_ref().is_dir() {
             let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options, &mut manifest);
             let written = divided.into_iter().map(join).collect::<Result<_>>()?;
             prepare(manifest, options)?.map_or(Ok(()), PreparedFile::commit)?;

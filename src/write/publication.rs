@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::shards::INDEX_EXTENSION;
+use super::shards::is_index;
 use super::staged::{folder_of, sync_folder};
 use super::walk::{into_io, remove_all, walk};
 use crate::error::{Error, Result};
@@ -116,7 +116,7 @@ impl Publication {
     /// A reader that goes by an index sees the old files, until the new index takes the place of the old one, and then the new files.
     /// Without `overwrite`, fails if there is another file of a new name, and moves the others back.
     pub(super) fn move_files(&self, outer: &Path, target: &Path) -> io::Result<()> {
-        let is_index = |file: &&(String, u64)| file.0.ends_with(INDEX_EXTENSION);
+        let is_index = |file: &&(String, u64)| is_index(&file.0);
         let is_edit = |file: &&(String, u64)| self.edits.contains(&file.0);
         let (edits, added): (Vec<_>, Vec<_>) = self.add.iter().partition(is_edit);
         let (indexes, named): (Vec<_>, Vec<_>) = added.into_iter().partition(is_index);

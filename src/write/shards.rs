@@ -61,7 +61,7 @@ pub(super) struct FileNames {
 
 /// What stands behind the number.
 const EXTENSION: &str = ".safetensors";
-pub(super) const INDEX_EXTENSION: &str = ".index.json";
+const INDEX_EXTENSION: &str = ".index.json";
 
 impl FileNames {
     /// The names for `model.safetensors`, or for `model`.
@@ -72,7 +72,7 @@ impl FileNames {
     /// The names for a file that may be a shard.
     pub(super) fn of_shard(name: &str) -> FileNames {
         match split_shard(name) {
-            Some((stem, _, _)) => FileNames { stem: stem.to_owned() },
+            Some((stem, _, _)) => FileNames { stem },
             None => FileNames::new(name),
         }
     }
@@ -125,17 +125,31 @@ pub(super) fn in_generation(name: &str, generation: u32) -> String {
     }
 }
 
-/// The stem of a shard, its generation, which is 1 if its name has none, and `-00001-of-00002`.
-fn split_shard(name: &str) -> Option<(&str, u32, &str)> {
-    let stem = name.strip_suffix(EXTENSION)?;
-    let (stem, number) = stem.split_at_checked(stem.len().checked_sub("-00001-of-00002".len())?)?;
-    if !is_shard_number(number) {
-        return None;
-    }
+/// The stem of a shard, its generation, which is 1 if its name has none, and `-00001-of-00002`. Some writers put the variant behind the
+/// number: `model-00001-of-00002.fp16` has the stem `model.fp16`.
+fn split_shard(name: &str) -> Option<(String, u32, &str)> {
+    let name = name.strip_suffix(EXTENSION)?;
+    let split = |name: &'_ str| {
+        let (stem, number) = name.split_at_checked(name.len().checked_sub("-00001-of-00002".len())?)?;
+        is_shard_number(number).then_some(stem.len())
+    };
+    let (end, variant) = match split(name) {
+        Some(end) => (end, ""),
+        None => {
+            let (numbered, variant) = name.split_at(name.rfind('.')?);
+            (split(numbered)?, variant)
+        }
+    };
+    let (stem, number) = (&name[..end], &name[end..name.len() - variant.len()]);
     let generation =
         stem.rsplit_once(GENERATION).and_then(|(stem, digits)| Some((stem, digits.parse().ok()?)));
     let (stem, generation) = generation.filter(|(_, generation)| *generation > 1).unwrap_or((stem, 1));
-    Some((stem, generation, number))
+    Some((format!("{stem}{variant}"), generation, number))
+}
+
+/// Whether a file is an index of shards, also of those of a variant.
+pub(super) fn is_index(name: &str) -> bool {
+    name.ends_with(".json") && name.contains(".index.")
 }
 
 /// Whether a text is like `-00001-of-00002`.
@@ -219,6 +233,8 @@ mod tests {
             "model.fp16-1-of-2.safetensors",
             "model.fp16.bin",
             "model.fp16-extra.safetensors",
+            "model-00001-of-00002.bf16.safetensors",
+            "model-00001-of-0002.fp16.safetensors",
             "model.safetensors.index.json",
         ] {
             assert!(!names.is_of_checkpoint(name), "{name}");
@@ -234,6 +250,10 @@ mod tests {
         assert_eq!(in_generation("model.safetensors", 2), "model.safetensors");
         assert_eq!((names.generation(&second), names.generation(&names.shard(0, 2))), (Some(2), Some(1)));
         assert_eq!(FileNames::of_shard(&second), names);
+        let behind = "model-00001-of-00002.fp16.safetensors";
+        assert_eq!(FileNames::of_shard(behind), names);
+        assert_eq!((names.generation(behind), in_generation(behind, 2)), (Some(1), second.clone()));
+        assert!(names.is_of_checkpoint(behind) && !FileNames::new("model").is_of_checkpoint(behind));
         assert!(names.is_of_checkpoint(&second) && !FileNames::new("model").is_of_checkpoint(&second));
         for name in ["model.fp16.safetensors", "model.fp16.generation-00001-of-00002.safetensors", "x"] {
             assert_eq!(names.generation(name), None, "{name}");
