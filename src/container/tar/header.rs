@@ -124,7 +124,9 @@ pub fn python_number(field: &[u8]) -> Option<i64> {
         Some((0xff, rest)) => return Some(base_256(-1, rest).unwrap_or(i64::MIN)),
         _ => {}
     }
-    let text = std::str::from_utf8(text(field)).ok()?.trim();
+    // Python's `str.strip` takes separators of information for spaces.
+    let is_space = |c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c);
+    let text = std::str::from_utf8(text(field)).ok()?.trim_matches(is_space);
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
@@ -172,6 +174,7 @@ mod tests {
             (b"\0\0\0\0", Some(0)),
             (b"6_44", Some(0o644)),
             (b"0o17", Some(0o17)),
+            (b"17\x1f\x1c\0", Some(0o17)),
             (b"-7\0", Some(-7)),
             (b"8\0", None),
             (b"\x80\0\0\x01\x02", Some(258)),

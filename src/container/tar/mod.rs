@@ -96,6 +96,13 @@ impl Archive {
             let Described { name: long_name, size: stated, .. } = std::mem::take(&mut described);
             let size = sized(size, stated, at)?;
             let has_long_name = long_name.is_some();
+            // A name with a slash at its end makes a folder of a member of this kind: the short one for some readers, the long one for others.
+            let is_of_folder = |name: &[u8]| kind == 0 && name.ends_with(b"/");
+            if let Some(long) = &long_name
+                && (is_of_folder(long.as_bytes()) || is_of_folder(header.name()))
+            {
+                return Err(wrong("readers disagree whether a member is a folder", at));
+            }
             let name = long_name.map_or_else(|| name(header), Ok).map_err(|error| error.at(at))?;
             let (name, is_folder) = plain_name(&name, kind).map_err(|error| error.at(at))?;
             walk.count_name(name)?;

@@ -19,8 +19,9 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::index::PersistentIdForm;
 use crate::index::globals;
+use crate::limits::Limits;
 use crate::num::to_u64;
-use crate::pickle::{self, Build, CallKind, Handle, RecoveredPickle, Value, Values};
+use crate::pickle::{self, Arg, Build, CallKind, Disasm, Handle, Op, Opcode, RecoveredPickle, Value, Values};
 
 /// The class whose BUILD an array follows.
 pub(in crate::scan) const WRAPPER: (&str, &str) = ("joblib.numpy_pickle", "NumpyArrayWrapper");
@@ -121,6 +122,11 @@ impl Scanner<'_> {
             let len = usize::try_from(end).unwrap_or(usize::MAX);
             parts.bytes = recovered.values.data().get(..len).unwrap_or_default().to_vec();
             match array {
+                _ if reaches_past(&parts.bytes, limits) => {
+                    // joblib holds the frame in memory, and reads arrays behind it.
+                    parts.gap = Some((at, "an array inside a frame"));
+                    return Ok(parts);
+                }
                 Array::Numbers { nbytes, is_padded } => {
                     if is_padded {
                         parts.first_padded.get_or_insert(end);
@@ -182,6 +188,15 @@ impl Scanner<'_> {
         let inner = inside(input.label, name);
         self.report_pickle(run, &place, Some(&inner), input.depth, false).map(|_| ())
     }
+}
+
+/// Whether a frame reaches past the end of these opcodes.
+fn reaches_past(opcodes: &[u8], limits: &Limits) -> bool {
+    let end = |op: Op<'_>| match (op.opcode, op.arg) {
+        (Opcode::Frame, Arg::Unsigned(len)) => to_u64(op.payload).saturating_add(8).saturating_add(len),
+        _ => 0,
+    };
+    Disasm::lenient(opcodes, 0, limits).flatten().any(|op| end(op) > to_u64(opcodes.len()))
 }
 
 /// The first BUILD of a wrapper at or behind an offset, or the first one that may be, and what follows it.

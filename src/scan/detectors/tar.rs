@@ -5,10 +5,14 @@
 //! the member that they describe. A sparse member, a size below zero, and extended headers for all members that change names or
 //! sizes end in unscanned bytes: their contents are assembled from other places.
 //!
+//! The strict reader reads the archive too. It refuses what readers may see in different ways, and its error is a finding, so that an
+//! archive is inert only if its members are the same for all.
+//!
 //! The files of a distributed checkpoint in an archive are scanned item by item, as on disk, if the strict reader accepts the archive.
 
 use super::super::file::{Scanner, inside};
 use super::texts::{self, Meaning};
+use super::zip::propagate_if_not_file_fault;
 use super::{Detected, Input, Origin};
 use crate::bytes::{Region, Source};
 use crate::container::tar::{self, BLOCK_BYTES, python_number};
@@ -52,7 +56,13 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut 
         scanner.report.unscanned(label, "nested too deep", 0, end);
         return Ok(());
     }
+    // What readers may read in different ways, the strict reader refuses.
+    if let Err(error) = tar::Archive::open(source, &scanner.options.limits, false, &scanner.options.cancel) {
+        propagate_if_not_file_fault(&error)?;
+        scanner.report.add_error(&error, label);
+    }
     let (mut at, mut members, mut described) = (0_u64, 0_u64, Described::default());
+    let mut is_broken = false;
     while at.saturating_add(BLOCK_BYTES) <= end {
         scanner.options.cancel.check()?;
         members = members.saturating_add(1);
@@ -66,7 +76,19 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut 
         if block.iter().all(|&byte| byte == 0) {
             continue;
         }
-        let Some(mut header) = header(&block) else { break };
+        let Some(mut header) = header(&block) else {
+            // `ignore_zeros=True` goes on at the next block, other readers end here.
+            let start = at.saturating_sub(BLOCK_BYTES);
+            if !std::mem::replace(&mut is_broken, true) {
+                scanner.report.unscanned(
+                    label,
+                    "a block that is no header",
+                    start,
+                    end.saturating_sub(start),
+                );
+            }
+            continue;
+        };
         if header.kind == b'S' {
             described.is_moved = true;
             while header.is_extended && at.saturating_add(BLOCK_BYTES) <= end {

@@ -118,7 +118,9 @@ fn acts(text: &str, mut act: impl FnMut(Act)) -> bool {
         }
     }
     let is_escaped = ["\\x", "\\u", "\\U"].iter().any(|escape| text.contains(escape));
-    !is_escaped && (has_target || !text.contains(TARGET))
+    // Lines end there for YAML 1.1, which PyYAML reads, and not for 1.2.
+    let has_other_breaks = text.contains(['\u{85}', '\u{2028}', '\u{2029}']);
+    !is_escaped && !has_other_breaks && (has_target || !text.contains(TARGET))
 }
 
 fn set_last(open: &mut [Open], to: Open) {

@@ -1,4 +1,4 @@
-"""X01 to X21: files that one reader takes for data and another one runs."""
+"""X01 to X21, X123, X139 to X142: files that one reader takes for data and another one runs."""
 
 import bz2
 import gzip
@@ -376,3 +376,66 @@ family("X20", "a tar archive whose contents are assembled from other places", {
 family("X21", "an encrypted member", {
     "zip": lambda: Zip().add("extra", SIX, flags=1).bytes(),
 }, Refused("ZipUnsupported"), verdict="unknown")  # fmt: skip
+
+
+def ended(header: bytes, end: bytes) -> bytes:
+    """A header of V7 whose checksum ends so."""
+    fields = bytearray(summed(header, ustar=False))
+    fields[148:156] = fields[148:154] + end
+    return bytes(fields)
+
+
+def behind_v7(*blocks: bytes) -> bytes:
+    """A tar archive of V7 with a sound entry before these blocks."""
+    return ended(tar_header("a.pkl", len(SIX)), b"\0 ") + SIX.ljust(512, b"\0") + b"".join(blocks) + TAR_END
+
+
+def separated(size: bytes) -> bytes:
+    header = tar_header("evil.pkl", len(EVIL))
+    return header[:124] + size + header[136:]
+
+
+def named_twice(kind: bytes, text_: bytes, header: bytes, data: bytes) -> bytes:
+    """A tar entry with an extended header before its own."""
+    head = summed(tar_header("extended", len(text_), kind=kind), ustar=True)
+    return head + text_.ljust(512, b"\0") + summed(header, ustar=True) + data.ljust(512, b"\0") + TAR_END
+
+
+FRAMED = EVIL.ljust(512, b"\0")
+family("X139", "a tar entry whose header Python reads and others do not", {
+    "checksum": lambda: behind_v7(ended(tar_header("evil.pkl", len(EVIL)), b"\x1f\0"), FRAMED),
+    "size": lambda: behind_v7(ended(separated(f"{len(EVIL):010o}\x1c\0".encode()), b"\0 "), FRAMED),
+    "junk": lambda: behind_v7(b"J" * 512, ended(tar_header("evil.pkl", len(EVIL)), b"\0 "), FRAMED),
+}, unknown, "", runs=RUNS)  # fmt: skip
+family("X140", "two extended headers of one tar entry", {
+    "size": lambda: (
+        tar_member("extended", pax(size=str(len(EVIL))), kind=b"x") + tar_member("extended", pax(size="0"), kind=b"x")
+        + tar_member("storages", EVIL) + TAR_END
+    ),
+}, odd_tars, verdict="unknown")  # fmt: skip
+family("X141", "a tar entry that is a folder for some readers", {
+    "path": lambda: named_twice(b"x", pax(path="tensors/"), tar_header("notes", len(EVIL)), EVIL),
+}, odd_tars, "", runs=RUNS)  # fmt: skip
+family("X141", "", {
+    key: (lambda kind=kind, text_=text_: named_twice(kind, text_, tar_header("notes/", len(EVIL), kind=b"\0"), EVIL))
+    for key, (kind, text_) in {"pax": (b"x", pax(path="notes")), "gnu": (b"L", b"notes\0")}.items()
+}, odd_tars, "TarStructure", verdict="unknown")  # fmt: skip
+
+
+def joblib_in_frame() -> bytes:
+    """A frame with opcodes behind the array's wrapper, which joblib runs, and an array that ends in other opcodes."""
+    real = text("posix") + b"q\x010" + text("system") + b"q\x020" + text("true") + b"\x85q\x030"
+    other = text("collections") + b"q\x010" + text("OrderedDict") + b"q\x020" + b")q\x030"
+    size = -(-max(len(real), len(other)) // 2) * 2 + 2
+    real, other = (
+        one + b"N0" * ((size - len(one)) // 2) + b"K\x000"[: 3 * ((size - len(one)) % 2)]
+        for one in (real, other)
+    )
+    frame = wrapped(32, aligned=False) + real
+    data = bytes(256 - len(other)) + other + b"h\x01h\x02\x93h\x03R\x86."
+    return b"\x80\x04\x95" + struct.pack("<Q", len(frame)) + frame + data
+
+
+family("X142", "a call in a frame that joblib holds while it reads an array", {
+    "memo": joblib_in_frame,
+}, unknown, verdict="unknown")  # fmt: skip

@@ -56,6 +56,12 @@ family("X204", "", {
     "block": lambda: nemo(b"a: |\n  _target_: x.y\n"), "damaged": lambda: nemo(b"a: [\n"),
     "key": lambda: nemo(b"[a, b]: c\n"), "utf16": lambda: nemo("a: b".encode("utf-16")), "long": lambda: nemo(b"a: " + b"b" * (1 << 20)),
     "deep": lambda: nemo(b"[" * 100_000),
+    # Where a comment ends by YAML 1.1, which PyYAML reads, and not by 1.2.
+    **{
+        f"{ord(end):x}_{key}": (lambda end=end, rest=rest: nemo(f"a: 1 # comment{end}{rest}\n".encode()))
+        for end in "\u0085\u2028\u2029"
+        for key, rest in {"tag": "b: !!python/object/apply:posix.system ['true']", "target": "target: x.y", "resolver": "b: ${oc.env:HOME}"}.items()
+    },
 }, opened, "", verdict="unknown", suffix=".nemo")  # fmt: skip
 family(
     "X204",
