@@ -214,6 +214,21 @@ def test_any_object_graph_equals_torchs(graph, new):
     assert_same_graph(rustload.torch.load(io.BytesIO(data)), expected)
 
 
+class MadeTuple:
+    """A tuple that a call makes."""
+
+    def __reduce__(self):
+        return tuple, ([1, 2],)
+
+
+def test_a_tuple_that_a_call_makes_is_a_tuple_and_a_size_is_a_size(tmp_path):
+    torch.save({"tuple": MadeTuple(), "size": torch.Size([1, 2])}, tmp_path / "m.pt")
+    found = rustload.torch.load(tmp_path / "m.pt")
+    wanted = torch.load(tmp_path / "m.pt", weights_only=False)
+    assert found == wanted
+    assert [type(value) for value in found.values()] == [type(value) for value in wanted.values()]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 40_000), st.sampled_from([torch.uint8, torch.float32])), max_size=30)

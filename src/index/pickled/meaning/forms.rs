@@ -73,7 +73,7 @@ impl<'a> CallInterpreter<'a> {
     }
 
     pub(super) fn is_count(&self, handle: Handle) -> bool {
-        matches!(self.values.get(handle), Value::None | Value::Int(_))
+        self.values.get(handle) == Value::None || self.values.count_at(handle).is_some()
     }
 
     pub(super) fn is_real(&self, handle: Handle) -> bool {

@@ -98,16 +98,23 @@ impl Tree {
     /// Whether a value is a `torch.Size`, which [`get`](Tree::get) returns as a tuple.
     pub fn is_size(&self, handle: Handle) -> bool {
         match self.values.get(handle) {
-            Value::Call(id) => self.meanings.calls.get(id.index()) == Some(&Meaning::Tuple),
+            Value::Call(id) if self.meanings.calls.get(id.index()) == Some(&Meaning::Tuple) => {
+                self.known(self.values.call(id).callable) == Some(Known::Size)
+            }
             _ => false,
         }
+    }
+
+    /// What a global is known as.
+    fn known(&self, handle: Handle) -> Option<Known> {
+        let Value::Global(id) = self.values.get(handle) else { return None };
+        self.meanings.globals.get(id.index()).copied().flatten()
     }
 
     /// Whether a call that rebuilds a tensor has an argument for hooks; the oldest forms have none.
     pub fn has_hooks(&self, handle: Handle) -> bool {
         let Value::Call(id) = self.values.get(handle) else { return false };
-        let Value::Global(id) = self.values.get(self.values.call(id).callable) else { return false };
-        match self.meanings.globals.get(id.index()).copied().flatten() {
+        match self.known(self.values.call(id).callable) {
             Some(Known::Rebuild(rebuild)) => {
                 !matches!(rebuild, Rebuild::Tensor | Rebuild::Meta | Rebuild::FromDevice)
             }
