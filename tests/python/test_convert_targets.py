@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save, save_file
-from support import names
+from support import contents, names
 from web_server import Server
 
 import rustload
@@ -123,17 +123,29 @@ def test_a_distributed_checkpoint_is_not_hidden_by_its_conversion(tmp_path, monk
     assert rustload.convert("step-1", "step-1-safetensors").tensors == 1
 
 
-def test_one_shard_of_several_is_not_written_beside_the_others(tmp_path):
-    source = model(tmp_path / "model", pickle=True, shards=2)
-    shard = source / "pytorch_model-00001-of-00002.bin"
-    with pytest.raises(
-        ValueError,
-        match=r"dst= is needed: 'model-00001-of-00002.safetensors' would be opened in place of the shards",
-    ):
-        rustload.convert(shard)
-    assert set(rustload.open(source)) == {"w0", "w1"}
-    assert rustload.convert(shard, tmp_path / "part.safetensors").tensors == 1
-    assert rustload.convert(shard, source / "part.safetensors").tensors == 1
+@pytest.mark.parametrize("pickle", [False, True])
+def test_some_of_the_shards_are_not_written_beside_the_others(tmp_path, monkeypatch, pickle):
+    monkeypatch.chdir(tmp_path)
+    source = model(tmp_path / "model", pickle=pickle, shards=3)
+    for path in source.glob("*.index.json"):
+        path.unlink()  # open finds the shards by their numbers
+    before = contents(source)
+    shards = sorted(str(path) for path in Path("model").glob("*-of-*"))
+    link = tmp_path / "link"
+    link.symlink_to("model")
+    for given in (shards[1], shards[:2], [link / Path(shards[2]).name]):
+        for target in (None, "model", link, "model/part.safetensors"):
+            with pytest.raises(
+                ValueError, match=r"dst= is to be outside of .*would be opened in place"
+            ) as refused:
+                rustload.convert(given, target, overwrite=True)
+            assert "the folder as the source, to convert all shards" in refused.value.__notes__[0]
+        assert contents(source) == before
+    assert set(rustload.open(source)) == {"w0", "w1", "w2"}
+    assert rustload.convert(shards[1], "part.safetensors").tensors == 1
+    assert rustload.convert(shards[:2], "part").tensors == 2
+    assert rustload.convert(shards, "model", overwrite=True).tensors == 3
+    assert set(rustload.open(source)) == {"w0", "w1", "w2"}
 
 
 def test_files_that_are_not_copied_are_in_the_report(tmp_path, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from rustload._save.part import Part
     from rustload._save.sources import Checkpoints
 
-_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
+_SHARD = re.compile(r"(.+)-\d+-of-(\d+\..+)")
 
 
 class Target(NamedTuple):
@@ -79,26 +78,23 @@ class Target(NamedTuple):
         """Checks that the folder of the source will not open as the target alone, which has less than the source.
 
         Raises:
-            ValueError: The source is the whole folder, as a distributed checkpoint is, or one shard of several.
+            ValueError: The source is the whole folder, as a distributed checkpoint is, or some of its shards.
         """
         folder = given.folder
-        within = os.path.dirname(self.path) if self.is_file else self.path
-        if folder is None or not os.path.isdir(within or ".") or not _is_same(within or ".", folder):
+        within = (os.path.dirname(self.path) if self.is_file else self.path) or "."
+        if folder is None or not os.path.isdir(within) or not _is_same(within, folder):
             return
-        shard = _SHARD.fullmatch(os.path.basename(str(given.found[0].path))) if given.is_file else None
-        if shard is not None and _SHARD.fullmatch(self.path):
-            others = f"{glob.escape(os.path.join(folder, shard[1]))}-?????-of-{shard[2]}{shard[3]}"
-            if len(glob.glob(others)) > 1:
-                text = f"is needed: {os.path.basename(self.path)!r} would be opened in place of the shards in its folder"
-                note = "give the folder as the source to convert all, or another folder as the target"
-                raise _error("Value", text, note, argument="dst")
-        if any(part.is_whole_folder for part in parts):
+        has_more = _has_other_shards(within, given)
+        if has_more or any(part.is_whole_folder for part in parts):
             text = (
                 f"is to be outside of {folder or '.'!r}: "
                 "the safetensors files would be opened in place of the checkpoint, or never"
             )
             name = os.path.basename(os.path.abspath(folder)) + "-safetensors"
-            raise _error("Value", text, f"give another folder, such as {name!r}", argument="dst")
+            note = f"give another folder, such as {name!r}"
+            if has_more:
+                note += ", or the folder as the source, to convert all shards"
+            raise _error("Value", text, note, argument="dst")
 
     @contextlib.contextmanager
     def saying_what_stays(self, *, resume: bool) -> Iterator[None]:
@@ -128,6 +124,20 @@ class Target(NamedTuple):
 
 def _is_same(path: str, folder: str | None) -> bool:
     return folder is not None and os.path.samefile(path, folder or ".")
+
+
+def _has_other_shards(folder: str, given: Checkpoints) -> bool:
+    """Whether a folder has shards of the sets that are given, as a file or a list, which are not given themselves."""
+    paths = given.found[0].path
+    paths = [paths] if given.is_file else paths if isinstance(paths, list) else []
+    matched = [found for path in paths if (found := _SHARD.fullmatch(os.path.basename(path)))]
+    sets, opened = {found.groups() for found in matched}, {os.path.realpath(path) for path in paths}
+    return any(
+        (found := _SHARD.fullmatch(name)) is not None
+        and found.groups() in sets
+        and os.path.realpath(os.path.join(folder, name)) not in opened
+        for name in (os.listdir(folder) if sets else ())
+    )
 
 
 def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
