@@ -148,6 +148,23 @@ def test_some_of_the_shards_are_not_written_beside_the_others(tmp_path, monkeypa
     assert set(rustload.open(source)) == {"w0", "w1", "w2"}
 
 
+def test_the_checkpoint_of_a_folder_is_that_which_open_takes(tmp_path):
+    for number, (extension, main, other) in enumerate([
+        ("bin", "pytorch_model", "model"),
+        ("bin", "pytorch_model-00001-of-00001", "model-00001-of-00001"),
+        ("bin", "pytorch_model.fp16", "model.fp16"),
+        ("safetensors", "model", "pytorch_model"),
+    ]):  # fmt: skip
+        source = tmp_path / f"{number}"
+        source.mkdir()
+        for stem in (main, other):
+            tensors = {stem: torch.ones(1)}
+            path = source / f"{stem}.{extension}"
+            torch.save(tensors, path) if extension == "bin" else save_file(tensors, path)
+        rustload.convert(source, tmp_path / f"out{number}")
+        assert list(rustload.open(source)) == list(rustload.open(tmp_path / f"out{number}")) == [main]
+
+
 def test_files_that_are_not_copied_are_in_the_report(tmp_path, capsys):
     source = model(tmp_path / "model", shards=2)
     (source / "tokenizer.json").write_text("{}")

@@ -31,6 +31,8 @@ _INDEX = re.compile(
     f"{_STEMS}{_VARIANT.format('before')}"
     rf"\.(?P<extension>bin|safetensors)\.index{_VARIANT.format('after')}\.json"
 )
+_MAIN = {"safetensors": "model", "bin": "pytorch_model"}
+"""The stem that `rustload.open` looks for first, of the two that are one name here."""
 _PIPELINES = ("model_index.json", "modules.json")
 """Files that say that the subfolders are parts of the model: diffusers' and sentence-transformers'."""
 _DISTRIBUTED = ".metadata"
@@ -168,14 +170,15 @@ def _visible(names: list[str]) -> list[str]:
 
 def _known(folder: LocalFolder | ObjectFolder, prefix: str, names: list[str]) -> list[Source]:
     """The checkpoints with names of transformers, diffusers and PEFT; safetensors files are preferred to pickles."""
-    groups: dict[str, dict[str, list[str]]] = {}
+    groups: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name in names:
         if matched := _FILE.fullmatch(name) or _INDEX.fullmatch(name):
-            groups.setdefault(_stem(matched), {}).setdefault(matched["extension"], []).append(name)
+            kind = matched["extension"], matched["stem"]
+            groups.setdefault(_stem(matched), {}).setdefault(kind, []).append(name)
     found = []
-    for stem, by_extension in groups.items():
-        group = by_extension.get("safetensors") or by_extension["bin"]
-        chosen = _chosen(folder.name, group)
+    for stem, by_kind in groups.items():
+        best = min(by_kind, key=lambda kind: (kind[0] == "bin", kind[1] != _MAIN[kind[0]]))
+        chosen = _chosen(folder.name, by_kind[best])
         path: Any
         if isinstance(folder, LocalFolder):
             paths = [folder.open(name) for name in chosen]
