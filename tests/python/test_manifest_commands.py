@@ -1,5 +1,6 @@
 """`--manifest` of every command that opens files, and a policy that demands a manifest."""
 
+import errno
 import json
 import os
 from hashlib import sha256
@@ -231,3 +232,19 @@ def test_a_manifest_in_the_folder_is_replaced_and_does_not_list_itself(tmp_path,
     assert list(rustload.Manifest(folder / "m.json").files) == ["m.bin"]
     assert main(["verify", str(folder), "--manifest", str(folder / "m.json")]) == 0
     assert "not listed: m.json" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, capsys, monkeypatch):
+    (path, manifest), scandir = _model(tmp_path / "m"), os.scandir
+    (path.parent / "below").mkdir()
+
+    def refused(folder):
+        if str(folder).endswith("below"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)  # root may read any
+    assert main(["manifest", str(path.parent)]) == 3
+    assert main(["verify", str(path.parent), "--manifest", str(manifest)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count(f"{path.parent / 'below'}: permission denied")) == ("", 2)

@@ -18,7 +18,7 @@ from rustload._common.manifest_forms import (
     Listed,
     files_of,
 )
-from rustload._common.paths import StrPath
+from rustload._common.paths import StrPath, walk
 from rustload._common.sizes import parse_bytes
 from rustload.errors import _error
 
@@ -109,7 +109,7 @@ class Manifest:
                 Pieces of more than 8 MiB are read and hashed twice.
 
         Raises:
-            OSError: A file cannot be read.
+            OSError: A file or folder cannot be read.
             ValueError: `piece` is not a size, or a file's name is not UTF-8.
         """
         size = parse_bytes(piece, "piece")
@@ -194,7 +194,11 @@ class Manifest:
         raise _error("ManifestMissing", text, path=path)
 
     def unlisted(self, path: StrPath) -> list[str]:
-        """The names of files in a folder and below that are not listed; as for `of`, some are left out."""
+        """The names of files in a folder and below that are not listed; as for `of`, some are left out.
+
+        Raises:
+            OSError: A folder cannot be read.
+        """
         root = os.fsdecode(path)
         if not os.path.isdir(root):
             return []
@@ -280,7 +284,7 @@ def _files_below(path: str) -> Iterator[tuple[str, str]]:
     if not os.path.isdir(path):
         yield os.path.basename(path), path
         return
-    for folder, folders, files in os.walk(path):
+    for folder, folders, files in walk(path):
         folders[:] = [one for one in folders if one not in IGNORED]
         for file in files:
             one = os.path.join(folder, file)

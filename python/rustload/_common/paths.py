@@ -162,6 +162,19 @@ def _checkpoints_below(folder: Path) -> Iterator[str]:
                 yield str(entry)
 
 
+def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, which leaves out folders that cannot be read: here they are an error.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    return os.walk(folder, onerror=fail)
+
+
 def refuse_input(output: str, inputs: Iterable[str]) -> None:
     """Checks that an output does not replace a file that was read.
 
