@@ -445,18 +445,37 @@ def test_copied_files_are_those_of_the_folder(tmp_path):
     rustload.convert(source, tmp_path / "one", copy_others=True)
     assert names(tmp_path / "one") == ["config.json", "model.safetensors", "same.json"]
     (tmp_path / "source-secret").write_text("not of the folder")
-    (source / "notes.txt").symlink_to("../source-secret")
-    with pytest.raises(ValueError, match="outside of the folder"):
-        rustload.convert(source, tmp_path / "two", copy_others=True)
-    assert not (tmp_path / "two").exists()
+    inside, outside = source / "tokenizer", tmp_path / "elsewhere"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "vocab.json").write_text("{}")
+    for leads_to, refused in [
+        ("../source-secret", (ValueError, "outside of the folder")),
+        ("../elsewhere", (ValueError, "outside of the folder")),
+        ("tokenizer", (ValueError, "is a folder")),
+        (".", (ValueError, "is a folder")),
+        ("gone", (FileNotFoundError, "notes.txt")),
+    ]:
+        (source / "notes.txt").symlink_to(leads_to)
+        with pytest.raises(refused[0], match=refused[1]):
+            rustload.convert(source, tmp_path / "two", copy_others=True)
+        assert not (tmp_path / "two").exists()
+        (source / "notes.txt").unlink()
+    # What is left out may lead anywhere.
+    for name in (".cache", "latest", "optimizer.bin"):
+        (source / name).symlink_to("gone")
+    report = rustload.convert(source, tmp_path / "two", copy_others=True)
+    assert sorted(report.files) == ["config.json", "model.safetensors", "same.json", "tokenizer/vocab.json"]
+    assert report.not_copied == ("optimizer.bin",)
 
 
-def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path):
+@pytest.mark.parametrize("name", ["config.json", "tokenizer"])
+def test_what_cannot_be_read_is_not_left_out(tmp_path, name):
     source = tmp_path / "source"
-    source.mkdir()
+    (source / "tokenizer").mkdir(parents=True)
     torch.save(tensors(1), source / "pytorch_model.bin")
     (source / "config.json").write_text("{}")
-    (source / "config.json").chmod(0)
+    (source / name).chmod(0)
     # Also root may not read it then.
     rights = "-dac_override,-dac_read_search"
     command = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.geteuid() == 0 else []
@@ -473,7 +492,7 @@ def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path):
     if done.returncode in (126, 127):  # of setpriv
         pytest.skip("root keeps its rights here")
     assert done.returncode == 3, done.stderr
-    assert f"{source / 'config.json'}: permission denied" in done.stderr
+    assert f"{source / name}: permission denied" in done.stderr
     assert "write to" not in done.stderr
     assert not (tmp_path / "out").exists()
 

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import re
+import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
 from rustload._common.manifest import Ranged, file_of, manifest_of
 from rustload._common.manifest_forms import Listed
-from rustload._common.paths import FOLDER_FILES
+from rustload._common.paths import FOLDER_FILES, walk
 from rustload._common.waiting import in_parallel
 from rustload._remote.folder import LOOKUPS_MAX, joined
 from rustload._save.sources import LocalFolder
@@ -70,8 +71,8 @@ def others_of(
 
     Raises:
         FormatError: The manifest does not list one (code `ManifestMissing`), or lists another (`ManifestMismatch`).
-        OSError: One cannot be read.
-        ValueError: A link leads out of the folder, or a folder of a Hugging Face cache out of its blobs.
+        OSError: One, or a folder, cannot be read.
+        ValueError: A link leads to a folder, or out of the folder that was given; in a Hugging Face cache, out of its blobs.
     """
     root = given.store or given.folder or "."
     pickles: list[str] = []
@@ -93,27 +94,30 @@ def _files(root: str, parts: list[Part], target: str, pickles: list[str]) -> Cop
         return []
     allowed = [real_root, *_blobs(real_root)]
     found = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in walk(root):
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".") and os.path.realpath(os.path.join(folder, name)) != target
         )
-        for name in sorted(names):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted([*names, *links]):
             path = os.path.join(folder, name)
-            if name.startswith(".") or not os.path.isfile(path):
-                continue
             real = os.path.realpath(path)
-            if real in sources or _leads(name):
+            if name.startswith(".") or real in sources or _leads(name):
                 continue
-            if not any(os.path.commonpath([real, one]) == one for one in allowed):
-                text = f"would copy {real!r}, which is outside of the folder: {path!r} is a link to it"
-                note = "replace the link by the file, or copy the other files yourself"
-                raise _error("Value", text, note, argument="copy_others")
             relative = os.path.relpath(path, root)
-            if os.path.splitext(name)[1].lower() in _PICKLES:
+            if os.path.splitext(name)[1].lower() in _PICKLES and name not in links:
                 pickles.append(relative)
-            else:
+                continue
+            mode = os.stat(path).st_mode
+            is_inside = any(os.path.commonpath([real, one]) == one for one in allowed)
+            if name in links or not is_inside:
+                what = "a folder" if is_inside else "outside of the folder"
+                text = f"would copy {real!r}, which is {what}: {path!r} is a link to it"
+                note = "replace the link by what it leads to, or copy the other files yourself"
+                raise _error("Value", text, note, argument="copy_others")
+            if stat.S_ISREG(mode):
                 found.append((relative, path))
     return found
 
