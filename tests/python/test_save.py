@@ -264,6 +264,9 @@ def test_ties_are_copied_dropped_or_refused(tmp_path):
         assert rustload.save(source, path, ties="drop", keep="h*").dropped == {"embed": "head"}
         with pytest.raises(ValueError, match="'embed' = 'head'"):
             rustload.save(source, path, ties="error")
+    # A name may be empty.
+    torch.save({"": weight, "head": weight}, tmp_path / "m.bin")
+    assert rustload.save(rustload.open(tmp_path / "m.bin"), path, ties="drop").dropped == {"head": ""}
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

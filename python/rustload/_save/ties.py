@@ -89,7 +89,7 @@ def dropped_names(
     groups: dict[Any, list[str]] = {}
     aliases = _lazy_aliases(values)
     for name, value in items.items():
-        groups.setdefault(aliases.get(name) or _identity(value), []).append(name)
+        groups.setdefault(aliases[name] if name in aliases else _identity(value), []).append(name)
     tied = [names for names in groups.values() if len(names) > 1]
     if rule.ties == "error" and tied:
         listed = "; ".join(" = ".join(map(repr, names[:4])) for names in tied[:4])
