@@ -105,6 +105,14 @@ def test_safetensors_reads_a_saved_module(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.safetensors"]
 
 
+def test_derived_names_are_no_patterns(tmp_path):
+    module = torch.nn.ModuleDict({"{a": torch.nn.Linear(3, 3), "[b]*": torch.nn.Linear(3, 3)})
+    module["[b]*"].weight = module["{a"].weight
+    module._tied_weights_keys = [r"^\{a\.weight"]  # type: ignore[assignment]
+    report = rustload.torch.save_model(module, tmp_path / "m.safetensors")
+    assert report.dropped == {"{a.weight": "[b]*.weight"}
+
+
 def test_an_existing_folder_is_not_replaced(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "notes.txt").write_text("mine")

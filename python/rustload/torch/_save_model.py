@@ -89,7 +89,7 @@ def _derived(model: torch.nn.Module, names: Mapping[str, torch.Tensor]) -> list[
                 name for name in names if name.startswith(start) and pattern.search(name.removeprefix(start))
             ]
     # They are names, not patterns.
-    return [re.sub(r"([*?\[])", r"[\1]", name) for name in dict.fromkeys(derived)]
+    return [re.sub(r"([*?\[{])", r"[\1]", name) for name in dict.fromkeys(derived)]
 
 
 def _configurations(model: Any, dtype: Any) -> list[tuple[str, str]]:
