@@ -601,7 +601,7 @@ def test_names_that_are_left_out_are_where_huggingface_hub_has_them(tmp_path):
         assert names(tmp_path / f"as-{size}") == names(theirs)
 
 
-def test_a_callable_reads_the_shape_of_renamed_and_joined_tensors_and_of_arrays(tmp_path):
+def test_a_callable_gets_renamed_and_joined_tensors_and_reads_the_shape_of_arrays(tmp_path):
     torch.save({"old.weight": torch.ones(2, 3), "old.bias": torch.ones(3)}, tmp_path / "m.pt")
 
     def rule(tensor):
@@ -609,7 +609,19 @@ def test_a_callable_reads_the_shape_of_renamed_and_joined_tensors_and_of_arrays(
 
     rustload.convert(tmp_path / "m.pt", tmp_path / "c.safetensors", rename={"old": "new"}, transpose=rule)
     assert rustload.open(tmp_path / "c.safetensors")["new.weight"].shape == (3, 2)
+    seen = []
+    target = tmp_path / "d.safetensors"
+    rustload.convert(tmp_path / "m.pt", target, rename={"old": "new"}, dtype=seen.append)
+    assert [(type(one).__mro__[1], one.name) for one in seen] == [
+        (rustload.LazyTensor, "new.weight"), (rustload.LazyTensor, "new.bias"),
+    ]  # fmt: skip
+    assert (seen[0].path, seen[0].T.name, seen[0][1:].numpy().tolist()) == (
+        ("old.weight",), "old.weight", [[1, 1, 1]],
+    )  # fmt: skip
     weight = rustload.open(tmp_path / "m.pt")["old.weight"]
     values = {"a": torch.ones(2, 3), "renamed": weight, "joined": rustload.concat([weight[:1], weight[1:]])}
-    rustload.save(values, tmp_path / "s.safetensors", transpose=rule)
+    rustload.save(values, tmp_path / "s.safetensors", transpose=rule, dtype=seen.append)
+    assert [(one.name, len(getattr(one, "parts", ()))) for one in seen[2:]] == [
+        ("a", 0), ("renamed", 0), ("joined", 2),
+    ]  # fmt: skip
     assert {lazy.shape for lazy in rustload.open(tmp_path / "s.safetensors").values()} == {(3, 2)}

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class TensorInfo(Protocol):
-    """The properties of a tensor that a per-tensor rule reads; a user's callable gets the `LazyTensor` itself."""
+    """The properties of a tensor that a per-tensor rule reads; a user's callable gets the `LazyTensor`, with its new name."""
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -15,7 +16,7 @@ from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload._remote.urls import is_url, name_of
 from rustload._save.arrays import unsupported
-from rustload._tensor.handle import LazyTensor
+from rustload._tensor.handle import LazyTensor, new_handle
 from rustload.errors import _error, _pass
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ class _Info(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    is_kept_as_stored: bool = False
 
     @property
     def ndim(self) -> int:
@@ -55,7 +55,25 @@ class _Info(NamedTuple):
 
     @property
     def _is_kept_as_stored(self) -> bool:
-        return self.is_kept_as_stored
+        return False
+
+
+def _make_named_class(kind: Any) -> Any:
+    """The class of lazy tensors of a kind that have a name of their own; parts of them have not."""
+    return type(kind.__name__, (kind,), {"__slots__": ("name",), "_wrap": kind._wrap})
+
+
+_named_class = functools.cache(_make_named_class)
+
+
+def _named(name: str, tensor: LazyTensor) -> Any:
+    """What a rule reads of a lazy tensor: itself, with the name that it is written under."""
+    if tensor.name == name:
+        return tensor
+    kind: Any = type(tensor)
+    named = new_handle(_named_class(kind), tensor._core, tensor._context)
+    named.name = name
+    return named
 
 
 class File(NamedTuple):
@@ -99,14 +117,12 @@ class Job:
 
     def add(self, name: str, value: Any, core: Values) -> tuple[str, Values, Request]:
         """The tensor with its conversion; `value` is as the user gave it, `core` as the extension writes it."""
-        info: Any = value
         dequantizes = False
         if isinstance(value, LazyTensor):
             dequantizes = self._plain.dequantize and value._is_scaled()
             if value.quantization is not None and not dequantizes:
                 raise unsupported(name, "a quantized tensor", _pass("dequantize", "to decode it", value=True))
-            if value.name != name:
-                info = _Info(name, value.dtype, value.shape, value._is_kept_as_stored)
+            info = _named(name, value)
         else:
             info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is not a lazy tensor
         dims = self._rules.transpose(info)
