@@ -374,6 +374,17 @@ def test_a_wrapper_without_elements_is_an_empty_tensor(tmp_path):
     assert rustload.open(tmp_path / "w.safetensors")["w"].shape == (0, 2)
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_nesting": True}, {"objects": "o.json"}])
+def test_a_sparse_tensor_of_a_checkpoint_is_not_written_as_its_components(tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": {"s": torch.eye(3).to_sparse(), "w": torch.ones(2)}}, "m.pt")
+    ckpt = rustload.open("m.pt")
+    with pytest.raises(rustload.UnsupportedError, match=r"'a\.s' is a sparse tensor"):
+        rustload.save(ckpt, "out.safetensors", **options)
+    assert names(tmp_path) == ["m.pt"]
+    assert rustload.save(ckpt.select(["a.s.indices", "a.w"]), "out.safetensors").tensors == 2
+
+
 def test_what_cannot_be_written_says_why(tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"old")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.nesting import DEPTH_MAX, TEXT_MAX_CHARS, VALUE_TYPES, scalar_json
-from rustload._save.arrays import kind_of, values_of
+from rustload._save.arrays import kind_of, unsupported, values_of
 from rustload._save.flatten import Named, dotted, flatten
 from rustload._save.objects import Objects
 from rustload._tensor.handle import LazyTensor
@@ -45,6 +45,7 @@ class Given:
         Raises:
             TypeError: It is not a mapping or list, or has a value that can be neither written nor kept.
             ValueError: Two tensors would have one name, or a container cannot be kept.
+            UnsupportedError: A checkpoint has a sparse tensor.
             RustloadError: The values of a checkpoint cannot be read.
         """
         if not isinstance(tensors, (Mapping, list, tuple)):
@@ -60,6 +61,10 @@ class Given:
         if isinstance(tensors, Checkpoint):
             self.items = dict(tensors.items())
             self.objects = Objects.of(tensors, keep=keep_objects)
+            for name in self.items if self.objects.sparse else ():
+                if name in self.objects.sparse:
+                    note = "select the tensors to write; its components by their names"
+                    raise unsupported(name.rpartition(".")[0] or name, "a sparse tensor", note)
             tree: Any = tensors.objects if keep_nesting else {}
         else:
             # bytes have the buffer protocol: without a record, they are a tensor.
