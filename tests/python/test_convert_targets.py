@@ -254,3 +254,33 @@ def test_nothing_is_written_into_the_cache_for_a_url_of_the_hub(tmp_path, monkey
         rustload.convert(["hf://org/m/pytorch_model.bin"])
     assert names(snapshot) == ["pytorch_model.bin"]
     assert _cli.main(["convert", "hf://org/m", str(tmp_path / "out")]) == 0
+
+
+def test_values_do_not_replace_what_the_same_call_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = model(tmp_path / "model", pickle=True, shards=2)
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to("model")
+    weights = "model-00001-of-00002.safetensors"
+    Path("link.json").symlink_to(f"out/{weights}")
+    before = contents(source)
+    for target, objects, options in [
+        (None, f"model/{weights}", {}),
+        (None, "model/model.safetensors.index.json", {}),
+        ("a", "b/model.safetensors.index.json", {}),
+        ("new", "new/model.safetensors.index.json", {"max_shard_size": 50}),
+        ("new", "new/model-00002-of-00003.safetensors", {"max_shard_size": 50}),
+        ("new", "new/config.json", {"copy_others": True}),
+        ("out", "link.json", {}),
+        ("one.safetensors", "one.safetensors", {}),
+    ]:
+        with pytest.raises(ValueError, match="objects="):
+            rustload.convert(source, target, objects=objects, overwrite=True, **options)
+        assert contents(source) == before
+        assert names(tmp_path) == ["a", "b", "link.json", "model"]
+    rustload.convert(source, "a", objects="b/values.json")
+    assert contents(source).keys() - before.keys() == {
+        weights, "model-00002-of-00002.safetensors", "model.safetensors.index.json", "values.json",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="objects="):
+        rustload.save({"w": torch.ones(1), "n": 1}, "s.safetensors", objects="s.safetensors")

@@ -155,14 +155,17 @@ def convert(
             copies, not_copied = others_of(given, parts, target.path, manifest)
         else:
             not_copied = uncopied(given, parts, target)
+        # A single file has the tensors of all.
+        name, size = (None, None) if target.is_file else (name, size)
+        planned = [file for one in written for file in one.files(job, name, size)]
         file = None
         if objects is not None:
             trees = {part.label: part.objects.json() for part in parts}
             tree = trees if len(parts) > 1 else trees[parts[0].label]
-            file = ObjectsFile(objects, tree, target, (path for part in parts for path in part.paths), how)
-        # A single file has the tensors of all.
-        name, size = (None, None) if target.is_file else (name, size)
-        planned = [file for one in written for file in one.files(job, name, size)]
+            inputs = (path for part in parts for path in part.paths)
+            outputs = {path for one in planned for path in (one.path, one.listed_in)}
+            outputs |= {path for path, _ in copies}
+            file = ObjectsFile(objects, tree, target, inputs, how, outputs=outputs)
     changed: tuple[str, ...] = ()
     with (
         file or contextlib.nullcontext(),

@@ -146,8 +146,12 @@ def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
     Raises:
         FileExistsError: It exists, and is not to be replaced.
         FileNotFoundError: It is in a folder that does not exist.
+        ValueError: It has the name of a file of tensors.
     """
     path = os.fsdecode(given)
+    if os.path.realpath(path).endswith(".safetensors"):
+        text = f"is a file of JSON, and {path!r} is the name of one of tensors"
+        raise _error("Value", text, argument="objects")
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.lexists(path) and not overwrite:
         raise _error("TargetExists", "", errno=errno.EEXIST, path=path)
