@@ -416,6 +416,10 @@ def test_the_command(save, tmp_path):
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "map.svg\np.html\n", "")
     assert Page((tmp_path / "p.html").read_text()).data["scan"] is None
+    (tmp_path / "link").symlink_to(".")
+    done = cli("view", "m.pt", "-o", "new", "--svg", "link/new", cwd=tmp_path)
+    assert (done.returncode, done.stdout, (tmp_path / "new").exists()) == (2, "", False)
+    assert "--svg and --output name one file: link/new" in done.stderr
     (tmp_path / "taken").write_text("x")
     done = cli("view", "m.pt", "-o", "taken", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")

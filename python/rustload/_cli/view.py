@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the files, prints their names, and returns the exit code."""
+    named = [one for one in (args.svg, args.output) if one is not None]
+    if len({os.path.realpath(one) for one in named}) < len(named):
+        args.refuse(f"--svg and --output name one file: {args.svg}")
     stats = None if args.stats == "none" else args.stats
     view = functools.partial(
         rustload.view,
