@@ -1607,7 +1607,7 @@ class Tensor:
         """
 
     def lone_view(self, mappings: Mappings | None = None) -> tuple[tuple[int, int, int], Any] | None:
-        """The checkpoint's serial and the storage, and a DLPack capsule of a view, for a tensor that covers a whole storage which no other name uses.
+        """The checkpoint's serial, the storage and a DLPack capsule of a view, of a whole storage that no other name uses.
 
         None for other tensors, for bools (whose check reads them), and if no view is possible.
 
