@@ -342,6 +342,42 @@ def test_ties_and_views_are_reported(tmp_path):
         rustload.convert(tmp_path / "m.bin", overwrite=True, ties="error")
 
 
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({"strip": "module"}, {"head": "embed"}),
+        ({"key": "module"}, {"head": "embed"}),
+        ({"key": ("module",)}, None),
+        ({"rename": {"module.embed": "emb", "module.other": "module.embed"}}, {"module.head": "emb"}),
+        ({"rename": [("^module", "m")]}, {"m.head": "m.embed"}),
+        ({"rename": {"module.other": "module.head"}}, {}),
+        ({"rename": {"module.embed": None}}, {}),
+        ({"rename": {"module.head": None}}, {}),
+        ({"select": "module.other"}, {}),
+        ({"select": "module.embed", "strip": "module"}, {"head": "embed"}),
+    ],
+)
+def test_ties_of_a_header_are_renamed_like_tensors(options, texts, tmp_path):
+    embed = torch.ones(2)
+    tensors = {"module.embed": embed, "module.head": embed, "module.other": torch.zeros(2)}
+    source = tmp_path / "m.safetensors"
+    rustload.save(tensors, source, ties="drop", metadata={"by": "me"})
+    assert rustload.open(source).metadata["module.head"] == "module.embed"
+    for target in ("new.safetensors", "folder"):
+        if texts is None:  # the paths of names in safetensors files have one part
+            with pytest.raises(ValueError, match="no tensor is under key"):
+                rustload.convert(source, tmp_path / target, **options)
+            continue
+        rustload.convert(source, tmp_path / target, **options)
+        assert rustload.open(tmp_path / target).metadata == {"by": "me", "format": "pt"} | texts
+
+
+def test_a_nesting_is_not_kept_of_tensors_that_change_names(tmp_path):
+    rustload.save({"a": torch.zeros(1), "b": [torch.ones(1)]}, tmp_path / "m.safetensors", keep_nesting=True)
+    rustload.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", rename={"a": "b.0", "b.0": "a"})
+    assert rustload.open(tmp_path / "n.safetensors").metadata == PT
+
+
 class Opaque:
     """Pickled by name: a class that rustload does not know."""
 

@@ -139,6 +139,27 @@ def names_left_out(tensors: Mapping[str, LazyTensor], texts: Mapping[str, str]) 
     }
 
 
+def renamed_ties(
+    ties: Mapping[str, str],
+    names: Mapping[str, str],
+    key: Key = None,
+    strip: Strip = None,
+    rename: Rename = None,
+) -> dict[str, str]:
+    """The ties of `names_left_out` under the new names of `select_names`, which are `names`, without those of no tensor."""
+    new_names = {name: new for new, name in names.items()}
+    whole = ".".join(map(str, key)) if isinstance(key, tuple) else key
+    prefix = "" if whole is None else whole.rstrip(".") + "."
+    change = renamer(strip, rename)
+    found = {}
+    for name, kept in ties.items():
+        if kept in new_names and name.startswith(prefix):
+            new = change(name.removeprefix(prefix))
+            if new is not None and new not in names:
+                found[new] = new_names[kept]
+    return found
+
+
 def below(tree: Any, key: Key) -> Any:
     """The value under a key of an object tree; None without one."""
     for step in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():

@@ -133,6 +133,7 @@ def convert(
                     selection.literal,
                     rule,
                     own | texts,
+                    naming=names,
                     keep_objects=objects is not None,
                     # The configuration is not compared with the manifest.
                     head_is_tied=manifest is None and rule.ties == "auto" and says_tied(source.home),

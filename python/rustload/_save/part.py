@@ -7,6 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from rustload._checkpoint.names import names_left_out, renamed_ties
 from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._save.advice import leave_out
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._common.options import NamesOptions
     from rustload._common.request import Request
     from rustload._save.arrays import Values
     from rustload._save.job import Job
@@ -45,7 +47,7 @@ class Part:
         tensors: The tensors that are written, by their new names.
         dropped: The new names that are left out because they are tied, and the names that are written for them.
         texts: The metadata of its files.
-        whole: The metadata of the whole checkpoint: the names of `dropped`, and the record of a nesting.
+        whole: The metadata of the whole checkpoint: the names of `dropped` and of earlier writers, and the record of a nesting.
         objects: The values that are not tensors.
         keeps_objects: Whether a record in the metadata has them.
         paths: Its files.
@@ -64,6 +66,7 @@ class Part:
         rule: TieRule,
         texts: Mapping[str, str],
         *,
+        naming: NamesOptions,
         keep_objects: bool,
         head_is_tied: bool,
         dequantize: bool,
@@ -77,6 +80,7 @@ class Part:
             literal: The names that the user wrote out.
             rule: What to do with names of the same tensor.
             texts: The user's metadata.
+            naming: What made the new names.
             keep_objects: Whether the values that are not tensors are kept.
             head_is_tied: Whether the model's configuration says that its output head is its embedding.
             dequantize: Whether tensors are dequantized.
@@ -106,18 +110,19 @@ class Part:
         self.dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
         self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}
         own: dict[str, str] = {}
+        ties: dict[str, str] = {}
         if checkpoint.format == "safetensors":
             own = {key: text for key, text in checkpoint.metadata.items() if key not in _INDEX_METADATA}
-            if items.keys() != set(self.names):
+            ties = names_left_out(checkpoint, own)
+            own = {key: text for key, text in own.items() if key not in ties}
+            new_names = {name: tensor.name for name, tensor in items.items()}
+            ties = renamed_ties(ties, new_names, **naming)
+            if new_names != {name: name for name in self.names}:
                 own.pop(NESTING_KEY, None)
         self.keeps_objects = NESTING_KEY in own
         self.texts = {"format": "pt", **own, **texts}
         # Names that an earlier writer has left out are recorded as those of this one.
-        known = set(self.names)
-        recorded = {
-            gone: kept for gone, kept in own.items() if gone not in known and kept in known
-        } | self.dropped
-        self.whole = {gone: self.texts.pop(gone, kept) for gone, kept in recorded.items()}
+        self.whole = {gone: self.texts.pop(gone, kept) for gone, kept in (ties | self.dropped).items()}
         if self.keeps_objects:
             self.whole[NESTING_KEY] = self.texts.pop(NESTING_KEY)
         # Joined tensors are in none of the files alone.
