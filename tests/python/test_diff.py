@@ -283,6 +283,28 @@ def test_a_converted_file_is_the_same_after_a_cast(save, tmp_path):
     assert rustload.diff(path, target, rename={"module.w": "w", "module.n": None}, select="w", cast=True).same
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"strip": "module"}, "{}"),
+        ({"key": "module"}, "{}"),
+        ({"rename": {"module": "m.n"}}, "m.n.{}"),
+        ({}, "{}"),
+    ],
+)
+def test_ties_of_a_header_have_the_new_names(options, name, tmp_path):
+    embed = torch.ones(2)
+    tensors = {"embed": embed, "head": embed, "other": torch.zeros(2)}
+    one, two = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    rustload.save({f"module.{key}": tensor for key, tensor in tensors.items()}, one, ties="drop")
+    rustload.save({name.format(key): tensor for key, tensor in tensors.items()}, two)
+    report = rustload.diff(one, two, data=True, **options)
+    assert (report.same, report.equal) == (True, 3), str(report)
+    assert report.notes == [
+        f"{one} has tied names only in its header: {name.format('head')} = {name.format('embed')}"
+    ]
+
+
 def test_a_cast_between_floats_of_one_size(save, tmp_path):
     path = save({"w": torch.randn(100).half()})
     rustload.convert(path, tmp_path / "b.safetensors", dtype="bfloat16")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
-from rustload._checkpoint.names import names_left_out, select_tensors
+from rustload._checkpoint.names import names_left_out, renamed_ties, select_names
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.dtype_rows import DTYPE_ROWS
@@ -108,16 +108,20 @@ def diff(
     label_b, whole_b = _opened(b, manifest, dequantize=dequantize)
     of_a, of_b = _Tensors(whole_a), _Tensors(whole_b)
     try:
-        of_a = _Tensors(select_tensors(of_a, **names), of_a.texts)
+        names_of_a = select_names(of_a, **names)
     except ValueError as error:
         error.add_note(
             f"it is looked for in the first checkpoint, {label_a}: exchange them to map names of the other"
         )
         raise
+    of_a = _Tensors(
+        {new: of_a[name] for new, name in names_of_a.items()}, renamed_ties(of_a.ties, names_of_a, **names)
+    )
     prefixes = _prefix(of_a, of_b), _prefix(of_b, of_a)
     of_a, of_b = _without(prefixes[0], of_a), _without(prefixes[1], of_b)
     for tensors, more, label in ((of_a, of_b, label_a), (of_b, of_a, label_b)):
-        for name, kept in _aliases(tensors, label, notes).items():
+        _note_ties(tensors.ties, label, notes)
+        for name, kept in tensors.ties.items():
             if name in more:
                 tensors[name] = tensors[kept]
     if select is not None:
@@ -166,11 +170,12 @@ def diff(
 
 
 class _Tensors(dict[str, LazyTensor]):
-    """Tensors by name, and the texts of their file's header."""
+    """Tensors by name, and the tied names that are only in the header."""
 
-    def __init__(self, tensors: Mapping[str, LazyTensor], texts: Mapping[str, str] | None = None) -> None:
+    def __init__(self, tensors: Mapping[str, LazyTensor], ties: dict[str, str] | None = None) -> None:
         super().__init__(tensors)
-        self.texts = texts or (tensors.metadata if isinstance(tensors, Checkpoint) else {})
+        metadata = tensors.metadata if isinstance(tensors, Checkpoint) else {}
+        self.ties = names_left_out(tensors, metadata) if ties is None else ties
 
 
 def _opened(given: Any, manifest: ManifestLike | None, *, dequantize: bool) -> tuple[str, TensorMapping]:
@@ -219,7 +224,7 @@ def _prefix(tensors: _Tensors, others: _Tensors) -> str:
 
 
 def _without(prefix: str, tensors: _Tensors) -> _Tensors:
-    """The tensors under their names without a prefix that all have, and the texts of the header."""
+    """The tensors under their names without a prefix that all have, and their ties."""
     if not prefix:
         return tensors
 
@@ -228,7 +233,7 @@ def _without(prefix: str, tensors: _Tensors) -> _Tensors:
 
     return _Tensors(
         {short(name): tensor for name, tensor in tensors.items()},
-        {short(name): short(text) for name, text in tensors.texts.items()},
+        {short(name): short(kept) for name, kept in tensors.ties.items()},
     )
 
 
@@ -242,22 +247,21 @@ def _change(one: TensorDiff) -> tuple[int, float]:
     return is_broken, one.relative_l2
 
 
-def _aliases(tensors: _Tensors, label: str, notes: list[str]) -> dict[str, str]:
-    aliases = names_left_out(tensors, tensors.texts)
-    if aliases:
-        listed = ", ".join(f"{name} = {kept}" for name, kept in list(aliases.items())[:4])
-        more = f" and {len(aliases) - 4} more" if len(aliases) > 4 else ""
+def _note_ties(ties: dict[str, str], label: str, notes: list[str]) -> None:
+    if ties:
+        listed = ", ".join(f"{name} = {kept}" for name, kept in list(ties.items())[:4])
+        more = f" and {len(ties) - 4} more" if len(ties) > 4 else ""
         notes.append(f"{label} has tied names only in its header: {listed}{more}")
-    return aliases
 
 
 def _selected(patterns: list[str], tensors: _Tensors) -> _Tensors:
-    chosen = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if any(matches(name, pattern) for pattern in patterns)
-    }
-    return _Tensors(chosen, tensors.texts)
+    return _Tensors(
+        {
+            name: tensor
+            for name, tensor in tensors.items()
+            if any(matches(name, pattern) for pattern in patterns)
+        }
+    )
 
 
 def _structure(pairs: list[tuple[str, LazyTensor, LazyTensor]], request: Request) -> list[TensorDiff]:
