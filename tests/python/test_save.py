@@ -269,6 +269,24 @@ def test_ties_are_copied_dropped_or_refused(tmp_path):
     assert rustload.save(rustload.open(tmp_path / "m.bin"), path, ties="drop").dropped == {"head": ""}
 
 
+def test_a_tied_name_with_another_text_in_the_metadata_is_written_in_full(tmp_path):
+    weight = torch.randn(4, 3)
+    tensors = dict.fromkeys(("embed", "format", "by", "head", "other"), weight)
+    torch.save(tensors, tmp_path / "m.bin")
+    texts = {"by": "me", "head": "embed"}
+    path = tmp_path / "m.safetensors"
+    for function, source in (
+        (rustload.save, tensors),
+        (rustload.save, rustload.open(tmp_path / "m.bin")),
+        (rustload.convert, tmp_path / "m.bin"),
+    ):
+        report = function(source, path, ties="drop", metadata=texts, overwrite=True)
+        assert report.dropped == {"head": "embed", "other": "embed"}
+        ckpt = rustload.open(path)
+        assert sorted(ckpt) == ["by", "embed", "format"]
+        assert {"by": "me", "head": "embed", "other": "embed"}.items() <= ckpt.metadata.items()
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_the_mode_follows_the_umask(mask, tmp_path):
     before = os.umask(mask)

@@ -224,6 +224,22 @@ def test_tied_tensors_and_names_that_are_not_written(tmp_path):
     assert (report.skipped_objects, report.skipped_at) == (1, ("b.1",))
 
 
+def test_the_key_of_the_record_is_no_key_of_metadata(tmp_path):
+    path = tmp_path / "t.safetensors"
+    with pytest.raises(
+        ValueError, match=r"metadata= has 'rustload\.nesting', which is the record of keep_nesting"
+    ):
+        rustload.save({"a": torch.ones(1)}, path, keep_nesting=True, metadata={"rustload.nesting": "x"})
+    assert not path.exists()
+    weight = torch.randn(3)
+    state = {"a": weight, "rustload": {"nesting": weight}, "n": 1}
+    rustload.save(state, path, keep_nesting=True, ties="drop")
+    assert same(rustload.torch.load(path), state)
+    ckpt = rustload.open(path)  # the texts of a file may be passed on
+    rustload.save(ckpt, tmp_path / "n.safetensors", metadata=ckpt.metadata)
+    assert same(rustload.torch.load(tmp_path / "n.safetensors"), state)
+
+
 def test_tied_tensors_of_a_checkpoint_keep_their_places(tmp_path):
     weight = torch.randn(3)
     state = {"a": {"b": weight, "c": [weight, 2]}, "d": weight, "e": weight[1:]}

@@ -107,8 +107,6 @@ class Part:
                 tensor._core.check_scheme()
             checkpoint._core.check_dequantized()
         values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}
-        self.dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
-        self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}
         own: dict[str, str] = {}
         ties: dict[str, str] = {}
         if checkpoint.format == "safetensors":
@@ -121,6 +119,10 @@ class Part:
                 own.pop(NESTING_KEY, None)
         self.keeps_objects = NESTING_KEY in own
         self.texts = {"format": "pt", **own, **texts}
+        # A tied name is written in full where the header says something else under it.
+        dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
+        self.dropped = {gone: kept for gone, kept in dropped.items() if self.texts.get(gone, kept) == kept}
+        self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}
         # Names that an earlier writer has left out are recorded as those of this one.
         self.whole = {gone: self.texts.pop(gone, kept) for gone, kept in (ties | self.dropped).items()}
         if self.keeps_objects:

@@ -74,7 +74,8 @@ def save(
             match emits a `RustloadWarning`.
         TypeError: A value is not a tensor, and not kept otherwise.
         UnsupportedError: A tensor has no form in a safetensors file, such as complex128.
-        ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
+        ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value, as
+            `metadata` with the record that `keep_nesting` writes.
 
     >>> import rustload
     >>> ckpt = rustload.open("model.pt")
@@ -102,10 +103,15 @@ def save_with(
     given = Given(tensors, keep_nesting=keep_nesting, keep_objects=objects is not None)
     warn_of_unused_patterns(lambda: given.items, dtype=how["dtype"], transpose=how["transpose"])
     texts = header_texts(how["metadata"])
-    dropped = dropped_names(given.items, given.values, rule)
-    whole = [(gone, kept) for gone, kept in dropped.items() if gone not in texts]
-    if given.record is not None:
-        whole.append((NESTING_KEY, given.record))
+    own = {} if given.record is None else {NESTING_KEY: given.record}
+    if own.keys() & texts.keys():
+        text = f"has {NESTING_KEY!r}, which is the record of keep_nesting=True"
+        raise _error("Value", text, "leave it out of the metadata", argument="metadata")
+    # A tied name is written in full where the header says something else under it.
+    taken = {"format": "pt", **texts, **own}
+    tied = dropped_names(given.items, given.values, rule)
+    dropped = {gone: kept for gone, kept in tied.items() if taken.get(gone, kept) == kept}
+    whole = [(gone, text) for gone, text in (dropped | own).items() if gone not in texts]
     job = Job(how)
     remaining = {name: value for name, value in given.items.items() if name not in dropped}
     written = [job.add(name, value, given.values[name]) for name, value in remaining.items()]
