@@ -1,6 +1,7 @@
 """`convert(copy_others=True)` with `dtype` or `dequantize`: the other files say of dtype and quantization what is written."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from quantized_case import E4M3, F32, Draw, Tensors
 from safetensors.torch import save_file
 
 import rustload
+from rustload._cli import main
 
 QUANTIZATION = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
@@ -113,6 +115,31 @@ def test_the_new_configuration_states_the_dtype_of_most_floats(tmp_path):
     )
     assert json.loads((tmp_path / "both" / "config.json").read_text())["quantization_config"] == QUANTIZATION
     assert report.changed == ()
+
+
+def test_a_plain_dtype_beside_patterns_is_as_one_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.randn(9, 9), 0.1, 2, torch.qint8)
+    torch.save({"q": quantized, "n": torch.ones(2), "ids": torch.arange(2)}, "m.bin")
+    folder(tmp_path / "in", {"quantization_config": QUANTIZATION})
+    for patterns, dtype in (([], "bfloat16"), (["--dtype", "n=float16"], "float16")):
+        options = [*patterns, "--dtype", "bfloat16", "--overwrite", "--json"]
+        assert main(["convert", "m.bin", "m.safetensors", "--dequantize", *options]) == 0
+        dtypes = {name: tensor.dtype for name, tensor in rustload.open("m.safetensors").items()}
+        assert dtypes == {"q": "bfloat16", "n": dtype, "ids": "int64"}
+        capsys.readouterr()
+        assert main(["convert", "in", "out", *options]) == 0
+        assert json.loads(capsys.readouterr().out)["report"]["kept"] == ["w_scale_inv"]
+    assert (
+        main(
+            ["convert", "in", "out", "--dtype", "w_*=float16", "--dtype", "bfloat16", "--overwrite", "--json"]
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["report"]["kept"] == []
+    assert rustload.open("out")["w_scale_inv"].dtype == "float16"
 
 
 def test_each_component_of_a_pipeline_states_its_own_dtype(tmp_path):

@@ -11,7 +11,7 @@ import rustload
 from rustload._cli.arguments import REPEATED, add_json, dtype, file, keywords, pair, rename, size
 from rustload._cli.exit_codes import READ_FAILED, USAGE, VERIFY_FAILED
 from rustload._cli.report import Error, print_document, report_error, report_warnings
-from rustload._common.rules import Rules
+from rustload._common.rules import PlainWithPatterns
 from rustload._common.terminal import Page, print_messages
 from rustload._describe.scanned import scanned
 from rustload._describe.text import scan_text
@@ -218,16 +218,7 @@ def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
     plain = [dtype for pattern, dtype in given if pattern is None]
     if not patterns:
         return plain[-1] if plain else None
-    if not plain:
-        return dict(patterns)
-
-    of_patterns, of_all = Rules(dtype=dict(patterns)), Rules(dtype=plain[-1])
-
-    def choose(tensor: Any) -> str | None:
-        return of_patterns.dtype(tensor) or of_all.dtype(tensor)
-
-    choose.patterns = dict(patterns)  # type: ignore[attr-defined]  # for warnings of those without an effect
-    return choose
+    return PlainWithPatterns(dict(patterns), plain[-1]) if plain else dict(patterns)
 
 
 def _dtype(text: str) -> tuple[str | None, str]:

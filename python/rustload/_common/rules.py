@@ -9,7 +9,7 @@ checkpoint, embeddings too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from rustload._common.patterns import matches, warn_user
 from rustload._common.request import Request
@@ -45,6 +45,18 @@ class TensorInfo(Protocol):
         """Whether a dtype for all tensors leaves it, as it is the codes of a quantized weight or belongs to some."""
 
 
+class PlainWithPatterns(NamedTuple):
+    """The `--dtype` options of the command line.
+
+    Attributes:
+        patterns: The dtypes of patterns, which count first.
+        plain: The plain dtype, for the others.
+    """
+
+    patterns: Mapping[str, str]
+    plain: str
+
+
 class Rules:
     """Evaluates `dtype=` and `transpose=` for each tensor.
 
@@ -60,6 +72,7 @@ class Rules:
     depends_on_dtype_only: bool
     """Whether tensors of the same dtype get the same dtype and transpose, except for quantized ones."""
 
+    _first: Callable[[TensorInfo], str | None]
     _dtype: Callable[[TensorInfo], str | None]
     _transpose: Callable[[TensorInfo], bool | list[int] | None]
 
@@ -67,7 +80,8 @@ class Rules:
         """Checks the rules as far as possible without a tensor.
 
         Args:
-            dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. None keeps the file's.
+            dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes; or `PlainWithPatterns`.
+                None keeps the file's.
             transpose: The same, with True (swap the last two dimensions), a permutation, or None as values; a plain value is an
                 error.
 
@@ -75,6 +89,10 @@ class Rules:
             ValueError: A dtype does not exist, or the transpose is a plain value.
             TypeError: A value has a wrong type.
         """
+        patterns = None
+        if isinstance(dtype, PlainWithPatterns):
+            patterns, dtype = dtype
+        self._first = _rule(patterns, _dtype)
         # A class is a NumPy scalar type here, not a rule to call.
         self._is_plain_dtype = not isinstance(dtype, Mapping) and (
             not callable(dtype) or isinstance(dtype, type)
@@ -87,7 +105,7 @@ class Rules:
                 "use glob patterns, such as transpose={'*_proj.weight': True}, or a callable",
             )
         self._transpose = _rule(transpose, _transpose)
-        self.depends_on_dtype_only = self._is_plain_dtype and transpose in (None, False)
+        self.depends_on_dtype_only = self._is_plain_dtype and patterns is None and transpose in (None, False)
 
     def dtype(self, tensor: TensorInfo, *, is_float: bool = False) -> str | None:
         """The dtype of the result, as torch spells it; None to keep the tensor's.
@@ -97,6 +115,9 @@ class Rules:
             is_float: Whether a plain dtype applies whatever the tensor's dtype is, because its integers are dequantized to
                 floats.
         """
+        first = self._first(tensor)
+        if first is not None:
+            return first
         if self._is_plain_dtype and not is_float and not _is_cast(tensor):
             return None
         return self._dtype(tensor)
@@ -105,7 +126,8 @@ class Rules:
         """The names of tensors that a plain dtype would change, if they did not belong to quantized weights."""
         if not self._is_plain_dtype:
             return []
-        floats = (tensor for tensor in tensors if tensor.dtype in DEFAULT_CAST_DTYPES)
+        others = (tensor for tensor in tensors if self._first(tensor) is None)
+        floats = (tensor for tensor in others if tensor.dtype in DEFAULT_CAST_DTYPES)
         changed = (tensor for tensor in floats if self._dtype(tensor) not in (None, tensor.dtype))
         return [tensor.name for tensor in changed if tensor._is_kept_as_stored]
 
