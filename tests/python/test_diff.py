@@ -283,6 +283,27 @@ def test_a_converted_file_is_the_same_after_a_cast(save, tmp_path):
     assert rustload.diff(path, target, rename={"module.w": "w", "module.n": None}, select="w", cast=True).same
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+@pytest.mark.parametrize("other", ["float64", "float32", "complex128", "int64", "uint64"])
+def test_integers_that_float64_does_not_have_differ(dtype, other, tmp_path):
+    one, two = tmp_path / "a.safetensors", tmp_path / "b.npz"
+    for number, rounded, same in (
+        (2**53 + 1, 2**53, False),
+        (2**63 - 1, 2**63 - 1, dtype == other),
+        (2**53 - 1 if other != "float32" else 2**24, None, True),
+        (5, 6, False),
+    ):
+        rustload.save({"x": np.array([3, number], dtype)}, one)
+        np.savez(two, x=np.array([3, number if rounded is None else rounded]).astype(other))
+        for a, b in ((one, two), (two, one)):
+            report = rustload.diff(a, b, cast=True)
+            assert report.same == same, (number, str(report))
+            if number == 5:
+                assert report.changed[0].different == 1
+            elif not same and dtype != other:
+                assert report.changed[0].compared_as is None
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

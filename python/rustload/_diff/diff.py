@@ -70,8 +70,8 @@ def diff(
             checkpoints different; NaN is close to NaN, and 0 to -0.
         rtol: The largest difference in proportion to the magnitude of the number in `b`. Both add up, as in `numpy.isclose`.
         cast: Whether two dtypes are not a difference if the elements are equal after a cast: of the wider of two floats to the
-            other (of the first, if both have one size), of others to a dtype that has the numbers of both. Compares elements, as
-            `data` does.
+            other (of the first, if both have one size), of others to a dtype that has the numbers of both (float64 has 64-bit
+            integers up to 2**53, and larger ones are a difference). Compares elements, as `data` does.
         dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers; paths
             are opened with it (`rustload.open`).
         select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`; without a
@@ -319,13 +319,24 @@ def _compare(
                 threads=request.threads,
             )
             for (number, dtype, nbytes), result in zip(batch, results, strict=True):
+                report(nbytes, found[number].name)
                 total, different, distant, at, *distances = result
+                rounded = dtype in ("float64", "complex128") and cast and not distant
+                if rounded and not all(_is_in_float64(one, request.threads) for one in pairs[number][1:]):
+                    continue
                 name, dtypes, shapes, *_ = found[number]
                 index = None if at is None else _index(at, shapes[0])
                 found[number] = TensorDiff(
                     name, dtypes, shapes, dtype, total, different, distant, index, *distances
                 )
-                report(nbytes, name)
+
+
+def _is_in_float64(tensor: LazyTensor, threads: int | None) -> bool:
+    """Whether float64 has all numbers of a tensor."""
+    if tensor._core.dtype not in ("int64", "uint64"):
+        return True
+    found = tensor.stats(threads=threads)
+    return all(abs(number or 0) <= 1 << 53 for number in (found.min, found.max))
 
 
 def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
