@@ -1,10 +1,11 @@
 """`rustload.diff`, `rustload diff` and fingerprints, compared with torch and NumPy."""
 
 import json
+import math
 import re
 import subprocess
 from argparse import Namespace
-from collections import deque
+from collections import OrderedDict, deque
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -424,6 +425,55 @@ def test_values_that_are_not_tensors_are_compared(data, save):
     assert "other" not in str(rustload.diff(one, one))
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        ({(1,)}, {(2,)}, [("x", "set of 1", "set of 1")]),
+        ({1}, {1.0}, [("x", "{1}", "{1.0}")]),
+        ({1}, {True}, [("x", "{1}", "{True}")]),
+        ({None}, {1j}, [("x", "{None}", "{1j}")]),
+        ({frozenset({8, 0}), (0.5, ())}, {(0.5, ()), frozenset({0, 8})}, []),
+        ({math.nan}, {math.nan}, []),
+        (frozenset({1}), {1}, [("x", "{1}", "{1}")]),
+        ([1, 2], (1, 2), [("x", "[1, 2]", "(1, 2)")]),
+        ([1], (), [("x", "[1]", "()"), ("x.0", "1", None)]),
+        ([], [1], [("x.0", None, "1")]),
+        (deque([1]), [1], [("x", "deque([1])", "[1]")]),
+        ([[], 1], 1, [("x", "list of 2", "1"), ("x.0", "[]", None), ("x.1", "1", None)]),
+        ({1: 2}, {"1": 2}, [("x.1", "2", None), ("x.1", None, "2")]),
+        ({1: 2}, OrderedDict({1: 2}), []),
+        ({(1, "a"): 2}, {(1, "a"): 2}, []),
+        ({"a": {"b": 1}, "a.b": 2}, {"a": {"b": 3}, "a.b": 2}, [("x.a.b", "1", "3")]),
+        ({"a": {"b": 1}, "a.b": 2}, {"a": {"b": 2}, "a.b": 1}, [("x.a.b", "1", "2"), ("x.a.b", "2", "1")]),
+        ({"": {"": 1}}, {"": {"": 2}}, [("x..", "1", "2")]),
+        ({"w": torch.ones(1)}, {"w": 1}, [("x.w", None, "1")]),
+        ([torch.ones(1)], {"0": torch.ones(1)}, [("x", "[<tensor float32 [1]>]", "dict of 1")]),
+        (None, torch.ones(1), [("x", "None", None)]),
+    ],
+    ids=repr,
+)
+def test_values_of_other_types_and_places_differ(one, two, expected, save):
+    report = rustload.diff(save({"x": one}, "a.bin"), save({"x": two}, "b.bin"))
+    assert report.values is not None, report.notes
+    assert report.values == expected
+
+
+def test_sets_of_deep_values_are_not_compared(save):
+    deep: tuple[Any, ...] = ()
+    for _ in range(505):
+        deep = (deep,)
+    path = save({"w": torch.ones(1), "x": {deep}})
+    report = rustload.diff(path, path)
+    assert (report.same, report.values) == (True, None)
+    assert report.notes[0].startswith("the other values were not compared: maximum recursion depth")
+
+
+def test_the_whole_of_a_file_without_values_is_no_value(save, tmp_path):
+    path = save([torch.ones(1), (torch.zeros(1),)])
+    rustload.convert(path, tmp_path / "m.safetensors")
+    assert rustload.diff(path, tmp_path / "m.safetensors", data=True).values == []
+
+
 def test_values_are_compared_of_whole_checkpoints(save, tmp_path):
     one = save({"model": {"w": torch.ones(2)}, "step": 1}, "a.bin")
     two = save({"model": {"w": torch.ones(2)}, "step": 2}, "b.bin")
@@ -438,7 +488,8 @@ def test_values_are_compared_of_whole_checkpoints(save, tmp_path):
     wide: object = 0
     for _ in range(60):
         wide = {"k" * 100_000: wide, "x": [[]] * 1000}  # names of up to 6 MB, a thousand of each length
-    for inside in (itself, wide):
+    # Long names are made one at a time.
+    for inside in (itself, wide, {"k" * 6_000_000: [[]] * 100_000}):
         report = rustload.diff(save({"w": torch.ones(1), "x": inside}, "c.bin"), two)
         assert report.values is None
         assert report.notes == [

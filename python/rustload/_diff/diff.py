@@ -205,7 +205,7 @@ def _values(a: Checkpoint, b: Checkpoint, notes: list[str], *, reads: bool) -> l
         return None
     try:
         return compare_values(a, b)
-    except (RustloadError, OSError, ValueError) as error:
+    except (RustloadError, OSError, ValueError, RecursionError) as error:
         notes.append(f"the other values were not compared: {error}")
         return None
 

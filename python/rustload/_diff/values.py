@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.columns import clip
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from rustload._checkpoint.checkpoint import Checkpoint
 
 NODES_MAX = 200_000
-"""The most values and containers of a checkpoint that are compared."""
+"""The most values and containers that are compared."""
 CHARS_MAX = 64_000_000
 """The most characters of all their names."""
 TEXT_MAX = 200
 """The most characters of a value in the report."""
+_NOTHING = object()
+"""In the place of a value that one of both lacks."""
+_NONE = ("", _NOTHING)
 
 
 def compare_values(a: Checkpoint, b: Checkpoint) -> list[ValueDiff]:
@@ -32,19 +36,15 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> list[ValueDiff]:
         LimitError: A checkpoint has more values than are compared.
         RustloadError: As for `Checkpoint.objects`.
     """
-    of_a, of_b = _leaves(a.objects), _leaves(b.objects)
-    names = [name for name in {**of_a, **of_b} if _key(of_a.get(name)) != _key(of_b.get(name))]
-    return [ValueDiff(name, _text(of_a.get(name)), _text(of_b.get(name))) for name in names]
-
-
-def _leaves(root: Any) -> dict[str, tuple[Any]]:
-    """The values by dotted name, each in a tuple; of an object of an unknown class, also its class."""
-    found: dict[str, tuple[Any]] = {}
-    pending: list[tuple[str, str, Any]] = [("", "", root)]
+    # torch's distributed writer makes texts of keys.
+    keys_are_texts = "torch-dcp" in (a.format, b.format)
+    found: list[ValueDiff] = []
+    pending: list[tuple[str, str | None, Any, Any]] = [("", None, a.objects, b.objects)]
     nodes = chars = 0
     while pending:
-        outer, key, value = pending.pop()
-        name = f"{outer}.{key}" if outer else key
+        outer, label, *both = pending.pop()
+        name = f"{outer}.{label}" if outer else label or ""
+        one, two = (_NOTHING if isinstance(value, (LazyTensor, Sparse)) else value for value in both)
         nodes, chars = nodes + 1, chars + len(name)
         if nodes > NODES_MAX or chars > CHARS_MAX:
             raise _error(
@@ -52,34 +52,47 @@ def _leaves(root: Any) -> dict[str, tuple[Any]]:
                 f"more than {NODES_MAX:,}, or names that are too long",
                 "compare parts of ckpt.objects",
             )
-        if isinstance(value, (LazyTensor, Sparse)):
+        of_one, of_two = (_inside(value, keys_are_texts=keys_are_texts) for value in (one, two))
+        for key in reversed({**of_one, **of_two}):
+            (inner, first), (other, second) = of_one.get(key, _NONE), of_two.get(key, _NONE)
+            pending.append((name, inner or other, first, second))
+        if _own(one) == _own(two):
             continue
-        inside = [*(enumerate(value) if isinstance(value, deque) else child_values(value))]
-        if isinstance(value, (set, frozenset)):
-            inside = []  # their order is not that of the file
-        if not inside or isinstance(value, Opaque):
-            found[name] = (value,)
-        pending += [(name, str(key), one) for key, one in reversed(inside)]
+        # A container that one of both lacks is not listed, but its values; nor is the whole, which may be of another format.
+        lacking = one is _NOTHING or two is _NOTHING
+        is_listed = not (of_one or of_two) if lacking else label is not None or not (of_one and of_two)
+        if is_listed or isinstance(one, Opaque) or isinstance(two, Opaque):
+            found.append(ValueDiff(name, _text(one), _text(two)))
     return found
 
 
-def _key(leaf: tuple[Any] | None) -> Hashable:
-    """What two equal values have in common: NaN is equal to itself, 1 differs from 1.0 and True."""
-    if leaf is None:
-        return None
-    (value,) = leaf
+def _inside(value: Any, *, keys_are_texts: bool) -> dict[Hashable, tuple[str, Any]]:
+    """The names and values in a container by what equal keys have in common."""
     if isinstance(value, (set, frozenset)):
-        return (
-            type(value),
-            len(value),
-            frozenset(one for one in value if isinstance(one, (str, bytes, int, float))),
-        )
+        return {}  # their order is not that of the file
+    items = enumerate(value) if isinstance(value, deque) else child_values(value)
+    return {str(key) if keys_are_texts else _key(key): (str(key), one) for key, one in items}
+
+
+def _own(value: Any) -> Hashable:
+    """What two values have in common that differ in nothing but the values inside."""
+    if isinstance(value, Mapping):
+        return Mapping
+    return type(value) if isinstance(value, (list, tuple, deque)) else _key(value)
+
+
+def _key(value: Any) -> Hashable:
+    """What two equal values have in common: NaN is equal to itself, 1 differs from 1.0 and True."""
+    if isinstance(value, (set, frozenset)):
+        return type(value), len(value), frozenset(map(_key, value))
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_key, value))
     if isinstance(value, (str, bytes, int)):
         return type(value), value
     return type(value), bytes(value) if isinstance(value, bytearray) else repr(value)
 
 
-def _text(leaf: tuple[Any] | None) -> str | None:
-    if leaf is None:
+def _text(value: Any) -> str | None:
+    if value is _NOTHING:
         return None
-    return clip(inline_text(leaf[0]) or head_text(leaf[0]), TEXT_MAX)
+    return clip(inline_text(value) or head_text(value), TEXT_MAX)
