@@ -221,9 +221,13 @@ class Checkpoint(TensorMapping):
 
                 self._objects = object_tree(self._core, wrap)
                 return self._objects
-            from rustload._checkpoint.distributed import one_tree
+            trees = self._core.objects(wrap)
+            if len(trees) == 1:
+                self._objects = trees[0]
+            else:
+                from rustload._checkpoint.distributed import one_tree
 
-            self._objects = one_tree(self._core, self._core.objects(wrap))
+                self._objects = one_tree(self._core, trees)
         return self._objects
 
     @property
