@@ -22,7 +22,8 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Adds a result of this dtype. Fails where the results together exceed `materialize_bytes`, and their storages `materialize_ratio` times.
+    /// Adds a result of this dtype. Fails where the results together exceed `materialize_bytes`, and their storages
+    /// `materialize_ratio` times.
     pub(crate) fn add(&mut self, tensor: &Tensor, dtype: DType) -> Result<()> {
         let nbytes = stream::result_bytes(&tensor.layout, dtype).unwrap_or(u64::MAX);
         self.bytes = self.bytes.saturating_add(nbytes);

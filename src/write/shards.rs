@@ -129,7 +129,7 @@ pub(super) fn in_generation(name: &str, generation: u32) -> String {
 /// number: `model-00001-of-00002.fp16` has the stem `model.fp16`.
 fn split_shard(name: &str) -> Option<(String, u32, &str)> {
     let name = name.strip_suffix(EXTENSION)?;
-    let split = |name: &'_ str| {
+    let split = |name: &str| {
         let (stem, number) = name.split_at_checked(name.len().checked_sub("-00001-of-00002".len())?)?;
         is_shard_number(number).then_some(stem.len())
     };

@@ -198,8 +198,9 @@ class Checkpoint(TensorMapping):
         Values of unknown classes are `rustload.Opaque`, and names of classes and functions are `rustload.Global`; nothing that
         the file names is called. For safetensors and NumPy files it is a dict of the tensors, or what `save` was given with
         `keep_nesting=True`. For several files it is one dict if all roots are dicts, in which dicts within dicts are merged too,
-        and of other values the first file's is taken; otherwise it is a dict by file name, or by path if two names are equal.
-        For a distributed checkpoint it is what was saved; its values are read now, each through the same reader as a file.
+        and of other values the tensor that the index assigns, or else the first file's, is taken; otherwise it is a dict by file
+        name, or by path if two names are equal. For a distributed checkpoint it is what was saved; its values are read now, each
+        through the same reader as a file.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.

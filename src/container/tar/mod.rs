@@ -96,7 +96,8 @@ impl Archive {
             let Described { name: long_name, size: stated, .. } = std::mem::take(&mut described);
             let size = sized(size, stated, at)?;
             let has_long_name = long_name.is_some();
-            // A name with a slash at its end makes a folder of a member of this kind: the short one for some readers, the long one for others.
+            // A slash at the end of a name makes a folder of a member of this kind: that of the header for some readers, that of
+            // the long name for others.
             let is_of_folder = |name: &[u8]| kind == 0 && name.ends_with(b"/");
             if let Some(long) = &long_name
                 && (is_of_folder(long.as_bytes()) || is_of_folder(header.name()))

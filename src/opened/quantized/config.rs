@@ -242,7 +242,7 @@ impl Config {
     /// Fails unless it says that ModelOpt wrote NVFP4 with a second scale: ComfyUI's, of the same names and shapes, has the halves of bytes
     /// and the scales in another order.
     pub(super) fn check_second_scale(&self) -> Result<()> {
-        match self.method.as_deref().is_some_and(|method| method.starts_with(MODELOPT)) {
+        match self.library().is_some_and(|(_, library)| library == MODELOPT_LIBRARY) {
             true => Ok(()),
             false => Err(refused(
                 "nothing says in which order its codes and scales are: config.json or hf_quant_config.json of ModelOpt would",
