@@ -443,6 +443,8 @@ def test_what_cannot_be_written_says_why(tmp_path):
         rustload.save({"x": x}, tmp_path / "missing" / "m.safetensors")
     with pytest.raises(ValueError, match="folder"):
         rustload.save({"x": x}, path, max_shard_size="1GB")
+    with pytest.raises(ValueError, match="give the path of a folder"):
+        rustload.save({"x": x}, io.BytesIO(), max_shard_size="1GB")
     with pytest.raises(ValueError, match="not a name of a file"):
         rustload.save({"x": x}, tmp_path / "folder", name="a/b")
     for metadata in ({"a": 1}, ["a"]):

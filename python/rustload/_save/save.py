@@ -119,6 +119,8 @@ def save_with(
     files: dict[str, int]
     where = "" if hasattr(path, "write") else local_path(path)
     is_file = not where or (where.endswith(".safetensors") and not Path(where).is_dir())
+    if is_file:
+        _no_shards(how["max_shard_size"], where)
     if how["overwrite"] is None:
         how["overwrite"] = is_file
     file = None
@@ -136,7 +138,6 @@ def save_with(
             nbytes = _rustload.write_object(path, written, metadata=header, options=writing)
             files = {"": nbytes}
         elif is_file:
-            _no_shards(how["max_shard_size"], where)
             nbytes = _rustload.write_file(where, written, metadata=header, options=writing)
             files = {Path(where).name: nbytes}
         else:
@@ -165,5 +166,7 @@ def save_with(
 
 def _no_shards(max_shard_size: Any, where: str) -> None:
     if max_shard_size is not None:
-        note = f"give a folder: {where.removesuffix('.safetensors')!r}"
+        note = (
+            f"give a folder: {where.removesuffix('.safetensors')!r}" if where else "give the path of a folder"
+        )
         raise _error("Value", "is for the files of a folder", note, argument="max_shard_size")
