@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::lookup::{Groups, Lookup, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
-    FenceOnDrop, Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_8,
-    transpose_panel, unpack,
+    FenceOnDrop, Vector, level_functions, panel_transposes, transpose_1, transpose_2, transpose_4,
+    transpose_8, transpose_panel, unpack,
 };
 use super::{CopyRows, Grid, Instructions, Job, RowKernel, map_vectors};
 use crate::dtype::DType;
@@ -27,46 +27,6 @@ impl Instructions for Avx2 {
         unsafe { run_inlined(job) }
     }
 
-    fn row_kernel(from: DType, to: DType, _overflow: Overflow) -> Option<RowKernel> {
-        /// A safe function pointer to a function that needs the level's features.
-        macro_rules! detected {
-            ($function:ident) => {
-                // SAFETY: Level has detected the features that the function is compiled for.
-                |src, dst| unsafe { $function(src, dst) }
-            };
-        }
-        Some(match (from, to) {
-            (DType::F32, DType::BF16) => detected!(f32_to_bf16),
-            (DType::F16, DType::F32) => detected!(f16_to_f32),
-            (DType::F32, DType::F16) => detected!(f32_to_f16),
-            (DType::F16, DType::BF16) => detected!(f16_to_bf16),
-            (DType::BF16, DType::F16) => detected!(bf16_to_f16),
-            _ => return None,
-        })
-    }
-
-    fn panel_transpose(element_size: usize) -> PanelTranspose {
-        /// A safe function pointer to a function that needs the level's features.
-        macro_rules! detected {
-            ($function:ident) => {
-                // SAFETY: Level has detected the features that the function is compiled for.
-                |panel, dst| unsafe { $function(panel, dst) }
-            };
-        }
-        match element_size {
-            1 => detected!(transpose_panel_1),
-            2 => detected!(transpose_panel_2),
-            4 => detected!(transpose_panel_4),
-            8 => detected!(transpose_panel_8),
-            _ => portable_transpose::panel_transpose(element_size),
-        }
-    }
-
-    fn look_up(codes: Lookup<'_>, tables: &[Table]) {
-        // SAFETY: Level has detected the features that the function is compiled for.
-        unsafe { look_up(codes, tables) }
-    }
-
     fn scale_and_look_up(codes: Lookup<'_>, groups: Groups<'_>) -> bool {
         let is_whole = codes.lens.1.is_multiple_of(16);
         if is_whole {
@@ -76,10 +36,7 @@ impl Instructions for Avx2 {
         is_whole
     }
 
-    fn copy_rows() -> CopyRows {
-        // SAFETY: Level has detected the features that the function is compiled for.
-        |bytes, pitch, dst| unsafe { stream_rows(bytes, pitch, dst) }
-    }
+    level_functions! { 1 => transpose_panel_1, 2 => transpose_panel_2, 4 => transpose_panel_4, 8 => transpose_panel_8 }
 }
 
 #[target_feature(enable = "avx2,f16c")]

@@ -7,7 +7,7 @@ use std::arch::asm;
 use super::lookup::{Lookup, Table};
 use super::portable_transpose::{self, CACHE_LINE_BYTES, CacheLine, Panel, PanelTranspose};
 use super::vector_transpose::{
-    Vector, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_panel, unpack,
+    Vector, level_functions, panel_transposes, transpose_1, transpose_2, transpose_4, transpose_panel, unpack,
 };
 use super::{CopyRows, Grid, Instructions, Job, RowKernel, map_vectors};
 use crate::dtype::DType;
@@ -24,50 +24,8 @@ impl Instructions for Neon {
         job.run();
     }
 
-    fn row_kernel(from: DType, to: DType, _overflow: Overflow) -> Option<RowKernel> {
-        /// A safe function pointer to a function that needs NEON.
-        macro_rules! baseline {
-            ($function:ident) => {
-                // SAFETY: every 64-bit Arm CPU has NEON.
-                |src, dst| unsafe { $function(src, dst) }
-            };
-        }
-        Some(match (from, to) {
-            (DType::F32, DType::BF16) => baseline!(f32_to_bf16),
-            (DType::F16, DType::F32) => baseline!(f16_to_f32),
-            (DType::F32, DType::F16) => baseline!(f32_to_f16),
-            (DType::F16, DType::BF16) => baseline!(f16_to_bf16),
-            (DType::BF16, DType::F16) => baseline!(bf16_to_f16),
-            _ => return None,
-        })
-    }
-
-    fn panel_transpose(element_size: usize) -> PanelTranspose {
-        /// A safe function pointer to a function that needs NEON.
-        macro_rules! baseline {
-            ($function:ident) => {
-                // SAFETY: every 64-bit Arm CPU has NEON.
-                |panel, dst| unsafe { $function(panel, dst) }
-            };
-        }
-        match element_size {
-            1 => baseline!(transpose_panel_1),
-            2 => baseline!(transpose_panel_2),
-            4 => baseline!(transpose_panel_4),
-            // Two elements a vector: the portable loop has fewer instructions.
-            _ => portable_transpose::panel_transpose(element_size),
-        }
-    }
-
-    fn look_up(codes: Lookup<'_>, tables: &[Table]) {
-        // SAFETY: every 64-bit Arm CPU has NEON.
-        unsafe { look_up(codes, tables) }
-    }
-
-    fn copy_rows() -> CopyRows {
-        // SAFETY: every 64-bit Arm CPU has NEON.
-        |bytes, pitch, dst| unsafe { stream_rows(bytes, pitch, dst) }
-    }
+    // 8: the portable loop has fewer instructions than vectors of two elements.
+    level_functions! { 1 => transpose_panel_1, 2 => transpose_panel_2, 4 => transpose_panel_4 }
 }
 
 #[inline]

@@ -27,6 +27,47 @@ macro_rules! unpack {
     };
 }
 
+/// Implements the methods of [`super::Instructions`] that every level has: safe pointers to functions of its module that need its
+/// features. Those are there: `Level` has detected them, or every CPU of the architecture has them.
+macro_rules! level_functions {
+    ($($size:literal => $panel_transpose:ident),*) => {
+        fn row_kernel(from: DType, to: DType, _overflow: Overflow) -> Option<RowKernel> {
+            macro_rules! pointer {
+                ($function:ident) => {
+                    // SAFETY: the CPU has the level's features.
+                    |src, dst| unsafe { $function(src, dst) }
+                };
+            }
+            Some(match (from, to) {
+                (DType::F32, DType::BF16) => pointer!(f32_to_bf16),
+                (DType::F16, DType::F32) => pointer!(f16_to_f32),
+                (DType::F32, DType::F16) => pointer!(f32_to_f16),
+                (DType::F16, DType::BF16) => pointer!(f16_to_bf16),
+                (DType::BF16, DType::F16) => pointer!(bf16_to_f16),
+                _ => return None,
+            })
+        }
+
+        fn panel_transpose(element_size: usize) -> PanelTranspose {
+            match element_size {
+                // SAFETY: the CPU has the level's features.
+                $($size => |panel, dst| unsafe { $panel_transpose(panel, dst) },)*
+                _ => portable_transpose::panel_transpose(element_size),
+            }
+        }
+
+        fn look_up(codes: Lookup<'_>, tables: &[Table]) {
+            // SAFETY: the CPU has the level's features.
+            unsafe { look_up(codes, tables) }
+        }
+
+        fn copy_rows() -> CopyRows {
+            // SAFETY: the CPU has the level's features.
+            |bytes, pitch, dst| unsafe { stream_rows(bytes, pitch, dst) }
+        }
+    };
+}
+
 /// Defines `transpose_panel_1` to `transpose_panel_8`, one for each element size, and `stream_rows`, compiled for a level's features.
 macro_rules! panel_transposes {
     ($features:tt, $vector:ty) => {
@@ -52,7 +93,7 @@ macro_rules! panel_transposes {
     };
 }
 
-pub(super) use {panel_transposes, unpack};
+pub(super) use {level_functions, panel_transposes, unpack};
 
 /// A SIMD vector of `LANES` 128-bit lanes; `PER_LINE` of them make a cache line.
 ///
