@@ -20,7 +20,7 @@ pub struct ResultSlice {
 
 impl ResultSlice {
     /// The layout of the slice's elements in a tensor with `layout`, which has the result's shape.
-    pub(super) fn layout_of(&self, layout: &Layout) -> Layout {
+    pub fn layout_of(&self, layout: &Layout) -> Layout {
         let at = self.index.len();
         let Some(&step) = layout.strides.get(at) else { return layout.clone() };
         let leading = self.index.iter().zip(&layout.strides).map(|(&index, &stride)| index * stride);
@@ -129,6 +129,12 @@ impl ResultCutter {
     }
 }
 
+/// Cuts a result of this shape into slices of at most `max_numel` elements, in the order of its elements.
+pub fn slices(shape: &[u64], max_numel: u64) -> impl Iterator<Item = ResultSlice> {
+    let cutter = ResultCutter::new(shape, max_numel);
+    (0..cutter.len()).map(move |number| cutter.slice(number))
+}
+
 /// Slices of a result that together have about `numel` elements: at most `runs`, spread evenly from the first to the last element.
 pub fn sample_slices(shape: &[u64], runs: u64, numel: u64) -> Vec<ResultSlice> {
     let cutter = ResultCutter::new(shape, numel / runs.max(1));
@@ -186,9 +192,8 @@ mod tests {
             found
         };
         for max_numel in 1..70 {
-            let cut = ResultCutter::new(&layout.shape, max_numel);
             let found: Vec<u64> =
-                (0..cut.len()).flat_map(|number| all(&cut.slice(number).layout_of(&layout))).collect();
+                slices(&layout.shape, max_numel).flat_map(|slice| all(&slice.layout_of(&layout))).collect();
             assert_eq!(found, all(&layout), "{max_numel}");
         }
         let scalar = Layout { shape: Dims::new(), strides: Dims::new(), offset: 4 };
@@ -201,8 +206,7 @@ mod tests {
         for shape in shapes {
             let layout = Layout::contiguous(shape).unwrap();
             for max_numel in [1, 3, 5, 7, 12, 50, 100] {
-                let cut = ResultCutter::new(shape, max_numel);
-                for slice in (0..cut.len()).map(|number| cut.slice(number)) {
+                for slice in slices(shape, max_numel) {
                     let found = ResultSlice::of_range(shape, slice.start, slice.numel).unwrap();
                     let own = found.layout_of(&layout);
                     assert_eq!((own.offset, own.numel()), (slice.start, slice.numel));
@@ -220,11 +224,9 @@ mod tests {
         let shape = [3, 4, 5];
         let layout = Layout::contiguous(&shape).unwrap();
         for max_numel in [7, 20, 40] {
-            let cut = ResultCutter::new(&shape, max_numel);
-            for slice in (0..cut.len()).map(|number| cut.slice(number)) {
+            for slice in slices(&shape, max_numel) {
                 let own = slice.layout_of(&layout);
-                let parts = ResultCutter::new(&own.shape, 3);
-                for part in (0..parts.len()).map(|number| parts.slice(number)) {
+                for part in slices(&own.shape, 3) {
                     let whole = slice.part(&part);
                     assert_eq!(whole.layout_of(&layout), part.layout_of(&own));
                     assert_eq!(whole.start, whole.layout_of(&layout).offset);

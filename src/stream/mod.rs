@@ -15,7 +15,7 @@ pub mod upload;
 mod write;
 
 pub use batch::{Task, fill_all};
-pub use cut::{ResultSlice, sample_slices};
+pub use cut::{ResultSlice, sample_slices, slices};
 pub use join::{JoinPart, fill_joined};
 pub use queue::{Queue, Taken};
 pub use read::{

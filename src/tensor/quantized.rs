@@ -7,7 +7,7 @@ use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result, bail, error};
 use crate::index::{Object, Quantization, Scale};
 use crate::kernel::{Cast, convert};
-use crate::layout::{Layout, TensorIndex};
+use crate::layout::Layout;
 use crate::num::to_usize;
 use crate::opened::Opened;
 use crate::parallel::{self, Cancel};
@@ -112,10 +112,15 @@ impl Tensor {
         let threads = parallel::threads(out.len() as u64, request.threads);
         let to_ints =
             Fill { signs: Signs::default(), cast: to_ints, threads: Some(1), cancel: request.cancel.clone() };
-        let blocks =
-            BlockIter { layout: layout.clone(), channel_layout, itemsize: dtype.itemsize(), out, done: 0 };
+        let mut rest = out;
+        let blocks = stream::slices(&layout.shape, BLOCK_ELEMENTS).map(|slice| {
+            let (out, behind) = take(&mut rest).split_at_mut(to_usize(slice.numel * dtype.itemsize()));
+            rest = behind;
+            let channels = channel_layout.as_ref().map(|channel_layout| slice.layout_of(channel_layout));
+            (slice.layout_of(layout), channels, out)
+        });
         parallel::for_each(threads, blocks, Scratch::default, |scratch, block| {
-            scratch.dequantize(&payload, &to_ints, &scales, to_dtype, block?)
+            scratch.dequantize(&payload, &to_ints, &scales, to_dtype, block)
         })
     }
 
@@ -182,54 +187,6 @@ impl Tensor {
             Code::TensorBounds,
             "a quantized tensor has scales or zero points that are not finite",
         ))
-    }
-}
-
-/// Cuts a result into blocks: ranges of one dimension, with all inner dimensions whole.
-struct BlockIter<'a> {
-    layout: Layout,
-    channel_layout: Option<Layout>,
-    itemsize: u64,
-    out: &'a mut [u8],
-    /// Elements in the blocks so far.
-    done: u64,
-}
-
-impl<'a> Iterator for BlockIter<'a> {
-    type Item = Result<Block<'a>>;
-
-    fn next(&mut self) -> Option<Result<Block<'a>>> {
-        if self.out.is_empty() { None } else { Some(self.cut()) }
-    }
-}
-
-impl<'a> BlockIter<'a> {
-    fn cut(&mut self) -> Result<Block<'a>> {
-        let shape = &self.layout.shape;
-        // The outermost dimension whose items fit a block.
-        let item_elements =
-            |dim: usize| shape[dim + 1..].iter().fold(1_u64, |count, &size| count.saturating_mul(size));
-        let dim = (0..shape.len()).find(|&dim| item_elements(dim) <= BLOCK_ELEMENTS);
-        let mut items = Vec::new();
-        let mut count = 1;
-        if let Some(dim) = dim {
-            let at = |dim: usize| self.done / item_elements(dim) % shape[dim];
-            items.extend((0..dim).map(|outer| TensorIndex::At(at(outer) as i64)));
-            let start = at(dim);
-            let stop = shape[dim].min(start + (BLOCK_ELEMENTS / item_elements(dim)).max(1));
-            items.push(TensorIndex::Range { start: Some(start as i64), stop: Some(stop as i64), step: None });
-            count = (stop - start) * item_elements(dim);
-        }
-        // The bounds come from the shape, so no index is out of bounds.
-        let layout = self.layout.index(&items)?;
-        let channel_layout =
-            self.channel_layout.as_ref().map(|channel_layout| channel_layout.index(&items)).transpose()?;
-        let bytes = to_usize(count * self.itemsize);
-        let gap = || Error::new(Code::InternalError, "a part of the destination would not be written");
-        let (block, rest) = take(&mut self.out).split_at_mut_checked(bytes).ok_or_else(gap)?;
-        self.out = rest;
-        self.done += count;
-        Ok((layout, channel_layout, block))
     }
 }
 
