@@ -6,9 +6,8 @@
 //! An offset or a count is 32 bits: pickles of 4 GiB or more are refused, and pools are shorter.
 
 use super::bounded_vec::BoundedVec;
-use super::globals::NameId;
 use super::history::{Build, Container, History};
-use super::value::{CallId, CallKind, GlobalId, Handle, Snapshot};
+use super::ids::{CallId, CallKind, GlobalId, Handle, NameId, Snapshot};
 use crate::error::{Code, Error, Result, bail, error};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64, u32_to_usize};

@@ -10,13 +10,10 @@ use std::hash::BuildHasher;
 use super::arena::{Arena, ByteRange, GlobalRecord, NameRecord, Node};
 use super::compat;
 use super::first_equal::FirstEqual;
-use super::value::{GlobalId, Handle};
+use super::ids::{GlobalId, Handle, NameId};
 use crate::error::{Code, Error, Result, bail};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64, u32_to_usize};
-
-/// The index of an interned module or class name in `Arena::names`.
-pub(super) type NameId = u32;
 
 pub(super) struct Globals {
     names: FirstEqual<NameId>,

@@ -5,9 +5,8 @@
 //! and nowhere else has been read by nobody. So only the growth of a container that was fetched (from the memo, or by DUP) is
 //! logged: an honest checkpoint logs next to nothing.
 
-use super::arena::Node;
 use super::bounded_vec::BoundedVec;
-use super::value::{Handle, Snapshot, Value, Values};
+use super::ids::Handle;
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u32, u32_to_usize};
 
@@ -138,12 +137,12 @@ impl History {
 
     /// Whether no fetched container grew, so that every container always had all of its items.
     #[inline(always)]
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.growth.len() == 0
     }
 
     /// The length that a container had at `offset`; `None` where it has not grown since.
-    fn len_at(&self, container: Container, offset: u64) -> Option<usize> {
+    pub(super) fn len_at(&self, container: Container, offset: u64) -> Option<usize> {
         let growth = self.growth.slice_from(0);
         let next = growth
             .partition_point(|growth| (growth.container, u64::from(growth.offset)) <= (container, offset));
@@ -152,52 +151,11 @@ impl History {
     }
 }
 
-impl Values {
-    /// The BUILDs in program order.
-    pub fn builds(&self) -> &[Build] {
-        self.arena.history.builds.slice_from(0)
-    }
-
-    /// A value as it was at an offset: a list, dict or set without what was added later. What its items contain is not limited.
-    #[inline]
-    pub fn get_at(&self, snapshot: Snapshot) -> Value<'_> {
-        let Snapshot { value: handle, offset } = snapshot;
-        let (value, history) = (self.get(handle), &self.arena.history);
-        if history.is_empty() {
-            return value;
-        }
-        match value {
-            Value::List(items) => {
-                Value::List(prefix(items, history.len_at(Container::values(handle), offset)))
-            }
-            Value::Set(items) => Value::Set(prefix(items, history.len_at(Container::values(handle), offset))),
-            Value::Dict(pairs) => {
-                Value::Dict(prefix(pairs, history.len_at(Container::pairs(handle), offset)))
-            }
-            other => other,
-        }
-    }
-
-    /// Whether a list, dict or set grew after it was fetched, so that its readers may have found different items.
-    pub fn has_versions(&self, handle: Handle) -> bool {
-        let container = match self.arena.node(handle) {
-            Node::Dict(_) => Container::pairs(handle),
-            _ => Container::values(handle),
-        };
-        self.arena.history.len_at(container, 0).is_some()
-    }
-}
-
-fn prefix<T>(items: &[T], len: Option<usize>) -> &[T] {
-    len.and_then(|len| items.get(..len)).unwrap_or(items)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::limits::Limits;
     use crate::num::to_u64;
-    use crate::pickle;
+    use crate::pickle::{self, Snapshot, Value};
 
     /// The lengths of memo 0's container at each offset, and its length at the end.
     fn lengths(data: &[u8], offsets: &[u64]) -> Vec<usize> {

@@ -10,7 +10,8 @@ use std::hash::{BuildHasher, Hash, Hasher};
 
 use super::arena::{Arena, ByteRange, Node, Span};
 use super::first_equal::FirstEqual;
-use super::value::{Handle, Value, Values};
+use super::ids::Handle;
+use super::value::{Value, Values};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::num::to_u64;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::value::Handle;
+use super::ids::Handle;
 use crate::error::{Code, Error, Result, error};
 use crate::num::{to_u32, to_u64, to_usize, u32_to_usize};
 

@@ -18,6 +18,7 @@ mod disasm;
 mod first_equal;
 mod globals;
 mod history;
+mod ids;
 mod keys;
 mod machine;
 mod memo;
@@ -32,10 +33,11 @@ use crate::parallel::Cancel;
 
 pub use disasm::{Arg, Disasm, Op};
 pub use history::Build;
+pub use ids::{CallId, CallKind, GlobalId, Handle, Snapshot};
 #[cfg(feature = "scan")]
 pub use machine::recover::{RUN_TIME_MODULE, RecoveredPickle};
 pub use opcode::{ArgKind, Opcode};
-pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Snapshot, Text, Value, Values};
+pub use value::{BigInt, Call, Global, Text, Value, Values};
 
 /// What one pickle describes.
 #[derive(Debug)]

@@ -5,69 +5,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::num::NonZeroU32;
 
 use super::arena::{Arena, ByteRange, Node, Span};
-use super::globals::NameId;
+use super::history::{Build, Container};
+use super::ids::{CallId, CallKind, GlobalId, Handle, NameId, Snapshot};
 use crate::bytes::Chunk;
-use crate::num::{to_u32, u32_to_usize};
-
-/// A reference to a value of one pickle. Two handles are equal only if they refer to the same object.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Handle(NonZeroU32);
-
-impl Handle {
-    pub(super) const NONE: Handle = Handle(NonZeroU32::MIN);
-    pub(super) const FALSE: Handle = Handle(NonZeroU32::MIN.saturating_add(1));
-    pub(super) const TRUE: Handle = Handle(NonZeroU32::MIN.saturating_add(2));
-    pub(super) const EMPTY_TUPLE: Handle = Handle(NonZeroU32::MIN.saturating_add(3));
-
-    /// An integer from 0 to 255; as in CPython, equal small integers are one object.
-    #[inline]
-    pub(super) fn small_int(value: u8) -> Handle {
-        Handle(Handle::EMPTY_TUPLE.0.saturating_add(1).saturating_add(u32::from(value)))
-    }
-
-    #[inline]
-    pub(super) fn at(position: usize) -> Handle {
-        Handle(NonZeroU32::MIN.saturating_add(to_u32(position)))
-    }
-
-    /// The handle's number among the values of its pickle: 0 up to [`Values::len`].
-    #[inline]
-    pub fn index(self) -> usize {
-        u32_to_usize(self.0.get().wrapping_sub(1))
-    }
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}", self.index())
-    }
-}
-
-macro_rules! id {
-    ($name:ident, $what:literal) => {
-        #[doc = $what]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(u32);
-
-        impl $name {
-            pub(super) fn at(position: usize) -> $name {
-                $name(to_u32(position))
-            }
-
-            /// The number, counted from 0 in program order.
-            #[inline]
-            pub fn index(self) -> usize {
-                u32_to_usize(self.0)
-            }
-        }
-    };
-}
-
-id!(GlobalId, "A global of one pickle: equal module and name have one id.");
-id!(CallId, "A call of one pickle.");
+use crate::num::u32_to_usize;
 
 /// A value; containers give their items as handles.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -162,21 +105,6 @@ pub struct Global<'a> {
     pub offset: u64,
 }
 
-/// Which opcode makes a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CallKind {
-    /// REDUCE: `callable(*args)`.
-    Reduce,
-    /// NEWOBJ: `cls.__new__(cls, *args)`.
-    NewObj,
-    /// NEWOBJ_EX: `cls.__new__(cls, *args, **kwargs)`.
-    NewObjEx,
-    /// INST: `cls(*args)`.
-    Inst,
-    /// OBJ: `cls(*args)`.
-    Obj,
-}
-
 /// A recorded call; it is never executed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call<'a> {
@@ -194,15 +122,6 @@ pub struct Call<'a> {
     pub items: &'a [(Handle, Handle)],
     /// The values that APPEND, APPENDS and ADDITEMS add to the result, in program order.
     pub appended: &'a [Handle],
-    /// The offset of the opcode.
-    pub offset: u64,
-}
-
-/// A value as the opcode at an offset finds it: a list, dict or set without what is added to it later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Snapshot {
-    /// The value.
-    pub value: Handle,
     /// The offset of the opcode.
     pub offset: u64,
 }
@@ -392,9 +311,47 @@ impl Values {
         self.arena.calls.slice_from(0).iter().enumerate().map(|(at, record)| (CallId::at(at), record.handle))
     }
 
+    /// The BUILDs in program order.
+    pub fn builds(&self) -> &[Build] {
+        self.arena.history.builds.slice_from(0)
+    }
+
+    /// A value as it was at an offset: a list, dict or set without what was added later. What its items contain is not limited.
+    #[inline]
+    pub fn get_at(&self, snapshot: Snapshot) -> Value<'_> {
+        let Snapshot { value: handle, offset } = snapshot;
+        let (value, history) = (self.get(handle), &self.arena.history);
+        if history.is_empty() {
+            return value;
+        }
+        match value {
+            Value::List(items) => {
+                Value::List(prefix(items, history.len_at(Container::values(handle), offset)))
+            }
+            Value::Set(items) => Value::Set(prefix(items, history.len_at(Container::values(handle), offset))),
+            Value::Dict(pairs) => {
+                Value::Dict(prefix(pairs, history.len_at(Container::pairs(handle), offset)))
+            }
+            other => other,
+        }
+    }
+
+    /// Whether a list, dict or set grew after it was fetched, so that its readers may have found different items.
+    pub fn has_versions(&self, handle: Handle) -> bool {
+        let container = match self.arena.node(handle) {
+            Node::Dict(_) => Container::pairs(handle),
+            _ => Container::values(handle),
+        };
+        self.arena.history.len_at(container, 0).is_some()
+    }
+
     fn bytes(&self, range: ByteRange) -> &[u8] {
         self.arena.bytes(&self.data, range)
     }
+}
+
+fn prefix<T>(items: &[T], len: Option<usize>) -> &[T] {
+    len.and_then(|len| items.get(..len)).unwrap_or(items)
 }
 
 impl fmt::Debug for Values {

@@ -1,10 +1,12 @@
 //! Enforces the layers of the crate: modules import only from layers below, `unsafe` is only in listed files, parsers forbid it,
-//! and only the binding uses pyo3. It reads the sources as text, with comments and literals blanked, and reports file and line.
+//! and only the binding uses pyo3. It reads the tokens of the sources, without comments and literals.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// Modules that every other module may import.
 const BASE: &[&str] =
@@ -109,17 +111,12 @@ fn modules_import_only_from_layers_below() {
         // `lib.rs` declares the modules and is in none of them.
         let Some(module) = source.module() else { return };
         if allowed_from(module).is_none() {
-            faults.add(
-                source,
-                1,
-                format!("module `{module}` is in no layer: add it to LAYERS in tests/rust/layers.rs"),
-            );
+            let what = format!("module `{module}` is in no layer: add it to LAYERS in tests/rust/layers.rs");
+            faults.add(source, what);
             return;
         }
-        for import in imports(source) {
-            if let Some(fault) = fault_of(module, &import.name) {
-                faults.add(source, import.line, fault);
-            }
+        for fault in imports(source).into_iter().filter_map(|name| fault_of(module, name)) {
+            faults.add(source, fault);
         }
     });
 }
@@ -127,11 +124,8 @@ fn modules_import_only_from_layers_below() {
 #[test]
 fn only_the_binding_mentions_pyo3() {
     check(|source, faults| {
-        if source.module() == Some("python") {
-            return;
-        }
-        for (line, _) in words(&source.code).filter(|(_, word)| *word == "pyo3") {
-            faults.add(source, line, "mentions pyo3; allowed: src/python only".to_owned());
+        if source.module() != Some("python") && source.has_word("pyo3") {
+            faults.add(source, "mentions pyo3; allowed: src/python only".to_owned());
         }
     });
 }
@@ -143,11 +137,8 @@ fn unsafe_is_only_in_listed_files() {
             Some(_) => source.path.starts_with(entry),
             None => source.path == *entry,
         });
-        if registered {
-            return;
-        }
-        for (line, _) in words(&source.code).filter(|(_, word)| *word == "unsafe") {
-            faults.add(source, line, format!("contains unsafe; allowed: {}", UNSAFE_FILES.join(", ")));
+        if !registered && source.has_word("unsafe") {
+            faults.add(source, format!("contains unsafe; allowed: {}", UNSAFE_FILES.join(", ")));
         }
     });
 }
@@ -155,9 +146,9 @@ fn unsafe_is_only_in_listed_files() {
 #[test]
 fn lazy_values_are_initialized_without_a_lock() {
     check(|source, faults| {
-        for (line, word) in words(&source.code).filter(|(_, word)| ["OnceLock", "LazyLock"].contains(word)) {
+        for word in ["OnceLock", "LazyLock"].into_iter().filter(|word| source.has_word(word)) {
             let why = "a child forked during the initialization would deadlock; use once_cell::race, where the first result wins";
-            faults.add(source, line, format!("uses {word}: {why}"));
+            faults.add(source, format!("uses {word}: {why}"));
         }
     });
 }
@@ -172,11 +163,11 @@ fn parsers_forbid_unsafe() {
             _ => is_root && PARSERS.contains(&module),
         };
         if must && !source.code.contains(FORBID) {
-            faults.add(source, 1, format!("lacks {FORBID}"));
+            faults.add(source, format!("lacks {FORBID}"));
         }
         let denied = |lint: &&&str| !source.code.contains(**lint);
         if is_root && PARSERS.contains(&module) && DENIED.iter().any(|lint| denied(&lint)) {
-            faults.add(source, 1, format!("does not deny {}", DENIED.join(", ")));
+            faults.add(source, format!("does not deny {}", DENIED.join(", ")));
         }
     });
 }
@@ -201,8 +192,7 @@ fn the_layers_have_no_cycle() {
 #[test]
 fn an_import_upwards_is_a_fault() {
     let source = Source::new("kernel/cast.rs", "use crate::error::Error;\nuse crate::index::Entry;\n");
-    let found: Vec<_> =
-        imports(&source).iter().filter_map(|import| fault_of("kernel", &import.name)).collect();
+    let found: Vec<_> = imports(&source).into_iter().filter_map(|name| fault_of("kernel", name)).collect();
     assert_eq!(found.len(), 1);
     assert!(found[0].starts_with("kernel imports index; allowed: error, limits, "), "{}", found[0]);
     assert!(fault_of("pickle", "container").is_some());
@@ -226,18 +216,7 @@ fn every_spelling_of_an_import_is_read() {
         use crate::Checkpoint;
     "##;
     let source = Source::new("pickle/machine.rs", text);
-    let names: Vec<_> = imports(&source).into_iter().map(|import| (import.line, import.name)).collect();
-    let expected = [(2, "error"), (2, "bytes"), (3, "layout"), (6, "dtype"), (8, "Checkpoint"), (6, "index")];
-    assert_eq!(names, expected.map(|(line, name)| (line, name.to_owned())));
-}
-
-#[test]
-fn literals_and_comments_are_blanked_line_by_line() {
-    assert_eq!(blank("a // b\nc"), "a     \nc");
-    assert_eq!(blank("a /* b\nc */ d"), "a     \n     d");
-    assert_eq!(blank(r#"x("a\"b", 'c', '\'', b'"') y"#), r"x(      ,    ,     , b   ) y");
-    assert_eq!(blank("&'a str"), "&'a str");
-    assert_eq!(blank("r\"a\\\" unsafe"), "r     unsafe");
+    assert_eq!(imports(&source), ["error", "bytes", "layout", "dtype", "Checkpoint", "index"]);
 }
 
 /// The fault of an import of `name` in `module`, if it is one.
@@ -271,19 +250,25 @@ fn allowed_from(module: &str) -> Option<Vec<&'static str>> {
 pub(crate) struct Source {
     /// Relative to `src`, with `/` between parts.
     pub(crate) path: String,
-    /// The text with comments and literals blanked; lines stay where they are.
+    /// The tokens without comments and literals; a space where words would meet.
     pub(crate) code: String,
 }
 
 impl Source {
     pub(crate) fn new(path: &str, text: &str) -> Source {
-        Source { path: path.to_owned(), code: blank(text) }
+        let mut code = String::new();
+        write_tokens(text.parse().expect("a source file is Rust"), &mut code);
+        Source { path: path.to_owned(), code }
     }
 
     fn module(&self) -> Option<&str> {
         let first = self.path.split('/').next().unwrap_or_default();
         let module = first.strip_suffix(".rs").unwrap_or(first);
         (module != "lib").then_some(module)
+    }
+
+    fn has_word(&self, word: &str) -> bool {
+        self.code.split(|c: char| !is_ident(c)).any(|found| found == word)
     }
 
     /// The depth of the file's module: 1 for the root of a top-level module.
@@ -298,8 +283,8 @@ impl Source {
 struct Faults(String, usize);
 
 impl Faults {
-    fn add(&mut self, source: &Source, line: usize, what: String) {
-        writeln!(self.0, "  src/{}:{line}: {what}", source.path).expect("writing to a String cannot fail");
+    fn add(&mut self, source: &Source, what: String) {
+        writeln!(self.0, "  src/{}: {what}", source.path).expect("writing to a String cannot fail");
         self.1 += 1;
     }
 }
@@ -337,18 +322,10 @@ fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
     }
 }
 
-struct Import {
-    line: usize,
-    name: String,
-}
-
 /// Every name at the crate's root that the file uses, through `crate::` or enough `super::`.
-fn imports(source: &Source) -> Vec<Import> {
+fn imports(source: &Source) -> Vec<&str> {
     let code = &source.code;
     let mut found = Vec::new();
-    let mut add = |at: usize, name: &str| {
-        found.push(Import { line: line_of(code, at), name: name.to_owned() });
-    };
     for at in starts_of(code, "crate::") {
         // `pub(in crate::x)` restricts visibility and imports nothing.
         if code[..at].trim_end().ends_with("(in") {
@@ -357,18 +334,15 @@ fn imports(source: &Source) -> Vec<Import> {
         for (at, name) in heads(code, at + "crate::".len()) {
             // An exported macro is at the root wherever it is defined.
             if !code[at + name.len()..].starts_with('!') {
-                add(at, name);
+                found.push(name);
             }
         }
     }
     let to_root = "super::".repeat(source.depth());
     for at in starts_of(code, &to_root) {
-        for (at, name) in heads(code, at + to_root.len()) {
-            // Inside an inline module one `super` less reaches the root, so only the names of top-level modules count.
-            if allowed_from(name).is_some() {
-                add(at, name);
-            }
-        }
+        // Inside an inline module one `super` less reaches the root, so only the names of top-level modules count.
+        let heads = heads(code, at + to_root.len()).into_iter().map(|(_, name)| name);
+        found.extend(heads.filter(|name| allowed_from(name).is_some()));
     }
     found
 }
@@ -416,91 +390,32 @@ pub(crate) fn starts_of<'a>(code: &'a str, path: &'a str) -> impl Iterator<Item 
         .filter(|at| !code[..*at].ends_with(|c: char| is_ident(c) || c == ':' || c == '$'))
 }
 
-/// Each word of the code and its line.
-fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
-    code.lines()
-        .enumerate()
-        .flat_map(|(at, line)| line.split(|c: char| !is_ident(c)).map(move |word| (at + 1, word)))
-        .filter(|(_, word)| !word.is_empty())
-}
-
 fn is_ident(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-fn line_of(code: &str, at: usize) -> usize {
-    code[..at].matches('\n').count() + 1
-}
-
-/// Replaces comments and literals by as many spaces, and keeps the line ends.
-fn blank(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(c) = rest.chars().next() {
-        let after_word = out.ends_with(is_ident);
-        let len = match c {
-            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-            '/' if rest.starts_with("/*") => block_comment(rest),
-            '"' if out.ends_with('r') => raw_string(rest, 0),
-            '"' => quoted(rest, '"'),
-            '#' if out.ends_with('r') => match rest.trim_start_matches('#') {
-                raw if raw.starts_with('"') => raw_string(rest, rest.len() - raw.len()),
-                _ => 0,
-            },
-            '\'' if (!after_word || out.ends_with('b')) && is_char(rest) => quoted(rest, '\''),
-            _ => 0,
-        };
-        if len == 0 {
-            out.push(c);
-            rest = &rest[c.len_utf8()..];
-        } else {
-            out.extend(rest[..len].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
-            rest = &rest[len..];
-        }
-    }
-    out
-}
-
-fn block_comment(rest: &str) -> usize {
-    let (mut depth, mut at) = (0_usize, 0);
-    while at < rest.len() {
-        if rest[at..].starts_with("/*") {
-            depth += 1;
-            at += 2;
-        } else if rest[at..].starts_with("*/") {
-            depth -= 1;
-            at += 2;
-            if depth == 0 {
-                break;
+fn write_tokens(tokens: TokenStream, out: &mut String) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::None => ("", ""),
+                };
+                out.push_str(open);
+                write_tokens(group.stream(), out);
+                out.push_str(close);
             }
-        } else {
-            at += rest[at..].chars().next().map_or(1, char::len_utf8);
+            TokenTree::Ident(word) => {
+                if out.ends_with(is_ident) {
+                    out.push(' ');
+                }
+                out.push_str(&word.to_string());
+            }
+            TokenTree::Punct(mark) => out.push(mark.as_char()),
+            TokenTree::Literal(_) => out.push(' '),
         }
     }
-    at
-}
-
-fn raw_string(rest: &str, hashes: usize) -> usize {
-    let close = format!("\"{}", "#".repeat(hashes));
-    let start = hashes + 1;
-    rest[start..].find(&close).map_or(rest.len(), |at| start + at + close.len())
-}
-
-fn quoted(rest: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in rest.char_indices().skip(1) {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            c if c == quote => return at + c.len_utf8(),
-            _ => {}
-        }
-    }
-    rest.len()
-}
-
-/// Distinguishes the literal `'a'` from the lifetime `'a`.
-fn is_char(rest: &str) -> bool {
-    let mut chars = rest.chars().skip(1);
-    matches!((chars.next(), chars.next()), (Some('\\'), _) | (Some(_), Some('\'')))
 }

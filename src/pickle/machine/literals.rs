@@ -5,11 +5,11 @@ use super::{Machine, fail};
 use crate::error::{Code, Result};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
+use crate::pickle::Handle;
 use crate::pickle::arena::{ByteRange, Node};
 use crate::pickle::disasm::Op;
 use crate::pickle::opcode::Opcode;
 use crate::pickle::text::{self, Integer};
-use crate::pickle::value::Handle;
 
 impl Machine<'_> {
     /// INT and LONG: an integer in decimal, or one of INT's two booleans.

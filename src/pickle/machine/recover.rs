@@ -17,7 +17,7 @@ use crate::pickle::Pickle;
 use crate::pickle::arena::Node;
 use crate::pickle::disasm::{Arg, Disasm, Op};
 use crate::pickle::opcode::Opcode;
-use crate::pickle::value::{CallKind, Handle, Values};
+use crate::pickle::{CallKind, Handle, Values};
 
 /// The module of the placeholder globals for an unpickler's lookups at run time: `find_class` of two strings, `extension` of a
 /// number.

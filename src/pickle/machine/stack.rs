@@ -3,8 +3,8 @@
 use super::{Machine, fail};
 use crate::error::{Code, Error, Result};
 use crate::num::u32_to_usize;
+use crate::pickle::Handle;
 use crate::pickle::arena::Node;
-use crate::pickle::value::Handle;
 
 impl Machine<'_> {
     #[inline(always)]
