@@ -9,8 +9,10 @@ use std::path::Path;
 
 use super::Options;
 use super::budget::Budget;
-use super::detectors::{DETECTORS, Detected, Input, Origin, safetensors};
-use super::report::{FileReport, Finding, Status, Verdict, short};
+use super::detectors::{DETECTORS, safetensors};
+use super::report::{FileReport, Finding, Status};
+use super::scanner::{Detected, Input, Origin, Scanner, inside};
+use super::verdict::Verdict;
 use crate::bytes::{Region, Source};
 use crate::container::npy::MAGIC;
 use crate::container::{Format, LFS_POINTER, is_container, sniff, zip};
@@ -92,16 +94,6 @@ fn unreadable(mut report: FileReport, error: &Error) -> FileReport {
     report.status = Status::Unreadable;
     report.add_error(error, None);
     report
-}
-
-/// The state of the scan of one file.
-pub(super) struct Scanner<'a> {
-    pub(super) options: &'a Options,
-    pub(super) report: FileReport,
-    /// The work that is left.
-    pub(super) budget: Budget,
-    /// The storage keys that the pickle of the current archive names.
-    pub(super) keys: HashSet<String>,
 }
 
 impl Scanner<'_> {
@@ -341,14 +333,6 @@ impl Scanner<'_> {
             let text = format!("the name ends in .{extension}, the content is {}", format.name());
             self.report.add(Finding::new("ExtensionMismatch", Verdict::Inert, None, text));
         }
-    }
-}
-
-/// The label of something inside `label`, as reports show it.
-pub(super) fn inside(label: Option<&str>, name: &str) -> String {
-    match label {
-        Some(label) => short(&format!("{label}!{name}")),
-        None => short(name),
     }
 }
 

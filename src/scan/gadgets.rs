@@ -4,7 +4,7 @@
 //! accesses the system when it is called. Every other global is unknown, for example a class of a third-party library. Names are
 //! compared without surrounding white space.
 
-use super::report::Verdict;
+use super::verdict::Verdict;
 
 /// The classification of a global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

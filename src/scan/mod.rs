@@ -23,6 +23,8 @@ mod pickles;
 mod policy;
 mod preview;
 mod report;
+mod scanner;
+mod verdict;
 mod walk;
 
 use std::path::{Path, PathBuf};
@@ -38,7 +40,8 @@ use crate::num::to_u64;
 use crate::parallel::Cancel;
 
 pub use policy::Policy;
-pub use report::{ByteRange, FileReport, Finding, GlobalUse, Report, Status, TraceStep, Verdict};
+pub use report::{ByteRange, FileReport, Finding, GlobalUse, Report, Status, TraceStep};
+pub use verdict::Verdict;
 
 /// How to scan.
 #[derive(Clone, Debug, Default)]

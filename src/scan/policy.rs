@@ -1,12 +1,8 @@
 //! What a user declares to know: names of classes and functions that may be in a file without making it unknown.
 
 use super::gadgets;
-use super::report::{Finding, Verdict};
+use super::verdict::Verdict;
 use crate::error::{Code, Error, Result, bail};
-
-/// The codes of findings that are about what a name does, and that an allowance of the name settles.
-const CODES_OF_NAMES: [&str; 6] =
-    ["DisallowedGlobal", "DisallowedCall", "Import", "AttributeWalk", "ModuleSource", "CodeInArchive"];
 
 /// The length of a module or a name, in bytes, up to which an allowance may cover it. Reports shorten longer ones.
 const NAME_MAX_BYTES: usize = 256;
@@ -67,13 +63,6 @@ impl Policy {
             **pattern == dotted || (!name.contains('.') && matches(pattern.as_bytes(), dotted.as_bytes()))
         };
         self.patterns.iter().find(covers).map(String::as_str)
-    }
-
-    /// The allowance that settles a finding.
-    pub(super) fn settles(&self, finding: &Finding) -> Option<&str> {
-        let (module, name) = &finding.global;
-        let is_settled = finding.verdict == Verdict::Unknown && CODES_OF_NAMES.contains(&finding.code);
-        if is_settled { self.covers(module, name) } else { None }
     }
 }
 

@@ -10,6 +10,7 @@ mod json;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::verdict::Verdict;
 use super::{Options, Policy};
 use crate::error::{Code, Error, Kind};
 use crate::num::{to_u64, to_usize};
@@ -20,36 +21,9 @@ const TEXT_MAX_BYTES: usize = 512;
 /// What an item of a list takes of the limit `report_bytes` besides its texts.
 const ITEM_BYTES: u64 = 256;
 
-/// What a file would do in a reader that executes pickles. Ordered: the worst verdict is the largest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Verdict {
-    /// It only creates data: all of it was scanned, and every call is known.
-    Inert,
-    /// It imports unknown classes or functions, or readers interpret it differently, or not all of it could be scanned.
-    Unknown,
-    /// It calls something that runs code or accesses the system.
-    WouldExecute,
-}
-
-impl Verdict {
-    /// The name in reports.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Verdict::Inert => "inert",
-            Verdict::Unknown => "unknown",
-            Verdict::WouldExecute => "would execute",
-        }
-    }
-
-    /// The level in SARIF.
-    fn severity(self) -> &'static str {
-        match self {
-            Verdict::Inert => "note",
-            Verdict::Unknown => "warning",
-            Verdict::WouldExecute => "error",
-        }
-    }
-}
+/// The codes of findings that are about what a name does, and that an allowance of the name settles.
+const CODES_OF_NAMES: [&str; 6] =
+    ["DisallowedGlobal", "DisallowedCall", "Import", "AttributeWalk", "ModuleSource", "CodeInArchive"];
 
 /// Whether a file was scanned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -261,7 +235,7 @@ impl FileReport {
     }
 
     pub(super) fn add(&mut self, mut finding: Finding) {
-        if let Some(pattern) = self.policy.settles(&finding) {
+        if let Some(pattern) = settles(&self.policy, &finding) {
             finding.allowed = Some(pattern.to_owned());
             finding.verdict = Verdict::Inert;
         }
@@ -489,4 +463,11 @@ impl Report {
         self.files.iter().any(|file| not_skipped(&file))
             && self.files.iter().filter(not_skipped).all(FileReport::is_complete)
     }
+}
+
+/// The allowance that settles a finding.
+fn settles<'p>(policy: &'p Policy, finding: &Finding) -> Option<&'p str> {
+    let (module, name) = &finding.global;
+    let is_settled = finding.verdict == Verdict::Unknown && CODES_OF_NAMES.contains(&finding.code);
+    if is_settled { policy.covers(module, name) } else { None }
 }

@@ -7,9 +7,10 @@
 use std::sync::Arc;
 
 use super::super::budget::take;
-use super::super::file::{Scanner, inside};
-use super::super::report::{Finding, Verdict};
-use super::{Detected, Input, Origin};
+use super::super::report::Finding;
+use super::super::scanner::{Detected, Input, Origin};
+use super::super::scanner::{Scanner, inside};
+use super::super::verdict::Verdict;
 use crate::bytes::Source;
 use crate::container::compressed::{self, Compressed};
 use crate::error::Result;

@@ -14,10 +14,11 @@ mod schema;
 use std::collections::HashSet;
 
 use self::expression::{Kind, Texts};
-use super::super::file::{Scanner, inside};
-use super::super::report::{Finding, Verdict};
-use super::zip::VisibleMember;
-use super::{Detected, Origin};
+use super::super::report::Finding;
+use super::super::scanner::{Detected, Origin};
+use super::super::scanner::{Scanner, inside};
+use super::super::verdict::Verdict;
+use super::VisibleMember;
 use crate::bytes::Source;
 use crate::container::payload_config::PayloadConfig;
 use crate::container::zip::{self, fold_case};

@@ -10,10 +10,10 @@
 
 use std::sync::Arc;
 
-use super::super::file::{Scanner, inside};
 use super::super::pickles;
-use super::pickle::At;
-use super::{Detected, Input};
+use super::super::scanner::{Detected, Input};
+use super::super::scanner::{Scanner, inside};
+use super::At;
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::Result;

@@ -3,9 +3,9 @@
 //! Stands for `torch/serialization.py: _legacy_load`, torch 0.1.10 to 2.13. Its reader goes on only after the magic number; other
 //! first pickles are walked as pickles one behind another. The storages are read as elements of tensors.
 
-use super::super::file::{Scanner, inside};
-use super::pickle::At;
-use super::{Detected, Input};
+use super::super::scanner::{Detected, Input};
+use super::super::scanner::{Scanner, inside};
+use super::At;
 use crate::error::Result;
 use crate::index::{LEGACY_PICKLES, PersistentIdForm};
 

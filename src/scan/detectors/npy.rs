@@ -5,8 +5,8 @@
 //! skipped only where the strict parser proves that they are plain numbers, text, times or bytes; in any other array they are
 //! walked as a pickle.
 
-use super::super::file::{Scanner, inside};
-use super::{Detected, Input, Origin};
+use super::super::scanner::{Detected, Input, Origin};
+use super::super::scanner::{Scanner, inside};
 use crate::container::npy::{Elements, Header, MAGIC};
 use crate::error::Result;
 

@@ -7,10 +7,12 @@
 use std::sync::Arc;
 
 use super::super::budget::take;
-use super::super::file::{Scanner, inside};
 use super::super::pickles::{self, Nested, PickleContext};
-use super::super::report::{Finding, Verdict, readers};
-use super::{Detected, Input, Origin, joblib, legacy, torch_tar};
+use super::super::report::{Finding, readers};
+use super::super::scanner::{Detected, Input, Origin};
+use super::super::scanner::{Scanner, inside};
+use super::super::verdict::Verdict;
+use super::{At, joblib, legacy, torch_tar};
 use crate::bytes::Source;
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
@@ -26,16 +28,6 @@ const FOLLOWING_FIRST_READ_BYTES: u64 = 4 << 10;
 const LEGACY_FIRST_READ_BYTES: u64 = 1 << 20;
 /// As [`FIRST_READ_BYTES`], for bytes that are known to be a pickle, which mostly ends with them.
 const KNOWN_FIRST_READ_BYTES: u64 = 16 << 20;
-
-/// Where a pickle begins.
-pub(super) struct At<'a> {
-    pub(super) source: &'a Source,
-    pub(super) offset: u64,
-    /// Whether some reader unpickles the bytes, whatever they are.
-    pub(super) known: bool,
-    /// The form of persistent ids.
-    pub(super) ids: PersistentIdForm,
-}
 
 /// The run of one pickle.
 pub(super) struct Run {

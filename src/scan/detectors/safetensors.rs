@@ -3,9 +3,10 @@
 //! Stands for the `safetensors` package, 0.3 to 0.8. Its readers run nothing, so this only notes the header as scanned, and names
 //! that look like paths. The same bytes may be a pickle from byte 0, as the length of the header is: see [`pickle`](super::pickle).
 
-use super::super::file::Scanner;
-use super::super::report::{Finding, Verdict};
-use super::{Detected, Input};
+use super::super::report::Finding;
+use super::super::scanner::Scanner;
+use super::super::scanner::{Detected, Input};
+use super::super::verdict::Verdict;
 use crate::container::Format;
 use crate::error::Result;
 use crate::index::Index;

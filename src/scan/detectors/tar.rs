@@ -10,10 +10,10 @@
 //!
 //! The files of a distributed checkpoint in an archive are scanned item by item, as on disk, if the strict reader accepts the archive.
 
-use super::super::file::{Scanner, inside};
+use super::super::scanner::{Detected, Input, Origin};
+use super::super::scanner::{Scanner, inside};
 use super::texts::{self, Meaning};
 use super::zip::propagate_if_not_file_fault;
-use super::{Detected, Input, Origin};
 use crate::bytes::{Region, Source};
 use crate::container::tar::{self, BLOCK_BYTES, python_number};
 use crate::error::Result;

@@ -3,9 +3,10 @@
 //! A scan is a statement about every member: a reader acts on it in a way that a detector follows, or a grammar here has all of its text. A
 //! member that has neither is unscanned, whatever it contains: a reader that is not known here may act on it.
 
-use super::super::file::Scanner;
-use super::super::report::{Finding, Verdict};
-use super::Detected;
+use super::super::report::Finding;
+use super::super::scanner::Detected;
+use super::super::scanner::Scanner;
+use super::super::verdict::Verdict;
 use crate::bytes::Source;
 use crate::container::zip::fold_case;
 use crate::error::Result;

@@ -4,10 +4,11 @@
 //! `torch.save` without restriction, imports the class of every layout of JSON when it reads the metadata, and makes objects of it. The
 //! files are scanned as files of their own.
 
-use super::super::file::Scanner;
 use super::super::gadgets;
-use super::super::report::{Finding, Verdict};
-use super::{Detected, Input};
+use super::super::report::Finding;
+use super::super::scanner::Scanner;
+use super::super::scanner::{Detected, Input};
+use super::super::verdict::Verdict;
 use crate::container::Format;
 use crate::error::Result;
 use crate::index::{self, Index};

@@ -5,9 +5,9 @@
 //! elements of, and numbers that the member has no bytes for.
 
 use super::super::budget::take;
-use super::super::file::Scanner;
-use super::pickle::At;
-use super::{Detected, Input, Origin};
+use super::super::scanner::Scanner;
+use super::super::scanner::{Detected, Input, Origin};
+use super::At;
 use crate::error::Result;
 use crate::index::{PersistentIdForm, storage_itemsize};
 use crate::num::to_u64;

@@ -7,8 +7,9 @@
 
 use saphyr_parser::{Event, Parser, Tag};
 
-use super::super::file::Scanner;
-use super::super::report::{Finding, Verdict, short};
+use super::super::report::{Finding, short};
+use super::super::scanner::Scanner;
+use super::super::verdict::Verdict;
 use crate::bytes::Source;
 use crate::error::Result;
 use crate::num::to_u64;

@@ -16,11 +16,13 @@ use std::collections::HashSet;
 
 use self::sound::is_array;
 use super::super::budget::take;
-use super::super::file::{Scanner, inside};
-use super::super::report::{Finding, Verdict};
+use super::super::report::Finding;
+use super::super::scanner::{Detected, Input, Origin};
+use super::super::scanner::{Scanner, inside};
+use super::super::verdict::Verdict;
 use super::exported::{self, Use};
 use super::texts::{self, Meaning};
-use super::{Detected, Input, Origin, npy};
+use super::{VisibleMember, npy};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::container::ahead::ReadAhead;
@@ -29,22 +31,6 @@ use crate::error::{Code, Error, Result};
 
 /// The first bytes of a member, by which detectors decide.
 const TEXT_BYTES: u64 = 1024;
-
-/// A member, as at least one reader sees it.
-pub(super) struct VisibleMember {
-    pub(super) name: String,
-    pub(super) region: Region,
-    pub(super) method: u16,
-    /// Its inflated size by the central directory of a sound archive.
-    size: Option<u64>,
-    encrypted: bool,
-    /// Whether the central directory lists it.
-    listed: bool,
-    /// Its first bytes, where they were read together with the local header.
-    head: Option<Vec<u8>>,
-    /// Whether it starts inside an earlier member. No sound archive has such a member.
-    overlaps_earlier: bool,
-}
 
 /// Walks the members.
 pub(super) fn walk(scanner: &mut Scanner<'_>, input: &Input<'_>, detected: &mut Detected) -> Result<()> {

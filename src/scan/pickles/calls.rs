@@ -6,7 +6,8 @@ use crate::num::to_u64;
 use crate::pickle::{self, Call, CallId, CallKind, Global, GlobalId, Handle, Value, Values};
 use crate::scan::gadgets::{self, CallableFactory};
 use crate::scan::preview;
-use crate::scan::report::{Finding, Verdict, short};
+use crate::scan::report::{Finding, short};
+use crate::scan::verdict::Verdict;
 
 impl Classifier<'_> {
     /// Adds a call to the trace and to the findings.

@@ -3,10 +3,8 @@
 //! A value that contains itself matches if nothing in it does not. So a pair of value and schema counts as matching until a part of it does
 //! not, which then is passed on to all pairs that depend on it. Each pair is looked at once.
 
-use std::collections::HashMap;
-
 use super::numpy;
-use super::proof::Proof;
+use super::proof::{Pair, Proof};
 use super::schema::{Items, Schema, SchemaId};
 use crate::index::PersistentIdForm;
 use crate::pickle::{CallId, Handle, Value};
@@ -20,26 +18,6 @@ const DIGITS_MAX: usize = 20;
 /// Lists of so few items, so deep, are matched each time, since the memo costs more.
 const SHALLOW_MAX_ITEMS: usize = 16;
 const SHALLOW_MAX_DEPTH: u8 = 2;
-
-type Pair = (Handle, SchemaId);
-
-/// Which pairs match, and which pairs depend on each.
-#[derive(Default)]
-pub(super) struct Memo {
-    holds: HashMap<Pair, bool>,
-    dependents: HashMap<Pair, Vec<Pair>>,
-}
-
-impl Memo {
-    fn refute(&mut self, pair: Pair) {
-        let mut pending = vec![pair];
-        while let Some(pair) = pending.pop() {
-            if self.holds.insert(pair, false) != Some(false) {
-                pending.extend(self.dependents.remove(&pair).unwrap_or_default());
-            }
-        }
-    }
-}
 
 impl<'a> Proof<'a> {
     /// Whether a value has the type of a schema.

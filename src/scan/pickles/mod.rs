@@ -9,6 +9,7 @@ mod cycles;
 mod matching;
 mod numpy;
 mod proof;
+mod proving;
 mod references;
 mod schema;
 mod states;
@@ -18,7 +19,8 @@ mod values;
 use std::collections::{HashMap, HashSet};
 
 use self::proof::Proof;
-use super::report::{FileReport, Finding, TraceStep, Verdict, readers, short};
+use super::report::{FileReport, Finding, TraceStep, readers, short};
+use super::verdict::Verdict;
 use crate::bytes::Region;
 use crate::error::{Code, Error, Result};
 use crate::index::PersistentIdForm;

@@ -4,7 +4,8 @@ use super::{Classifier, MAX_SEARCHED_VALUES, dotted, pair};
 use crate::pickle::{Call, Handle, Value};
 use crate::scan::gadgets::{self, CallableFactory};
 use crate::scan::preview;
-use crate::scan::report::{Finding, Verdict};
+use crate::scan::report::Finding;
+use crate::scan::verdict::Verdict;
 
 /// The methods that unpicklers look up on an object to grow it (`Modules/_pickle.c`: `do_append`, `load_additems`).
 const GROWING_METHODS: [&[u8]; 3] = [b"append", b"extend", b"add"];

@@ -4,7 +4,8 @@ use super::references::used_as_values;
 use super::{Classifier, dotted, pair};
 use crate::pickle::{self, Build, CallId, GlobalId, Handle};
 use crate::scan::gadgets;
-use crate::scan::report::{Finding, GlobalUse, Verdict};
+use crate::scan::report::{Finding, GlobalUse};
+use crate::scan::verdict::Verdict;
 
 /// The effect of one opcode.
 #[derive(Clone, Copy)]

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use super::{Classifier, cycles, pair};
 use crate::pickle::{Handle, Value};
 use crate::scan::encoded::encoded_payload;
-use crate::scan::report::{Finding, Verdict};
+use crate::scan::report::Finding;
+use crate::scan::verdict::Verdict;
 
 impl Classifier<'_> {
     /// Adds the findings of the values; returns the storage keys, if the context asks for them.

@@ -5,7 +5,7 @@
 //! `as_operator`, which are looked up. The strings of the JSON text are read in order, whatever its structure, so duplicate keys and
 //! damage hide none.
 
-use super::super::super::report::Verdict;
+use super::super::super::verdict::Verdict;
 use super::{operator, pytree};
 use crate::num::to_u64;
 

@@ -1,7 +1,7 @@
 //! The names of what a program calls, which torch's reader looks up attribute by attribute (`deserialize_operator`).
 
 use super::super::super::gadgets;
-use super::super::super::report::Verdict;
+use super::super::super::verdict::Verdict;
 use super::schema::is_name;
 
 /// Namespaces whose operators compute with tensors.

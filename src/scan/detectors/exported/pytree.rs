@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use super::super::super::report::Verdict;
+use super::super::super::verdict::Verdict;
 
 /// A longer text is not read.
 const TEXT_MAX_BYTES: usize = 1 << 20;

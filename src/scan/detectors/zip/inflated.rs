@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::super::super::budget::take;
-use super::super::super::file::Scanner;
-use super::super::Origin;
+use super::super::super::scanner::{Origin, Scanner};
 use super::{TEXT_BYTES, VisibleMember};
 use crate::bytes::Source;
 use crate::container::is_container;

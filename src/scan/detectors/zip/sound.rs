@@ -1,6 +1,6 @@
 //! The members of an archive that the strict parser accepts, and the first bytes of its storages.
 
-use super::super::super::file::Scanner;
+use super::super::super::scanner::Scanner;
 use super::{VisibleMember, propagate_if_not_file_fault, visible_members};
 use crate::bytes::Source;
 use crate::container::ahead::ReadAhead;
