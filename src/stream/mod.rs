@@ -5,6 +5,7 @@
 mod bands;
 mod batch;
 mod cut;
+mod fill;
 mod join;
 mod plan;
 mod queue;
@@ -16,11 +17,11 @@ mod write;
 
 pub use batch::{Task, fill_all};
 pub use cut::{ResultSlice, sample_slices, slices};
+pub use fill::fill;
 pub use join::{JoinPart, fill_joined};
 pub use queue::{Queue, Taken};
 pub use read::{
-    Elements, Fill, Payload, Signs, allocate_aligned, destination_offset, fill, is_worth_aligning,
-    result_bytes,
+    Elements, Fill, Payload, Signs, allocate_aligned, destination_offset, is_worth_aligning, result_bytes,
 };
 pub use result::ResultData;
 pub use write::{ByteTarget, WriteItem, write_all};

@@ -1,7 +1,6 @@
 //! Fills a destination: positional reads on scoped threads. Each block is byte-swapped, cast and copied while it is in the CPU's
 //! cache.
 
-use super::batch::{Task, fill_all};
 use super::plan::{Block, BlockGrid, Piece};
 use crate::bytes::{AlignedMemory, DIRECT_ALIGNMENT, ReadMode, Reader, Scratch, Source};
 use crate::dtype::DType;
@@ -19,10 +18,7 @@ const ALIGNED_RESULT_MIN_BYTES: u64 = 8 << 20;
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The most bytes of one read without scratch; bounded so that a cancellation is noticed soon.
-const PLAIN_READ_MAX_BYTES: u64 = 8 << 20;
-
-/// Results of at most this many bytes are read by one thread with one read.
-const ONE_READ_MAX_BYTES: u64 = 1 << 20;
+pub(super) const PLAIN_READ_MAX_BYTES: u64 = 8 << 20;
 
 /// Smaller bands of a transposed matrix, and ranges of a joined one, are not worth a job of their own.
 pub(super) const BAND_MIN_BYTES: u64 = 4 << 20;
@@ -190,32 +186,6 @@ pub(super) fn check_bounds(payload: &Payload, layout: &Layout, cast: Cast, nbyte
         bail!(Code::InternalError, "an element lies outside the bytes of its storage");
     }
     Ok(())
-}
-
-/// Reads the elements of `layout` (in units of the cast's source dtype) into `out`, C-contiguous, cast on the way.
-///
-/// Fails if an element lies outside the payload, `out` has not exactly the result's bytes, or the file changed.
-pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> Result<()> {
-    check_bounds(payload, layout, how.cast, out.len())?;
-    let src = how.cast.from().itemsize();
-    let bytes = layout.numel().saturating_mul(src);
-    let plain = bytes == out.len() as u64 && how.is_copy(payload) && layout.is_contiguous();
-    // Most tensors of most files: one read, no plan. Up to this size it is the same read in every mode.
-    let is_small = || bytes <= ONE_READ_MAX_BYTES;
-    let is_one_read = || {
-        let mode = read_mode(payload, layout, bytes);
-        let threads = || reading_threads(std::iter::once(mode), bytes, how.threads);
-        bytes <= PLAIN_READ_MAX_BYTES && !mode.is_direct() && threads() == 1
-    };
-    if plain && (is_small() || is_one_read()) {
-        how.cancel.check()?;
-        if !out.is_empty() {
-            payload.source.read_at(layout.offset.saturating_mul(src), out)?;
-        }
-        return payload.source.check_unchanged();
-    }
-    let elements = Elements { payload: payload.clone(), layout: layout.clone(), how: how.clone() };
-    fill_all(vec![Task { elements, out }], how.threads).map_err(|(_, error)| error)
 }
 
 /// The number of pieces, of at least `block` bytes: more than threads, so that these end soon after each other, if the layout is

@@ -1,7 +1,8 @@
 //! The data of a result that is made slice by slice: for a GPU, or for a file.
 
 use super::cut::ResultSlice;
-use super::read::{Elements, Fill, fill};
+use super::fill::fill;
+use super::read::{Elements, Fill};
 use crate::error::{Code, Error, Result, bail};
 use crate::layout::{Dims, numel};
 use crate::num::to_usize;
