@@ -18,13 +18,9 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::arguments::DTypeArg;
 use super::capsule;
-use super::tensor::Tensor;
+use super::classes::{Buffer, Tensor};
 use crate::dtype::DType;
-use crate::sink::{Array, cuda, dlpack};
-
-/// A tensor in host memory, owned or a view, or in GPU memory.
-#[pyclass(frozen, module = "rustload")]
-pub(crate) struct Buffer(pub(super) Array);
+use crate::sink::{cuda, dlpack};
 
 /// Whether C's long has 64 bits, as on 64-bit Linux and macOS.
 const LONG_HAS_64_BITS: bool = size_of::<c_long>() == 8;

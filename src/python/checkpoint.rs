@@ -9,24 +9,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::arguments::{IoArg, TrailingArg, UnknownArg};
-use super::buffer::Buffer;
+use super::classes::{Buffer, Checkpoint, Tensor};
 use super::limits::changed;
-use super::tensor::Tensor;
+use super::tensor::LayoutNumbers;
 use super::{extra, objects, run};
 use crate::bytes::{FileStamp, NodeShare};
-use crate::checkpoint::Checkpoint as Core;
 use crate::container::Format;
 use crate::error::{Code, Error};
 use crate::index::{Options, SavedValue};
 use crate::layout::Layout;
 use crate::parallel::Cancel;
-
-/// An open checkpoint.
-#[pyclass(frozen, module = "rustload._rustload")]
-pub(crate) struct Checkpoint(pub(super) Core);
-
-/// Shape, strides and offset, in elements.
-pub(super) type LayoutNumbers = (Vec<u64>, Vec<u64>, u64);
 
 /// What opens the same checkpoint: paths, `unknown`, `trailing`, `compat`, `dequantize`, `io`, and limits that are not the
 /// defaults.

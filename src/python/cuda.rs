@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::arguments::DTypeArg;
-use super::buffer::Buffer;
+use super::classes::Buffer;
 use super::request::Pairs;
 use super::run;
 use super::stream::exception;

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::checkpoint::Checkpoint;
+use super::classes::Checkpoint;
 use super::request::Request;
 use super::run;
 use crate::document::tree::{self, Leaf, Row};

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::tensor::Tensor;
+use super::classes::Tensor;
 use super::{objects, run};
 use crate::checkpoint::Description;
 use crate::error::{Code, Error};

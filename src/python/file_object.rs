@@ -12,7 +12,6 @@ use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
-use super::folder::FolderObject;
 use super::run;
 use crate::bytes::{Access, RangeRead, ReadFolder, ReadRanges, Source};
 use crate::error::{Code, Error, Result};
@@ -30,7 +29,7 @@ pub(super) struct FileObject {
     name: Option<String>,
     /// The object's `identity`, if it has one.
     identity: Option<String>,
-    folder: Option<FolderObject>,
+    folder: Option<Arc<dyn ReadFolder>>,
     /// Whether it has `check_unchanged`, which is asked in place of the size.
     has_check: bool,
     /// Whether it has `read_ranges`, which reads without moving a position.
@@ -62,7 +61,7 @@ impl FileObject {
     pub(super) fn new(
         object: &Bound<'_, PyAny>,
         name: Option<String>,
-        folder: Option<FolderObject>,
+        folder: Option<Arc<dyn ReadFolder>>,
     ) -> PyResult<FileObject> {
         let has_ranges = object.hasattr("read_ranges")?;
         let len = match has_ranges {
@@ -204,7 +203,7 @@ impl ReadRanges for FileObject {
     }
 
     fn folder(&self) -> Option<Arc<dyn ReadFolder>> {
-        Some(Arc::new(self.folder.clone()?))
+        self.folder.clone()
     }
 }
 

@@ -78,7 +78,7 @@ impl ReadFolder for FolderObject {
         let folder = self.clone();
         self.with_object(|object| {
             let file = object.call_method1("open", (name,))?;
-            let file = FileObject::new(&file, object_name(&file)?, Some(folder))?;
+            let file = FileObject::new(&file, object_name(&file)?, Some(Arc::new(folder)))?;
             Ok(Arc::new(file) as Arc<dyn ReadRanges>)
         })
     }

@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
+use super::classes::Tensor;
 use super::joined::Joined;
-use super::tensor::Tensor;
 use crate::dtype::DType;
 
 /// The base of `rustload.LazyTensor`, for what is asked of thousands of tensors.

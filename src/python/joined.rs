@@ -3,9 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::buffer::Buffer;
+use super::classes::{Buffer, Tensor};
 use super::request::{self, Request, index_items};
-use super::tensor::Tensor;
 use crate::error::{Code, Error, guarded};
 use crate::tensor::Joined as Core;
 

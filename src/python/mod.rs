@@ -5,6 +5,7 @@ mod arguments;
 mod buffer;
 mod capsule;
 mod checkpoint;
+mod classes;
 mod compare;
 mod cuda;
 mod decoding;
@@ -45,9 +46,11 @@ mod _rustload {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::buffer::{Buffer, adopt};
+    use super::buffer::adopt;
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, similar};
+    use super::checkpoint::similar;
+    #[pymodule_export]
+    use super::classes::{Buffer, Checkpoint, Tensor};
     #[pymodule_export]
     use super::compare::compare_pairs;
     #[pymodule_export]
@@ -86,7 +89,7 @@ mod _rustload {
     #[pymodule_export]
     use super::stream::{Stream, check_memory, needed_memory, order, stream};
     #[pymodule_export]
-    use super::tensor::{Tensor, dtype_name};
+    use super::tensor::dtype_name;
     #[pymodule_export]
     use super::write::{PreparedText, Writer, write_file, write_folder, write_object};
 

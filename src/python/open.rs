@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
 use super::arguments::{Flag, IoArg, LimitsArg, TrailingArg, UnknownArg};
-use super::checkpoint::Checkpoint;
+use super::classes::Checkpoint;
 use super::file_object::FileObject;
 use super::folder::Folder;
 use super::manifest::Manifest;

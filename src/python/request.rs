@@ -7,8 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyEllipsis, PyList, PySlice, PyString, PyTuple};
 
 use super::arguments::{CopyArg, DTypeArg, Flag, OrderArg, OverflowArg, ThreadsArg};
-use super::buffer::Buffer;
-use super::tensor::Tensor;
+use super::classes::{Buffer, Tensor};
 use super::{capsule, run};
 use crate::bytes;
 use crate::dtype::DType;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use super::buffer::Buffer;
+use super::classes::Buffer;
 use super::request::Pairs;
 use super::run;
 use crate::checkpoint::{

@@ -4,25 +4,23 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::arguments::DTypeArg;
-use super::buffer::Buffer;
-use super::checkpoint::{Checkpoint, LayoutNumbers};
+use super::classes::{Buffer, Checkpoint, Tensor};
 use super::request::{self, Mappings, Request, index_items};
 use super::{capsule, decoding, extra, objects, run};
 use crate::dtype::DType;
 use crate::error::guarded;
 use crate::layout::Layout;
 use crate::parallel::Cancel;
-use crate::tensor::{Request as CoreRequest, SharedStorage, Tensor as Core};
+use crate::tensor::{Request as CoreRequest, SharedStorage};
 
 /// The checkpoint's serial and the storage's id, and a DLPack capsule of a view of all of it.
 type LoneView<'py> = ((u64, u32, u32), Bound<'py, PyAny>);
 
+/// Shape, strides and offset, in elements.
+pub(super) type LayoutNumbers = (Vec<u64>, Vec<u64>, u64);
+
 /// Name, id, layout, and layout of the scales.
 type TensorState = (Option<String>, (u32, u32), LayoutNumbers, Option<LayoutNumbers>);
-
-/// A lazy handle on a tensor of a checkpoint, or on a slice of one.
-#[pyclass(frozen, module = "rustload._rustload")]
-pub(crate) struct Tensor(pub(super) Core);
 
 /// The name of a dtype as torch spells it.
 #[pyfunction]

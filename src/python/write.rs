@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes};
 
 use super::arguments::DTypeArg;
+use super::classes::Tensor;
 use super::file_object::FileObject;
 use super::joined::Joined;
 use super::reports::run_reported;
 use super::request::Request;
-use super::tensor::Tensor;
 use super::{capsule, run};
 use crate::bytes::Bytes;
 use crate::error::{Code, Error, Result};

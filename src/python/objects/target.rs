@@ -15,8 +15,8 @@ use crate::index::{Extra, Object, Quantization, Scale, Sparse, Tree};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{Call, Handle};
+use crate::python::classes::Tensor;
 use crate::python::run;
-use crate::python::tensor::Tensor;
 use crate::tensor::Tensor as CoreTensor;
 
 /// How an export makes tensors, and values of torch's classes.
