@@ -139,6 +139,35 @@ def test_a_handle_converts_to_numbers_and_arrays_as_a_tensor(simple):
     assert [part.tensor().tolist() for part in state_dict(simple)["b"]] == [1, -2, 3]
 
 
+@pytest.mark.parametrize(
+    "make", [torch.as_tensor, torch.tensor, torch.asarray, torch.from_dlpack, W.half().new_tensor]
+)
+def test_functions_that_make_tensors_of_other_objects_take_handles(save, make):
+    found = state_dict(save({"w": W, "s": torch.tensor(3)}), dtype="float16")
+    assert_same_bits(make(found["w"]), W.half())
+    assert_same_bits(make(found["w"][1:, ::2]), W[1:, ::2].half())
+    assert int(make(found["s"])) == 3
+
+
+def test_elements_are_found_formatted_and_iterated_as_those_of_tensors(save):
+    found = state_dict(save({"w": W, "s": torch.tensor(3.0)}))
+    assert 23.0 in found["w"]
+    assert 24.0 not in found["w"]
+    assert f"{found['s']:.2f} {found['s']} {found['w'][0]}" == "3.00 3.0 <TorchHandle 'w' float32 [6]>"
+    with pytest.raises(TypeError, match="iteration over a 0-d tensor"):
+        iter(found["s"])
+
+
+def test_a_handle_has_no_address_so_no_tensor_is_taken_for_another(save, tmp_path):
+    hub = pytest.importorskip("huggingface_hub")
+    found = state_dict(save({"a": torch.ones(512), "b": torch.zeros(512)}), dtype="float16")
+    for name in ("data_ptr", "storage", "untyped_storage"):
+        with pytest.raises(TypeError, match=r"has no memory.*use \.tensor\(\)"):
+            getattr(found["a"], name)()
+    with pytest.raises(TypeError, match=r"rustload\.save"):
+        hub.save_torch_state_dict(found, tmp_path / "out")
+
+
 def test_copy_from_a_handle_fills_the_target(handle):
     for target in (
         torch.zeros(4, 6),

@@ -207,6 +207,19 @@ class TorchHandle(Operators):
             "use rustload.torch.load_into(model, path), or .tensor() for the tensor itself"
         )
 
+    def untyped_storage(self) -> Any:
+        """Not supported, as `storage` and `data_ptr`: each use reads into other memory, so an address would be of freed memory.
+
+        Raises:
+            TypeError: Always; use `.tensor()`.
+        """
+        raise TypeError(
+            "a lazy handle has no memory, and so no address: use .tensor() for the tensor itself, "
+            "or rustload.save(state_dict, path) to write a file or shards"
+        )
+
+    storage = data_ptr = untyped_storage
+
     # Lazy: returns handles, no read.
 
     def _like(self, lazy: LazyTensor) -> TorchHandle:
@@ -302,6 +315,22 @@ class TorchHandle(Operators):
         )
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    def __dlpack__(self, **how: Any) -> Any:
+        """DLPack's conversion protocol, which `torch.as_tensor` and others use."""
+        return self.tensor().__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        """The device of the read tensor, for DLPack."""
+        return torch.empty(0, device=self._device).__dlpack_device__()
+
+    def __contains__(self, element: Any) -> bool:
+        """Whether an element equals it, as in torch."""
+        return element in self.tensor()
+
+    def __format__(self, spec: str) -> str:
+        """The only element, formatted as a number; else as `repr`."""
+        return format(repr(self) if self.ndim else self.tensor(), spec)
+
     def __bool__(self) -> bool:
         """The truth value of the only element, as in torch."""
         return bool(self.tensor())
@@ -319,7 +348,13 @@ class TorchHandle(Operators):
         return self.tensor().__index__()
 
     def __iter__(self) -> Any:
-        """The parts along the first dimension, as handles."""
+        """The parts along the first dimension, as handles.
+
+        Raises:
+            TypeError: It has no dimensions, as in torch.
+        """
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d tensor")
         return (self[position] for position in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
