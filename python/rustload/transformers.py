@@ -90,7 +90,7 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: The folder does not exist, or is not in the cache.
-        ValueError: The device map has "disk", or `trust_remote_code` is set.
+        ValueError: The device map has "disk"; or `trust_remote_code`, or `variant` in place of `weights`, is set.
         FormatError: As for `rustload.open`; its other errors are possible too.
     """
     if kwargs.pop("trust_remote_code", False):
@@ -99,6 +99,13 @@ def from_pretrained(
     if "torch_dtype" in kwargs:  # what transformers called it before version 5
         torch_dtype_arg = kwargs.pop("torch_dtype")
         dtype = torch_dtype_arg if dtype == "auto" and torch_dtype_arg is not None else dtype
+    # By default safetensors is read where a folder has both, so True means nothing more.
+    if kwargs.pop("variant", None) is not None or kwargs.pop("use_safetensors", None) is False:
+        raise _error(
+            "Value",
+            "variant= and use_safetensors=False choose one of several files of weights",
+            "name it, or its index, by weights=, such as weights='model.fp16.safetensors'",
+        )
     if "state_dict" in kwargs:
         raise _error(
             "Value", "state_dict= is what rustload makes here: give it to cls.from_pretrained itself"

@@ -220,9 +220,16 @@ def test_missing_weights_are_in_the_loading_info(repositories, tmp_path):
     assert model.name_or_path == str(folder)
 
 
-@pytest.mark.parametrize("options", [{"trust_remote_code": True}, {"state_dict": {}}])
+@pytest.mark.parametrize("options", [
+    {"trust_remote_code": True}, {"state_dict": {}}, {"variant": "fp16"}, {"use_safetensors": False},
+])  # fmt: skip
 def test_unsupported_options_are_refused(repositories, options):
     with pytest.raises(ValueError, match=next(iter(options))):
+        from_pretrained(transformers.LlamaForCausalLM, repositories / "single", **options)
+
+
+def test_the_defaults_of_options_that_choose_files_are_accepted(repositories):
+    for options in ({"variant": None, "use_safetensors": None}, {"use_safetensors": True}):
         from_pretrained(transformers.LlamaForCausalLM, repositories / "single", **options)
 
 
