@@ -405,22 +405,151 @@ class _Assigned(_Own):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-@pytest.mark.parametrize("kind", [_ScaledAfter, _CachedAfter, _SumOfTwo, _OneBufferForAll, _Assigned])
+class _Replaced(_Own):
+    def _load_from_state_dict(self, *rest):
+        super()._load_from_state_dict(*rest)
+        self.weight = torch.nn.Parameter(torch.full((2, 3), 9.0))
+
+
+class _Removed(_Own):
+    def _load_from_state_dict(self, *rest):
+        super()._load_from_state_dict(*rest)
+        self.weight = None
+
+
+class _Swapped(_Own):
+    def _load_from_state_dict(self, *rest):
+        super()._load_from_state_dict(*rest)
+        self.weight, self.other = self.other, torch.nn.Parameter(self.weight)
+
+
+class _ThroughAnEarlierAlias(_Own):
+    def _load_from_state_dict(self, *rest):
+        flat = self.weight.data.view(-1)
+        super()._load_from_state_dict(*rest)
+        flat[:4] = 7
+
+
+class _CopiedTwice(_Own):
+    def _load_from_state_dict(self, *rest):
+        super()._load_from_state_dict(*rest)
+        with torch.no_grad():
+            self.weight.data.copy_(self.other)
+            self.other.requires_grad = False
+
+
+class _CopiedFromEachOther(_Own):
+    def _load_from_state_dict(self, state_dict, prefix, *_):
+        with torch.no_grad():
+            self.weight.fill_(5)
+            self.other.copy_(self.weight)
+            self.cache.copy_(state_dict[prefix + "weight"].view(-1))
+            self.weight.copy_(state_dict[prefix + "weight"])
+
+
+REPLACING = [_Replaced, _Removed, _Swapped, _CopiedTwice]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _ScaledAfter,
+        _CachedAfter,
+        _SumOfTwo,
+        _OneBufferForAll,
+        _Assigned,
+        _ThroughAnEarlierAlias,
+        _CopiedFromEachOther,
+        *REPLACING,
+    ],
+)
 def test_code_that_goes_on_with_what_it_copied_has_the_result_of_torch(kind, tmp_path):
     state = {"weight": torch.arange(6.0).reshape(2, 3), "other": torch.arange(6.0, 12).reshape(2, 3)}
     torch.save(state, tmp_path / "m.pt")
     expected, found = kind(), kind()
     expected.load_state_dict(dict(state))
     rustload.torch.load_into(found, tmp_path / "m.pt")
+    assert_same(found, expected)
+
+
+def assert_same(found, expected):
     for name in ("weight", "other", "cache", "note"):
-        if hasattr(expected, name):
-            assert type(getattr(found, name)) is type(getattr(expected, name)), name
-            assert torch.equal(getattr(found, name), getattr(expected, name)), name
+        one, other = (getattr(module, name, None) for module in (found, expected))
+        assert type(one) is type(other), name
+        assert one is None or (one.is_meta and name == "cache") or torch.equal(one, other), name
 
 
-def test_changing_a_meta_tensor_after_its_copy_is_an_error(tmp_path):
+@pytest.mark.parametrize("kind", REPLACING)
+def test_copies_into_meta_tensors_follow_the_tensors(kind, tmp_path):
+    state = {"weight": torch.arange(6.0).reshape(2, 3), "other": torch.arange(6.0, 12).reshape(2, 3)}
+    torch.save(state, tmp_path / "m.pt")
+    expected = kind()
+    expected.load_state_dict(dict(state))
+    with torch.device("meta"):
+        found = kind()
+    rustload.torch.load_into(found, tmp_path / "m.pt")
+    assert_same(found, expected)
+
+
+CHANGES = {
+    "data": lambda model: model.weight.data.mul_(2),
+    "row": lambda model: model.weight[0].zero_(),
+    "chunk": lambda model: [part.mul_(2) for part in model.weight.chunk(2)],
+    "item": lambda model: model.weight.data.__setitem__(0, 7),
+    "list": lambda model: torch._foreach_mul_([model.weight.data], 2.0),
+    "out": lambda model: torch.add(torch.ones(2, 3), 1, out=model.weight.data),
+    "set": lambda model: setattr(model.weight, "data", torch.ones(2, 3)),
+    "through": lambda model: model.other.data.add_(1),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_changing_a_meta_tensor_after_its_copy_is_an_error(how, tmp_path):
+    class Changed(_Own):
+        def _load_from_state_dict(self, *rest):
+            super()._load_from_state_dict(*rest)
+            with torch.no_grad():
+                CHANGES[how](self)
+
     torch.save({"weight": torch.ones(2, 3), "other": torch.ones(2, 3)}, tmp_path / "m.pt")
     with torch.device("meta"):
-        model = _ScaledAfter()
-    with pytest.raises(rustload.UnsupportedError, match="changes 'weight' after it is copied"):
+        model = Changed()
+    with pytest.raises(rustload.UnsupportedError, match=r"changes '(weight|other)' after it is copied"):
         rustload.torch.load_into(model, tmp_path / "m.pt")
+
+
+def test_an_error_names_the_tensors_that_the_models_own_code_used(tmp_path):
+    model = torch.nn.ModuleDict({"scaled": _ScaledAfter(), "plain": torch.nn.Linear(2, 2, bias=False)})
+    state = {
+        "scaled.weight": torch.ones(2, 3),
+        "scaled.other": torch.ones(2, 3),
+        "plain.weight": torch.ones(9),
+    }
+    torch.save(state, tmp_path / "m.pt")
+    with pytest.raises(
+        rustload.ModelMismatchError, match=r"nothing was loaded but scaled\.weight, scaled\.other, which"
+    ):
+        rustload.torch.load_into(model, tmp_path / "m.pt")
+
+
+class _Metric(torch.nn.Module):
+    """Keeps its state in attributes, and hashes its elements, as torchmetrics do."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(())
+
+    def __hash__(self):
+        return hash(tuple(self.total) if not isinstance(self.total, torch.Tensor) else id(self.total))
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        self.total = state_dict.pop(prefix + "total")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_state_without_dimensions_that_code_assigns_becomes_a_tensor(tmp_path):
+    torch.save({"metric.total": torch.tensor(3.0), "rest.weight": torch.ones(2, 2)}, tmp_path / "m.pt")
+    model = torch.nn.ModuleDict({"metric": _Metric(), "rest": torch.nn.Linear(2, 2, bias=False)})
+    rustload.torch.load_into(model, tmp_path / "m.pt")
+    assert type(model["metric"].total) is torch.Tensor
+    assert model["metric"].total == 3

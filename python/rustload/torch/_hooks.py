@@ -9,6 +9,7 @@ tensor at a time.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _error
 from rustload.torch._dcp_contents import is_plain
 from rustload.torch._handle import TorchHandle
+from rustload.torch._report import NAMES_SHOWN_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,6 +86,7 @@ class CustomLoading:
         messages: The error messages of the code.
         classes: The classes whose code ran.
         values: Names of values of the file that are not tensors, which the code may ignore.
+        written: Names of tensors in the model that were loaded while the code ran, as it used them.
     """
 
     tensors: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -93,6 +96,18 @@ class CustomLoading:
     messages: list[str] = dataclasses.field(default_factory=list)
     classes: set[str] = dataclasses.field(default_factory=set)
     values: set[str] = dataclasses.field(default_factory=set)
+    written: list[str] = dataclasses.field(default_factory=list)
+
+
+def loaded_by_code(custom: CustomLoading | None) -> str | None:
+    """Says which tensors were loaded while the custom loading code ran; None if there are none."""
+    if custom is None or not custom.written:
+        return None
+    names = list(dict.fromkeys(custom.written))
+    more = f" and {len(names) - NAMES_SHOWN_MAX} more" * (len(names) > NAMES_SHOWN_MAX)
+    return (
+        f"nothing was loaded but {', '.join(names[:NAMES_SHOWN_MAX])}{more}, which the model's own code uses"
+    )
 
 
 def has_custom_loading(model: torch.nn.Module) -> bool:
@@ -150,12 +165,20 @@ def run_custom_loading(
 
 def _read_kept(model: torch.nn.Module) -> None:
     """Puts tensors in the place of handles that code has assigned to a module, as observers and torchmetrics do."""
-    for module in model.modules():
+    for _, module in _modules(model):
         places: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
         for held in places:
             for name, value in list(held.items()):
                 if isinstance(value, TorchHandle):
                     held[name] = value.clone()
+
+
+def _modules(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """The module and those in it, with the prefixes of names; hashes none, as torchmetrics hash their elements."""
+    yield prefix, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _modules(child, f"{prefix}{name}.")
 
 
 def _run(
@@ -202,9 +225,13 @@ def _run_one(
         with warnings.catch_warnings(), recorder:
             warnings.filterwarnings("ignore", NO_OP_WARNING, UserWarning)
             module._load_from_state_dict(state, prefix, metadata, True, missing, unexpected, messages)  # noqa: FBT003 - torch's
+        recorder.follow_targets()
     except Exception as error:
-        error.add_note(f"in the loading code of {kind} at {prefix[:-1] or 'the root'!r}; nothing was loaded")
+        custom.written += recorder.written
+        done = loaded_by_code(custom) or "nothing was loaded"
+        error.add_note(f"in the loading code of {kind} at {prefix[:-1] or 'the root'!r}; {done}")
         raise
+    custom.written += recorder.written
     for name, value in recorder.copied.items():
         _add(custom, name, value)
     for attribute, tensor in _own_tensors(module):
@@ -248,8 +275,8 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 class _RecordCopies(TorchFunctionMode):
     """Records `Tensor.copy_` into tensors of a module instead of executing it.
 
-    A copy is executed after all, if the target has memory, before other code uses the target's elements; a computed source that
-    is about to be changed is cloned.
+    A copy is executed after all, if the target has memory, before other code uses that memory; a computed source that is about
+    to be changed is cloned. Targets are tensors, not names: the code may go on to move or replace them.
     """
 
     def __init__(self, module: torch.nn.Module, prefix: str) -> None:
@@ -257,57 +284,79 @@ class _RecordCopies(TorchFunctionMode):
         self._module = module
         self._prefix = prefix
         self.copied: dict[str, Any] = {}
+        self.written: list[str] = []
         self._targets: dict[str, torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is torch.Tensor.copy_ and len(args) >= 2:
-            name = self._name(args[0])
+            name, source = self._name(args[0]), self._name(args[1])
             if name is not None:
-                if args[1] is not args[0]:
-                    self.copied[self._prefix + name] = args[1]
-                    self._targets[self._prefix + name] = args[0]
+                if name != source:
+                    self.copied[name] = args[1] if source is None else self._value(source, args[1])
+                    self._targets[name] = args[0]
                 return args[0]
         if self.copied and not _reads_metadata(func):
-            used = list(_tensors([*args, *(kwargs or {}).values()]))
-            self._execute_copies(func, used)
-            if _is_in_place(func) or "out" in (kwargs or {}):
+            used = list(_tensors([*args, *kwargs.values()]))
+            changes = _is_in_place(func) or "out" in kwargs
+            self._execute_copies(used, changes=changes)
+            if changes:
                 self._keep_sources(used)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
-    def _execute_copies(self, func: Any, used: list[torch.Tensor]) -> None:
-        """Executes the recorded copies into tensors that a function is about to use.
+    def follow_targets(self) -> None:
+        """Gives each copy the name that its target has after the code has run, which may have moved or replaced it."""
+        copied, self.copied = self.copied, {}
+        for name, target in self._targets.items():
+            now = self._name(target)
+            if now is not None:
+                self.copied[now] = copied[name]
+            elif not target.is_meta:  # another tensor may share its memory
+                self._execute(name, target, copied[name])
+
+    def _execute_copies(self, used: list[torch.Tensor], *, changes: bool) -> None:
+        """Executes the recorded copies into tensors whose memory a function is about to use.
 
         Raises:
             UnsupportedError: The function would change a tensor on the meta device (code `DtypeUnsupported`).
         """
+        storages = {_storage(one) for one in used}
         for name, target in list(self._targets.items()):
             value = self.copied[name]
-            if not any(one is target for one in used) or tuple(value.shape) != tuple(target.shape):
+            if _storage(target) not in storages or tuple(value.shape) != tuple(target.shape):
                 continue
             if not target.is_meta:
-                with torch.no_grad():
-                    target.copy_(value)
-                del self.copied[name], self._targets[name]
-            elif _is_in_place(func):
+                self._execute(name, target, self.copied.pop(name))
+                del self._targets[name]
+            elif changes:
                 text = f"the model's own loading code changes {name!r} after it is copied, and it is on the meta device"
                 raise _error(
                     "DtypeUnsupported", text, "build the model with memory: not under torch.device('meta')"
                 )
 
+    def _execute(self, name: str, target: torch.Tensor, value: Any) -> None:
+        with torch.no_grad():
+            target.copy_(value)
+        self.written.append(name)
+
     def _keep_sources(self, used: list[torch.Tensor]) -> None:
         """Clones the computed sources whose memory a function may be about to change."""
-        changed = {_memory(one) for one in used} - {None}
+        changed = {_storage(one) for one in used}
         for name, value in self.copied.items():
-            if isinstance(value, torch.Tensor) and _memory(value) in changed:
+            if isinstance(value, torch.Tensor) and _storage(value) in changed:
                 self.copied[name] = value.detach().clone()
 
+    def _value(self, name: str, tensor: torch.Tensor) -> Any:
+        """What one of the module's tensors has now: what is to be copied into it, or a clone."""
+        return self.copied[name] if name in self.copied else tensor.detach().clone()
+
     def _name(self, target: Any) -> str | None:
-        """The target's name in the module, its own tensors first."""
-        for prefix, module in self._module.named_modules(remove_duplicate=False):
-            own: dict[str, Any] = {**module._parameters, **module._buffers}
-            for name, tensor in own.items():
-                if tensor is target:
-                    return f"{prefix}.{name}" if prefix else name
+        """The name in the model of a tensor, or else of one that is a view of all of it; the module's own tensors first."""
+        for is_same in (operator.is_, _is_view_of_all) if isinstance(target, torch.Tensor) else ():
+            for prefix, module in _modules(self._module, self._prefix):
+                for name, tensor in _own_tensors(module):
+                    if is_same(tensor, target):
+                        return prefix + name
         return None
 
 
@@ -329,9 +378,9 @@ _IN_PLACE = frozenset(("__setitem__", "__set__"))
 
 
 def _reads_metadata(func: Any) -> bool:
-    """Whether a function of torch gives no elements of its arguments."""
+    """Whether a function of torch neither gives nor changes elements of its arguments."""
     name = getattr(func, "__name__", "")
-    if name == "__get__":
+    if name in ("__get__", "__set__"):
         return getattr(getattr(func, "__self__", None), "__name__", None) not in _ALIASES
     return name in _METADATA
 
@@ -355,12 +404,23 @@ def _tensors(values: list[Any] | tuple[Any, ...]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _memory(tensor: torch.Tensor) -> int | None:
-    """Where the tensor's storage is; None if it has no memory of its own."""
+def _storage(tensor: torch.Tensor) -> int:
+    """The identity of the tensor's storage, on the meta device too; the tensor's own if it has none."""
     try:
-        return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):
-        return None
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, ValueError):  # sparse; uninitialized
+        return id(tensor)
+
+
+def _is_view_of_all(one: Any, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements in the same order."""
+    is_tensor = isinstance(one, torch.Tensor)  # not a handle
+    return is_tensor and _storage(one) == _storage(other) and _elements(one) == _elements(other)
+
+
+def _elements(tensor: torch.Tensor) -> tuple[Any, ...]:
+    places = (tensor.shape, tensor.stride(), tensor.storage_offset())
+    return *places, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def check_scaled(tensors: Mapping[str, LazyTensor | ComputedTensor]) -> None:

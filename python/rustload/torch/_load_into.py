@@ -24,7 +24,13 @@ from rustload._common.sizes import parse_bytes
 from rustload.errors import RustloadWarning, _check_one_of, _error, _printable
 from rustload.torch._buffers import is_of_transformers, make_buffers
 from rustload.torch._execute import check_memory, execute_steps
-from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
+from rustload.torch._hooks import (
+    check_scaled,
+    has_custom_loading,
+    loaded_by_code,
+    run_custom_loading,
+    run_post_hooks,
+)
 from rustload.torch._peak_memory import PeakMemory
 from rustload.torch._plan import (
     LoadOptions,
@@ -106,7 +112,8 @@ def load_into(
         A report of what was loaded.
 
     Raises:
-        ModelMismatchError: Names are missing or unexpected, or shapes or kinds of number differ; nothing was changed.
+        ModelMismatchError: Names are missing or unexpected, or shapes or kinds of number differ; nothing was changed, except
+            tensors that the model's own loading code uses after it has copied them.
         ValueError: An argument has an invalid value, or tied parameters have different values in the file.
         DeviceError: A device does not exist.
         NotEnoughMemoryError: New tensors need more memory than this process may take; nothing was changed.
@@ -178,7 +185,7 @@ def load_into(
             module._load_state_dict_post_hooks for module in model.modules()
         )
         if plan.messages or (strict and plan.faults() and not check_after_hooks):
-            raise _mismatch(checkpoint, model, plan)
+            raise _mismatch(checkpoint, model, plan, loaded_by_code(custom))
         if not plan.steps and tensors and not strict:
             _warn_of_no_match(checkpoint, model, plan)
         check_casts(plan, checkpoint)
@@ -214,7 +221,8 @@ def load_into(
                 plan.missing = {name: plan.missing.get(name, ()) for name in missing}
                 plan.unexpected = {name: plan.unexpected.get(name, ()) for name in unexpected}
                 if strict and plan.faults():
-                    raise _mismatch(checkpoint, model, plan, loaded=True)
+                    what = "the parameters that fit were changed, as a hook of the model could still take the others"
+                    raise _mismatch(checkpoint, model, plan, what)
     return LoadReport(
         missing=missing,
         unexpected=unexpected,
@@ -279,9 +287,7 @@ def _custom_loading_notes(model: torch.nn.Module, custom: CustomLoading | None) 
     return notes
 
 
-def _mismatch(
-    checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan, *, loaded: bool = False
-) -> Exception:
+def _mismatch(checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan, loaded: str | None) -> Exception:
     error = mismatch_error(
         _source(checkpoint),
         type(model).__name__,
@@ -289,9 +295,7 @@ def _mismatch(
         plan.unexpected,
         plan.mismatched,
         plan.messages,
-        loaded="the parameters that fit were changed, as a hook of the model could still take the others"
-        if loaded
-        else None,
+        loaded=loaded,
     )
     if is_of_transformers(model) and not prefix_hint(plan.missing, plan.unexpected):
         error.add_note(
