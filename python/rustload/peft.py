@@ -6,6 +6,7 @@ is downloaded, PEFT is not patched, and no pickle is run.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -53,7 +54,7 @@ def load_adapter(
     Raises:
         ModelMismatchError: The adapter has parameters that the file lacks, or the file has others; the adapter was removed again
             from a model that had one before. A base model keeps it, without the file's weights if some are missing.
-        ValueError: The folder has no `adapter_config.json`.
+        ValueError: The folder has no `adapter_config.json`; or it has prompts, and `is_trainable` is set, which PEFT refuses.
         FormatError: As for `rustload.open`; its other errors are possible too.
     """
     how = filled(load_adapter, options)
@@ -63,6 +64,10 @@ def load_adapter(
         if not (folder / _CONFIG).is_file():
             raise _error("Value", f"Can't find {_CONFIG!r} at {str(path)!r}")
         config = peft.PeftConfig.from_pretrained(str(folder))
+    if config.is_prompt_learning and is_trainable:
+        raise _error(
+            "Value", "PEFT trains no prompts that were loaded: is_trainable=True is for other adapters"
+        )
     config.inference_mode = not is_trainable
     file = folder / weights if weights else folder
     with open_checkpoint(file, framework="torch", limits=how["limits"]) as checkpoint:
@@ -71,6 +76,8 @@ def load_adapter(
     had_adapters = isinstance(model, peft.PeftModel)
     if had_adapters:
         model.add_adapter(adapter_name, config)
+        if is_trainable:
+            model.set_requires_grad(adapter_name)
     else:
         model = peft.get_peft_model(model, config, adapter_name=adapter_name)
     # Without embeddings, about which PEFT may ask the hub; it loads those of the file all the same.
@@ -79,8 +86,11 @@ def load_adapter(
     unexpected = {}
     if not missing:
         # PEFT reports prompts, and projections of VeRA, as unexpected and loads them all the same: those of its own adapter too.
-        own = _unexpected(model, expected, adapter_name)
-        found = _unexpected(model, state, adapter_name)
+        # It keeps adaption prompts that are not active outside of the model.
+        active = getattr(model.base_model, "_temporarily_active", contextlib.nullcontext)
+        with active(adapter_name):
+            own = _unexpected(model, expected, adapter_name)
+            found = _unexpected(model, state, adapter_name)
         unexpected = {name: () for name in found if name not in own}
     if missing or unexpected:
         if had_adapters:

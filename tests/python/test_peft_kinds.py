@@ -71,10 +71,23 @@ def test_an_adapter_of_each_kind_is_that_of_peft(kind, is_safetensors, tmp_path)
     expected = peft.PeftModel.from_pretrained(base(), tmp_path)
     found = load_adapter(base(), tmp_path)
     same_state(found, expected)
-    if not config.is_prompt_learning:
-        expected.load_adapter(tmp_path, "second")
-        load_adapter(found, tmp_path, adapter_name="second")
+    if config.is_prompt_learning:
+        with pytest.raises(ValueError, match="is_trainable"):
+            load_adapter(base(), tmp_path, is_trainable=True)
+        return
+    for one in (expected, found):
+        for parameter in one.parameters():  # shows what a load changes beside the new adapter
+            torch.nn.init.zeros_(parameter)
+    is_trainable = kind != "ADAPTION_PROMPT"  # PEFT fails
+    expected.load_adapter(tmp_path, "second", is_trainable=is_trainable)
+    load_adapter(found, tmp_path, adapter_name="second", is_trainable=is_trainable)
+    for name in ("second", "default"):
         same_state(found, expected)
+        trained = [[one.requires_grad for one in model.parameters()] for model in (found, expected)]
+        assert trained[0] == trained[1]
+        for one in (expected, found):
+            one.set_adapter(name)
+    same_state(found, expected)
 
 
 @pytest.mark.parametrize("config", [peft.VeraConfig, peft.PveraConfig])
