@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._frameworks.adapters import import_framework
 from rustload._frameworks.torch import torch_dtype
@@ -88,7 +90,7 @@ def from_pretrained(
     if kwargs:
         raise _error("Value", f"{next(iter(kwargs))}= is for pipelines, and {cls.__name__} is a model")
     config = cls.load_config(folder, local_files_only=True)
-    with _without_memory():
+    with _default_dtype(dtype), _without_memory():
         model = cls.from_config(config)
     with _without_ignored_names(model):
         load_into(
@@ -104,6 +106,18 @@ def from_pretrained(
         )
     model.register_to_config(_name_or_path=os.fspath(folder))
     return model.eval()
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: Any) -> Iterator[None]:
+    """Within it, torch makes tensors in that dtype, so buffers that no file has get the dtype that they have in diffusers."""
+    before = torch.get_default_dtype()
+    made = torch_dtype(dtype_name(dtype)) if isinstance(dtype, (str, torch.dtype)) else before
+    torch.set_default_dtype(made if made.itemsize > 1 else before)  # torch refuses 8 bits
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _without_memory() -> contextlib.AbstractContextManager[Any]:

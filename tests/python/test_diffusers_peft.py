@@ -95,6 +95,19 @@ def test_modules_stay_in_float32_and_names_are_ignored_as_in_diffusers(diffusers
         from_pretrained(cls, tmp_path, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.bfloat16])
+def test_buffers_that_no_file_has_get_the_dtype_too(diffusers, dtype, tmp_path):
+    from rustload.diffusers import from_pretrained
+
+    cls = diffusers.PriorTransformer
+    cls(
+        num_attention_heads=1, attention_head_dim=8, num_layers=1, embedding_dim=8, num_embeddings=3
+    ).save_pretrained(tmp_path)
+    expected = cls.from_pretrained(tmp_path, torch_dtype=dtype).causal_attention_mask
+    assert_same_bits(from_pretrained(cls, tmp_path, dtype=dtype).causal_attention_mask, expected)
+    assert torch.get_default_dtype() == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_a_pipeline_is_that_of_diffusers(folder, diffusers, dtype):
     from rustload.diffusers import from_pretrained
