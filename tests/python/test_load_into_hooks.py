@@ -532,6 +532,22 @@ def test_an_error_names_the_tensors_that_the_models_own_code_used(tmp_path):
         rustload.torch.load_into(model, tmp_path / "m.pt")
 
 
+@pytest.mark.parametrize("build", [
+    lambda: torch.ao.nn.quantized.Linear(4, 3), lambda: torch.ao.nn.quantized.Conv2d(2, 3, 2),
+    lambda: torch.ao.nn.quantized.dynamic.Linear(4, 3),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # torch deprecates them
+def test_an_error_of_a_quantized_module_says_what_loads_it(build, save):
+    path = save(build().state_dict())
+    with pytest.raises((KeyError, rustload.UnsupportedError)) as caught:
+        load_into(build(), path)
+    assert "rustload.torch.load(path)" in caught.value.__notes__[-1]
+    found, expected = build(), build()
+    found.load_state_dict(rustload.torch.load(path))
+    expected.load_state_dict(torch.load(path))
+    assert torch.equal(found.weight().int_repr(), expected.weight().int_repr())
+
+
 class _Metric(torch.nn.Module):
     """Keeps its state in attributes, and hashes its elements, as torchmetrics do."""
 

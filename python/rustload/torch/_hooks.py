@@ -230,6 +230,10 @@ def _run_one(
         custom.written += recorder.written
         done = loaded_by_code(custom) or "nothing was loaded"
         error.add_note(f"in the loading code of {kind} at {prefix[:-1] or 'the root'!r}; {done}")
+        if type(module).__module__.startswith("torch.ao.nn."):
+            error.add_note(
+                "quantized modules pack what they load: give model.load_state_dict what rustload.torch.load(path) gives"
+            )
         raise
     custom.written += recorder.written
     for name, value in recorder.copied.items():
