@@ -692,15 +692,24 @@ def test_every_kind_of_object_converts_or_says_why_not(tmp_path):
 
 
 SLOW = {
-    "N19-terabytes",
     "N19-real",
+    "N19-terabytes",
     "R08-lists",
     "R09-nones",
     "R10-binget",
     "R12",
     "R13",
+    "R17-argument",
+    "R17-name",
+    "R17-ordered",
+    "R17-pairs",
+    "R20-tuple_key_fits",
+    "R22-listed",
     "S17-half_a_million",
     "S22",
+    "X86-batches",
+    "X91-arguments",
+    "X91-calls",
 }
 """Cases that take long to build or convert, as they have up to a million tensors or values."""
 
