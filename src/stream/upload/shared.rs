@@ -193,7 +193,7 @@ impl Shared {
                         outcome = cancel
                             .check()
                             .map_err(|error| (item, error))
-                            .and_then(|()| worker.run(job, stream, &cancel));
+                            .and_then(|()| cancel.during(|| worker.run(job, stream, &cancel)));
                         Ok(())
                     });
                     drop(reservation);
@@ -265,10 +265,11 @@ impl Shared {
     }
 
     fn plan(&self, mut planner: Planner) {
-        let number = planner.ticket;
+        let (number, cancel) = (planner.ticket, planner.cancel.clone());
         let mut planned = Ok(Vec::new());
         let guard_result = guarded(|| {
-            planned = planner.step(&self.sizes).map_err(|(item, error)| (Some(item), error));
+            planned =
+                cancel.during(|| planner.step(&self.sizes)).map_err(|(item, error)| (Some(item), error));
             Ok(())
         });
         let planned = guard_result.map_err(|error| (None, error)).and(planned);

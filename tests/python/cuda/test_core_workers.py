@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import patterns
+from support import deflated, patterns
 
 START = """
-    import os, sys, time
+    import os, sys, threading, time
     from pathlib import Path
     import fakecuda, rustload
     from fakecuda import Request
@@ -285,6 +285,42 @@ def test_a_dropped_upload_lets_its_threads_call_python(on_fake, path):
         path,
         RUSTLOAD_RING="65536x6",
         FAKECUDA_DELAY=300,
+    )
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_closed_upload_stops_a_source_that_waits(on_fake, path, stored):
+    """Also while an inflated storage is read, when jobs are planned."""
+    if not stored:
+        path.write_bytes(deflated(path.read_bytes()))
+    on_fake(
+        """
+    whole = Path(sys.argv[1]).read_bytes()
+    reading = threading.Event()
+
+    class Source(rustload.Ranges):
+        size, name = len(whole), "memory"
+        stalls = False
+
+        def read_ranges(self, ranges):
+            end = time.monotonic() + 20
+            while self.stalls and not _rustload.is_cancelled():
+                reading.set()
+                if time.monotonic() > end:
+                    os._exit(3)
+                time.sleep(0.001)
+            return [memoryview(whole)[start : start + length] for start, length in ranges]
+
+    source = Source()
+    tensors = list(rustload.open(source).values())
+    source.stalls = True
+    upload = _rustload.upload(0, window=1 << 28, threads=2)
+    kept = fakecuda.submit(upload, tensors, Request(), [upload.allocate(tensor.nbytes) for tensor in tensors])
+    assert reading.wait(20)
+    upload.close()
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
     )
 
 
