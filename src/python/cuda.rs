@@ -3,10 +3,13 @@
 //! **Protocol.** A CUDA stream is passed as its address. The caller guarantees, as with DLPack's `stream=`, that it is a stream of
 //! the upload's device and is not destroyed before the call returns. The Python package passes streams of torch and CuPy, and
 //! holds references to them.
+//!
+//! Memory of the driver is freed detached from the interpreter: the driver first waits for the GPU's work, which may call Python.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -17,8 +20,8 @@ use super::run;
 use super::stream::exception;
 use crate::checkpoint::{self, Upload as Core};
 use crate::error::{Code, Error, Result};
-use crate::sink::Array;
 use crate::sink::cuda::{self, CallerStream, DeviceMemory};
+use crate::sink::{Array, GpuMemory};
 use crate::stream::upload::{self as core, Waited};
 use crate::tensor::{Request, Tensor as Lazy};
 
@@ -101,7 +104,7 @@ impl Upload {
 
     fn allocate(&self, py: Python<'_>, nbytes: u64) -> PyResult<Buffer> {
         let memory = run::detached(py, || DeviceMemory::new(self.core()?.device(), nbytes))?;
-        Ok(Buffer(Array::on_gpu(Arc::new(memory))))
+        Ok(Buffer(Array::on_gpu(Arc::new(Detached(Some(memory))))))
     }
 
     fn rate(&self, py: Python<'_>) -> PyResult<f64> {
@@ -126,6 +129,38 @@ impl Drop for Upload {
     fn drop(&mut self) {
         if let Some(core) = self.0.take() {
             run::drop_detached(core);
+        }
+    }
+}
+
+/// Device memory whose drop does not keep the interpreter: that of a `Buffer`, or of a tensor that a consumer of DLPack made of one.
+#[derive(Debug)]
+struct Detached(
+    /// Until the drop.
+    Option<DeviceMemory>,
+);
+
+// SAFETY: the promises of the memory itself, which only the drop takes away.
+unsafe impl GpuMemory for Detached {
+    fn device(&self) -> u32 {
+        self.0.as_ref().map_or(0, GpuMemory::device)
+    }
+
+    fn address(&self) -> u64 {
+        self.0.as_ref().map_or(0, GpuMemory::address)
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.0.as_ref().map_or(0, GpuMemory::nbytes)
+    }
+}
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        // SAFETY: reads what belongs to the thread: null in one that is not Python's and so does not keep the interpreter.
+        let is_pythons = !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null();
+        if let Some(memory) = self.0.take_if(|_| is_pythons) {
+            run::drop_detached(memory);
         }
     }
 }

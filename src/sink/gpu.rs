@@ -2,7 +2,8 @@
 
 use std::fmt::Debug;
 
-/// A range of one GPU's memory. Dropping it frees it, on any thread, with or without the Python interpreter, without waiting.
+/// A range of one GPU's memory. Dropping it frees it, on any thread, with or without the Python interpreter. That may wait for
+/// the GPU's work.
 ///
 /// # Safety
 /// H2D copies write to the range that the three functions return. So for as long as the value lives

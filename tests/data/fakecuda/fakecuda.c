@@ -77,7 +77,7 @@ static atomic_long calls[FUNCTION_COUNT], failures[FUNCTION_COUNT];
 static atomic_long live_memory, live_streams, live_events, live_registered, live_contexts;
 static atomic_long copies, copied, strays, pageable, waits;
 static atomic_long free_memory = (long)1 << 40;
-static atomic_int ready, devices = 1, events_ignored, version_number = 13000;
+static atomic_int ready, devices = 1, events_ignored, frees_held, version_number = 13000;
 static atomic_long most_delay, seed = 1;
 static _Atomic(void *) capturing;
 static atomic_int capture_ended;
@@ -426,6 +426,7 @@ Result cuMemAlloc_v2(Address *address, size_t size) {
 Result cuMemFree_v2(Address address) {
     IN_CONTEXT(cuMemFree_v2, INVALID_VALUE);
     UNCAPTURED;
+    while (atomic_load(&frees_held)) pause_for(1000);
     pthread_mutex_lock(&blocks);
     Block *block = on_device;
     while (block && (block->start != (address & ~TAG) || block->freed)) block = block->next;
@@ -652,6 +653,9 @@ void fakecuda_delay(long microseconds) { atomic_store(&most_delay, microseconds)
 
 /* What cuMemGetInfo says is free. */
 void fakecuda_free_memory(long nbytes) { atomic_store(&free_memory, nbytes); }
+
+/* cuMemFree waits, as for work of the GPU, until it is no longer held. */
+void fakecuda_hold_frees(int held) { atomic_store(&frees_held, held); }
 
 void fakecuda_ignore_events(int ignored) { atomic_store(&events_ignored, ignored); }
 

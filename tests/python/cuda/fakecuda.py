@@ -54,6 +54,11 @@ def free_memory(nbytes: int) -> None:
     library().fakecuda_free_memory(ctypes.c_long(nbytes))
 
 
+def hold_frees(held: bool = True) -> None:
+    """Freeing memory waits, as for work of the GPU, until it is no longer held."""
+    library().fakecuda_hold_frees(int(held))
+
+
 def ignore_events(ignored: bool = True) -> None:
     """Waiting for an event on the host returns at once."""
     library().fakecuda_ignore_events(int(ignored))
@@ -207,6 +212,7 @@ __all__ = [
     "fail",
     "fill",
     "functions",
+    "hold_frees",
     "ignore_events",
     "library",
     "read",

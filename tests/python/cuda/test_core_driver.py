@@ -183,6 +183,25 @@ def test_a_child_of_a_process_whose_other_code_used_cuda_is_told_about_the_fork(
     assert "forked" in on_fake(REFUSED + "\n    print(refused())", FAKECUDA_INIT=3).stdout
 
 
+def test_freeing_memory_does_not_keep_the_interpreter(on_fake):
+    """The driver waits for the GPU's work first, which may be a function of Python's."""
+    on_fake(
+        """
+        import faulthandler, threading
+        import fakecuda
+        from rustload import _rustload
+        faulthandler.dump_traceback_later(20, exit=True)
+        upload = _rustload.upload(0, window=1 << 28, threads=1)
+        for export in (lambda buffer: buffer, lambda buffer: buffer.__dlpack__()):
+            kept = export(upload.allocate(5))
+            fakecuda.hold_frees()
+            threading.Timer(0.05, fakecuda.hold_frees, [False]).start()
+            del kept
+            assert fakecuda.count("memory") == 0
+        """
+    )
+
+
 def test_forked_children_do_not_inherit_the_ring(on_fake):
     """MADV_DONTFORK: with copy-on-write, the parent could write to new pages while the device reads the pinned ones."""
     on_fake(
