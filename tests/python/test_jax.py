@@ -233,7 +233,7 @@ def cupy(monkeypatch):
 @pytest.mark.usefixtures("cupy")
 def test_cupy_arrays_are_on_the_requested_device(simple):
     lazy = rustload.open(simple, framework="cupy")["w"]
-    for given, number in ((None, 0), ("cuda", 0), ("cuda:1", 1), (1, 1), ("1", 1)):
+    for given, number in ((None, 0), ("cuda", 0), ("cuda:1", 1), (1, 1), ("1", 1), (FakeDevice(1), 1)):
         array = lazy.materialize(given, "float16", transpose=True)
         assert (array.device.id, array.dtype, array.shape) == (number, np.float16, (6, 4))
     assert FakeDevice.current == 0

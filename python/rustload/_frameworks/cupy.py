@@ -36,6 +36,8 @@ def check_device(device: Any) -> Any:
     """
     if device is None:
         return cupy.cuda.Device()
+    if isinstance(device, cupy.cuda.Device):
+        return device
     text = str(device)
     platform, _, index = f"cuda:{text}".partition(":") if text.isdecimal() else text.partition(":")
     if platform != "cuda" or not (index or "0").isdecimal():
