@@ -79,6 +79,31 @@ def test_devices_are_those_of_jax(simple):
             lazy.materialize(given, framework="jax")
 
 
+def test_devices_are_those_of_this_process(simple, monkeypatch):
+    """`jax.devices` has those of all processes, the first process's first."""
+    monkeypatch.setattr(jax, "devices", lambda *_: ["another process's"])
+    lazy = rustload.open(simple, framework="jax")["w"]
+    for given in (None, "cpu", "cpu:0"):
+        assert lazy.materialize(given).devices() == set(jax.local_devices())
+
+
+def test_the_default_device_is_the_one_that_jax_is_set_to(monkeypatch):
+    from rustload._frameworks import jax as adapter
+
+    client = types.SimpleNamespace(platform_version="cuda 12090")
+    gpu = types.SimpleNamespace(platform="gpu", local_hardware_id=3, client=client)
+    (cpu,), local = jax.devices("cpu"), jax.local_devices
+    monkeypatch.setattr(jax, "Device", (types.SimpleNamespace, jax.Device))
+    monkeypatch.setattr(
+        jax, "local_devices", lambda backend=None: local(backend=backend) if backend else [gpu]
+    )
+    assert adapter.gpu_for(None).index == 3
+    for default in (cpu, "cpu"):
+        with jax.default_device(default):
+            assert adapter.gpu_for(None) is None
+            assert adapter.gpu_for(gpu).index == 3
+
+
 def test_a_view_is_zero_copy_if_jax_accepts_the_memory(simple, save):
     lazy = rustload.open(simple, framework="jax")["w"]
     assert lazy.materialize(copy=False).shape == (4, 6)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast, Core, Request
     from rustload._cuda.gpu import Gpu
     from rustload._frameworks.adapters import HandleContext
-    from rustload._rustload import Buffer, Upload
+    from rustload._rustload import Buffer
 
 _NAMES_SHOWN = 5
 """The most tensors that a note names."""
@@ -38,7 +38,7 @@ HAS_READ_ONLY = True
 
 
 def check_device(device: Any) -> Any:
-    """Converts `device=` to a JAX device; a sharding is returned unchanged; None is JAX's default device.
+    """Converts `device=` to a JAX device of this process; a sharding is returned unchanged; None is JAX's default device.
 
     Raises:
         DeviceError: JAX has no such device.
@@ -49,31 +49,22 @@ def check_device(device: Any) -> Any:
         f"cuda:{device}".partition(":") if isinstance(device, int) else str(device).partition(":")
     )
     try:
-        return jax.devices(platform)[int(index or 0)]
+        return jax.local_devices(backend=platform)[int(index or 0)]
     except (RuntimeError, IndexError, ValueError) as error:
-        there = ", ".join(f"{one.platform}:{one.id}" for one in jax.devices())
+        there = ", ".join(f"{one.platform}:{one.id}" for one in jax.local_devices())
         raise _error("Device", f"JAX has no device {str(device)!r}", f"it has {there}") from error
 
 
 class _JaxGpu(driver_gpu.DriverGpu):
     """A `Gpu` whose results are `jax.Array` over memory of the CUDA driver."""
 
-    def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
-        """A new buffer; raises if JAX would truncate the dtype to 32 bits."""
-        check_width(dtype)
-        return super().new(shape, dtype, upload)
-
-    def wrap(self, buffer: Buffer) -> Buffer:
-        """The buffer itself; raises if JAX would truncate the dtype to 32 bits."""
-        check_width(buffer.dtype)
-        return buffer
-
     def to_result(self, tensor: Buffer) -> Any:
         """The array that shares the buffer's memory and keeps it alive."""
+        check_width(tensor.dtype)
         try:
             return jax.dlpack.from_dlpack(tensor)
         except (TypeError, KeyError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "type" not in str(error):
+            if isinstance(error, RuntimeError) and "UNIMPLEMENTED" not in str(error):
                 raise
             note = "cast it with dtype=..."
             raise _error("DtypeUnsupported", f"JAX has no {tensor.dtype} on a GPU", note) from error
@@ -81,12 +72,13 @@ class _JaxGpu(driver_gpu.DriverGpu):
 
 def gpu_for(device: Any) -> Gpu | None:
     """The CUDA GPU, if the device (or JAX's default device) is one; None for other devices and for shardings."""
-    found = jax.devices()[0] if device is None else device
-    if not isinstance(found, jax.Device) or found.platform not in ("gpu", "cuda"):
+    if device is None:
+        device = check_device(jax.config.jax_default_device) or jax.local_devices()[0]
+    if not isinstance(device, jax.Device) or device.platform not in ("gpu", "cuda"):
         return None
-    if "cuda" not in found.client.platform_version.lower():
+    if "cuda" not in device.client.platform_version.lower():
         return None
-    return _JaxGpu(found.local_hardware_id)
+    return _JaxGpu(device.local_hardware_id)
 
 
 def make(core: Core, request: Request, device: Any, context: HandleContext) -> Any:

@@ -272,23 +272,25 @@ def test_jax_arrays_are_made_over_memory_of_the_driver(save, monkeypatch):
 
     def from_dlpack(buffer: rustload.Buffer) -> Any:
         assert buffer.__dlpack_device__() == (2, 0)
-        if buffer.dtype == "complex64":
-            raise RuntimeError("UNIMPLEMENTED: unsupported DLPack type")
+        if buffer.dtype == "complex32":
+            raise RuntimeError("UNIMPLEMENTED: Invalid or unsupported DLPack complex width: 32 bits")
         kind = numpy_dtype(buffer.dtype)
         return jax.numpy.asarray(np.frombuffer(fakecuda.read(buffer), kind).reshape(buffer.shape))
 
     monkeypatch.setattr(adapter, "gpu_for", lambda _: adapter._JaxGpu(0))
     monkeypatch.setattr(jax.dlpack, "from_dlpack", from_dlpack)
-    state = {f"t{n}": torch.randn(n, 300) for n in range(20)} | {"c": torch.ones(3, dtype=torch.complex64)}
-    ckpt = rustload.open(save(state | {"wide": torch.ones(2, dtype=torch.float64)}), framework="jax")
+    state = {f"t{n}": torch.randn(n, 300) for n in range(20)} | {"c": patterns("complex32", (3,))}
+    state |= {"wide": torch.ones(2, dtype=torch.float64), "none": torch.ones(0, dtype=torch.int64)}
+    ckpt = rustload.open(save(state), framework="jax")
     for name, array in ckpt.stream([f"t{n}" for n in range(20)], dtype="bfloat16", transpose={"*": True}):
         expected = state[name].to(torch.bfloat16).T.contiguous()
         assert (array.dtype, array.shape) == (jax.numpy.bfloat16, tuple(expected.shape))
         assert np.asarray(array).tobytes() == bits(expected)
-    with pytest.raises(rustload.UnsupportedError, match="JAX has no complex64"):
+    with pytest.raises(rustload.UnsupportedError, match="JAX has no complex32"):
         ckpt["c"].materialize()
-    with pytest.raises(rustload.UnsupportedError, match="32 bits"):
-        ckpt["wide"].materialize()
+    for name in ("wide", "none"):
+        with pytest.raises(rustload.UnsupportedError, match="32 bits"):
+            ckpt[name].materialize()
 
 
 def test_a_process_exits_cleanly_during_a_stream(save):
