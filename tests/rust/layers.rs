@@ -78,6 +78,7 @@ const UNSAFE_FILES: &[&str] = &[
     "sink/dlpack.rs",
     "sink/dlpack/tests.rs",
     "sink/cuda/driver.rs",
+    "sink/cuda/driver/table.rs",
     // The unsafe trait `GpuMemory`, and its implementation.
     "sink/gpu.rs",
     "sink/cuda/memory.rs",

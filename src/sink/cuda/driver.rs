@@ -1,4 +1,4 @@
-//! The CUDA driver API: a table of its functions, found at run time, and a safe function that returns a `Result` for each.
+//! The CUDA driver API: a safe function that returns a `Result` for each function of the table, which is found at run time.
 //!
 //! The driver is not linked, and its library is not opened before a GPU is asked for. `RUSTLOAD_LIBCUDA` names another library: that
 //! of HIP (AMD) has the same functions, flags and codes under other names.
@@ -12,14 +12,18 @@
 //!
 //! A forked child has the parent's memory and none of the driver's threads: there every call fails before it reaches the driver.
 
+mod table;
+
 use std::error::Error as _;
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_int, c_uint};
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::Library;
 use once_cell::race::OnceBox;
+
+use table::Table;
 
 use crate::error::{Code, Error, Result, bail};
 use crate::sink::HostBuffer;
@@ -72,65 +76,6 @@ pub(super) struct Pinned {
 unsafe impl Send for Pinned {}
 // SAFETY: a shared `Pinned` only returns its size and is read by the driver.
 unsafe impl Sync for Pinned {}
-
-/// Declares the function table and its symbol look-up. Handles and device addresses are numbers as wide as pointers.
-macro_rules! table {
-    ($($field:ident: $cuda:literal $hip:literal ($($argument:ty),*);)*) => {
-        struct Table {
-            $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
-        }
-
-        impl Table {
-            fn of(library: &Library, api: Api) -> Result<Table> {
-                Ok(Table {
-                    // SAFETY: in cuda.h or hip_runtime_api.h the function of this name has this signature.
-                    $($field: unsafe { symbol(library, api, api.choose($cuda, $hip)) }?,)*
-                })
-            }
-        }
-    };
-}
-
-table! {
-    init: "cuInit" "hipInit"(c_uint);
-    driver_version: "cuDriverGetVersion" "hipDriverGetVersion"(*mut c_int);
-    device_count: "cuDeviceGetCount" "hipGetDeviceCount"(*mut c_int);
-    device_get: "cuDeviceGet" "hipDeviceGet"(*mut c_int, c_int);
-    device_pci_address: "cuDeviceGetPCIBusId" "hipDeviceGetPCIBusId"(*mut c_char, c_int, c_int);
-    context_retain: "cuDevicePrimaryCtxRetain" "hipDevicePrimaryCtxRetain"(*mut usize, c_int);
-    context_current: "cuCtxGetCurrent" "hipCtxGetCurrent"(*mut usize);
-    context_set: "cuCtxSetCurrent" "hipCtxSetCurrent"(usize);
-    capture_mode: "cuThreadExchangeStreamCaptureMode" "hipThreadExchangeStreamCaptureMode"(*mut c_uint);
-    memory_allocate: "cuMemAlloc_v2" "hipMalloc"(*mut u64, usize);
-    memory_free: "cuMemFree_v2" "hipFree"(u64);
-    memory_info: "cuMemGetInfo_v2" "hipMemGetInfo"(*mut usize, *mut usize);
-    host_register: "cuMemHostRegister_v2" "hipHostRegister"(*mut u8, usize, c_uint);
-    stream_create: "cuStreamCreate" "hipStreamCreateWithFlags"(*mut usize, c_uint);
-    stream_destroy: "cuStreamDestroy_v2" "hipStreamDestroy"(usize);
-    stream_synchronize: "cuStreamSynchronize" "hipStreamSynchronize"(usize);
-    stream_wait: "cuStreamWaitEvent" "hipStreamWaitEvent"(usize, usize, c_uint);
-    stream_capturing: "cuStreamIsCapturing" "hipStreamIsCapturing"(usize, *mut c_int);
-    event_create: "cuEventCreate" "hipEventCreateWithFlags"(*mut usize, c_uint);
-    event_destroy: "cuEventDestroy_v2" "hipEventDestroy"(usize);
-    event_record: "cuEventRecord" "hipEventRecord"(usize, usize);
-    event_query: "cuEventQuery" "hipEventQuery"(usize);
-    memcpy_h2d_async: "cuMemcpyHtoDAsync_v2" "hipMemcpyHtoDAsync"(u64, *const u8, usize, usize);
-    memcpy_d2h: "cuMemcpyDtoH_v2" "hipMemcpyDtoH"(*mut u8, u64, usize);
-    error_name: "cuGetErrorName" "hipDrvGetErrorName"(c_int, *mut *const c_char);
-}
-
-/// Looks up a function of the library.
-///
-/// # Safety
-/// `F` is the type of the function of that name.
-unsafe fn symbol<F: Copy>(library: &Library, api: Api, name: &str) -> Result<F> {
-    // SAFETY: promised by the caller.
-    let function = unsafe { library.get::<F>(name) };
-    function.map(|function| *function).map_err(|_| {
-        device_error(format!("the {} driver has no {name}", api.name()))
-            .note("install a newer driver of the GPU's maker")
-    })
-}
 
 /// Whose functions a driver library has.
 #[derive(Clone, Copy)]

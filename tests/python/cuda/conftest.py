@@ -27,7 +27,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def libhip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with HIP's names in place of CUDA's, which are those that rustload asks for."""
-    rows = (HERE.parents[2] / "src" / "sink" / "cuda" / "driver.rs").read_text("utf-8")
+    rows = (HERE.parents[2] / "src" / "sink" / "cuda" / "driver" / "table.rs").read_text("utf-8")
     names = re.findall(r'"(cu\w+)" "(hip\w+)"\(', rows)
     assert len(names) == 25
     return _built(
