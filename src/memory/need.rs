@@ -102,13 +102,11 @@ pub fn check(needed: u64, given: u64, release: impl FnOnce()) -> Result<()> {
     }
 }
 
-/// As [`check`] for results of `needed` bytes on a GPU that has `free` bytes left. Without a bound on `given`, all fits.
+/// As [`check`] for results of `needed` bytes on a GPU that has `free` bytes left: they may take as many, or `given` ones.
 #[cfg(feature = "cuda")]
 pub fn check_gpu(needed: u64, free: u64, given: u64) -> Result<()> {
-    match given {
-        u64::MAX => Ok(()),
-        _ => check_against(needed, || Some(Usable { bytes: free, bound: Bound::Gpu }), || {}),
-    }
+    let bound = if given > free { Bound::Given } else { Bound::Gpu };
+    check_against(needed, || Some(Usable { bytes: given.max(free), bound: bound.clone() }), || {})
 }
 
 fn check_against(needed: u64, usable: impl Fn() -> Option<Usable>, release: impl FnOnce()) -> Result<()> {

@@ -67,8 +67,8 @@ pub(crate) fn check_memory(requests: &[(Tensor, Request)], share_storages: bool,
     sink::check_memory(total(needed_bytes(requests, share_storages)?), given)
 }
 
-/// Fails where the results of these requests on a GPU, which has `free` bytes left and frees `freed` more meanwhile, do not fit it. The
-/// limit `available_memory` is of the host; without a bound, nothing is compared here either.
+/// Fails where the results of these requests on a GPU, which has `free` bytes left and frees `freed` more meanwhile, do not fit it,
+/// nor the limit `available_memory`: a smaller one is the host's.
 #[cfg(feature = "cuda")]
 pub(crate) fn check_gpu_memory(requests: &[(Tensor, Request)], free: u64, freed: u64) -> Result<()> {
     let is_distinct = |step: &&StreamStep| step.first == step.index;

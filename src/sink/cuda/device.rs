@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::driver::{CallerStream, CaptureMode, Context, Driver, EventHandle, Pinned, StreamHandle};
 use super::ring::Ring;
 use crate::error::{Code, Error, Result, bail, error};
+use crate::memory::Memory;
 use crate::num::to_u64;
 use crate::parallel::{Cancel, lock};
 
@@ -188,9 +189,13 @@ impl Device {
         Ok(())
     }
 
-    /// The free bytes of its memory, by the driver.
+    /// The free bytes of its memory. Where that is the machine's, the driver counts page cache as used, which the system drops for
+    /// those who need memory.
     pub fn free_memory(&self) -> Result<u64> {
-        self.with_context(|driver| driver.free_memory()).map(to_u64)
+        let free = to_u64(self.with_context(|driver| driver.free_memory())?);
+        let ordinal = i32::try_from(self.ordinal).unwrap_or_default();
+        let is_integrated = self.driver.is_integrated(ordinal).unwrap_or(false);
+        Ok(if is_integrated { free.max(Memory::now().available) } else { free })
     }
 
     /// Creates a stream that does not synchronize with the default stream.

@@ -36,6 +36,9 @@ const STREAM_NON_BLOCKING: c_uint = 1;
 /// waits by queries.
 const EVENT_DISABLE_TIMING: c_uint = 2;
 
+const CU_DEVICE_ATTRIBUTE_INTEGRATED: c_int = 18;
+const HIP_DEVICE_ATTRIBUTE_INTEGRATED: c_int = 16;
+
 const CUDA_SUCCESS: c_int = 0;
 const CUDA_ERROR_NOT_INITIALIZED: c_int = 3;
 const CUDA_ERROR_NO_DEVICE: c_int = 100;
@@ -196,12 +199,28 @@ impl Driver {
         Ok(count)
     }
 
+    /// The driver's own number of a device.
+    fn device(&self, ordinal: i32) -> Result<c_int> {
+        let mut device = 0;
+        // SAFETY: writes the number.
+        self.check("cuDeviceGet", unsafe { (self.table.device_get)(&raw mut device, ordinal) })?;
+        Ok(device)
+    }
+
+    /// Whether the device's memory is that of the machine.
+    pub(super) fn is_integrated(&self, ordinal: i32) -> Result<bool> {
+        let (device, mut value) = (self.device(ordinal)?, 0);
+        let attribute = self.api.choose(CU_DEVICE_ATTRIBUTE_INTEGRATED, HIP_DEVICE_ATTRIBUTE_INTEGRATED);
+        // SAFETY: writes the number; the driver returned the device.
+        let code = unsafe { (self.table.device_attribute)(&raw mut value, attribute, device) };
+        self.check("cuDeviceGetAttribute", code)?;
+        Ok(value != 0)
+    }
+
     /// The device's PCI address, such as `0000:3B:00.0`.
     pub(super) fn pci_address(&self, ordinal: i32) -> Result<String> {
         const LEN: u8 = 32;
-        let (mut device, mut text) = (0, [0_u8; LEN as usize]);
-        // SAFETY: writes the number.
-        self.check("cuDeviceGet", unsafe { (self.table.device_get)(&raw mut device, ordinal) })?;
+        let (device, mut text) = (self.device(ordinal)?, [0_u8; LEN as usize]);
         // SAFETY: writes at most so many bytes of text; the driver returned the device.
         let code = unsafe { (self.table.device_pci_address)(text.as_mut_ptr().cast(), LEN.into(), device) };
         self.check("cuDeviceGetPCIBusId", code)?;
@@ -211,9 +230,7 @@ impl Driver {
 
     /// Retains the device's primary context, which all libraries of the process share. It is never released.
     pub(super) fn retain_primary_context(&self, ordinal: i32) -> Result<Context> {
-        let (mut device, mut context) = (0, 0);
-        // SAFETY: writes the number.
-        self.check("cuDeviceGet", unsafe { (self.table.device_get)(&raw mut device, ordinal) })?;
+        let (device, mut context) = (self.device(ordinal)?, 0);
         // SAFETY: writes the handle; the driver returned the device.
         let code = unsafe { (self.table.context_retain)(&raw mut context, device) };
         self.check("cuDevicePrimaryCtxRetain", code)?;

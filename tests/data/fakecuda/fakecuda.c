@@ -17,6 +17,7 @@
  *   FAKECUDA_DELAY=us        each copy takes up to that long (0)
  *   FAKECUDA_SEED=n          of the delays (1)
  *   FAKECUDA_VERSION=n       of the driver (13000)
+ *   FAKECUDA_INTEGRATED=1    the devices share the machine's memory
  *   FAKECUDA_EVENTS=ignored  waiting for an event on the host returns at once: a bug on purpose
  *
  * While a stream captures a graph in global mode (fakecuda_capture), a call that could disturb the capture fails and ends it, unless
@@ -66,7 +67,7 @@ enum {
     X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize)      \
     X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord)                 \
     X(cuEventQuery) X(cuEventSynchronize) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoH_v2)                                   \
-    X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetPCIBusId)
+    X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetPCIBusId) X(cuDeviceGetAttribute)
 
 #define ENUM(name) F_##name,
 enum { FUNCTIONS(ENUM) FUNCTION_COUNT };
@@ -77,7 +78,7 @@ static atomic_long calls[FUNCTION_COUNT], failures[FUNCTION_COUNT];
 static atomic_long live_memory, live_streams, live_events, live_registered, live_contexts;
 static atomic_long copies, copied, strays, pageable, waits;
 static atomic_long free_memory = (long)1 << 40;
-static atomic_int ready, devices = 1, events_ignored, frees_held, version_number = 13000;
+static atomic_int ready, devices = 1, events_ignored, frees_held, integrated, version_number = 13000;
 static atomic_long most_delay, seed = 1;
 static _Atomic(void *) capturing;
 static atomic_int capture_ended;
@@ -324,6 +325,7 @@ static void read_environment(void) {
     if ((text = getenv("FAKECUDA_DELAY"))) most_delay = atol(text);
     if ((text = getenv("FAKECUDA_SEED"))) seed = atol(text);
     if ((text = getenv("FAKECUDA_VERSION"))) version_number = atoi(text);
+    integrated = getenv("FAKECUDA_INTEGRATED") != 0;
     if ((text = getenv("FAKECUDA_EVENTS"))) events_ignored = !strcmp(text, "ignored");
 }
 
@@ -364,6 +366,14 @@ Result cuDeviceGet(int *device, int ordinal) {
     CALL(cuDeviceGet, INVALID_VALUE);
     if (ordinal < 0 || ordinal >= devices || ordinal >= DEVICES) return INVALID_DEVICE;
     *device = ordinal;
+    return SUCCESS;
+}
+
+Result cuDeviceGetAttribute(int *value, int attribute, int device) {
+    CALL(cuDeviceGetAttribute, INVALID_VALUE);
+    if (device < 0 || device >= devices) return INVALID_DEVICE;
+    /* CU_DEVICE_ATTRIBUTE_INTEGRATED, or hipDeviceAttributeIntegrated: HIP's versions have eight digits. */
+    *value = attribute == (version_number < 10000000 ? 18 : 16) && integrated;
     return SUCCESS;
 }
 

@@ -48,6 +48,30 @@ def test_what_fits_the_gpu_is_made(path):
     assert len(rustload.open(path, framework="torch", limits=unbounded).materialize(device="cuda")) == 2
 
 
+def test_page_cache_is_free_where_the_gpu_shares_the_memory_of_the_machine(path, monkeypatch):
+    monkeypatch.setenv("FAKECUDA_INTEGRATED", "1")
+    fakecuda.enter()  # the fake driver reads it again
+    ckpt = rustload.open(path, framework="torch")
+    assert len(ckpt.materialize(device="cuda", dtype="float64")) == 2
+    monkeypatch.delenv("FAKECUDA_INTEGRATED")
+    fakecuda.enter()
+    with pytest.raises(rustload.NotEnoughMemoryError, match="GPU"):
+        ckpt.materialize(device="cuda", dtype="float64")
+
+
+def test_a_limit_raises_what_results_on_a_gpu_may_take(path):
+    def materialized(limit: int) -> int:
+        limits = rustload.Limits(available_memory=limit)
+        ckpt = rustload.open(path, framework="torch", limits=limits)
+        return len(ckpt.materialize(device="cuda", dtype="float64"))
+
+    assert materialized(64 * MIB) == 2
+    for limit, available, bound in ((63 * MIB, 63 * MIB, "available_memory"), (1, 40 * MIB, "GPU")):
+        with pytest.raises(rustload.NotEnoughMemoryError) as raised:
+            materialized(limit)
+        assert (raised.value.available, raised.value.bound) == (available, bound)
+
+
 def test_load_into_counts_what_goes_to_the_gpu(path):
     with torch.device("meta"):
         model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.empty(4 * MIB)) for name in "ab"})

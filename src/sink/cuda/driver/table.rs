@@ -33,6 +33,7 @@ table! {
     driver_version: "cuDriverGetVersion" "hipDriverGetVersion"(*mut c_int);
     device_count: "cuDeviceGetCount" "hipGetDeviceCount"(*mut c_int);
     device_get: "cuDeviceGet" "hipDeviceGet"(*mut c_int, c_int);
+    device_attribute: "cuDeviceGetAttribute" "hipDeviceGetAttribute"(*mut c_int, c_int, c_int);
     device_pci_address: "cuDeviceGetPCIBusId" "hipDeviceGetPCIBusId"(*mut c_char, c_int, c_int);
     context_retain: "cuDevicePrimaryCtxRetain" "hipDevicePrimaryCtxRetain"(*mut usize, c_int);
     context_current: "cuCtxGetCurrent" "hipCtxGetCurrent"(*mut usize);
