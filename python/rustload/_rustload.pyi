@@ -219,11 +219,12 @@ class Buffer:
             BufferError: The buffer is strided and the consumer requests contiguous bytes, or it is on a GPU.
         """
 
-def adopt(capsule: CapsuleType) -> Buffer:
+def adopt(capsule: CapsuleType, *, managed_on: int = 0) -> Buffer:
     """Imports GPU memory of another library by DLPack; the memory is released with the last object that refers to it.
 
     Args:
-        capsule: A DLPack capsule of a writable, contiguous 1-D `uint8` tensor on a CUDA device.
+        capsule: A DLPack capsule of a writable, contiguous 1-D `uint8` tensor on a GPU.
+        managed_on: The GPU that managed memory is used on: its capsules name none.
 
     Raises:
         TypeError: It is not a DLPack capsule, or was consumed already.

@@ -33,8 +33,9 @@ struct Export {
 
 /// A buffer on contiguous bytes of GPU memory that another library allocated. It owns the capsule's structure.
 #[pyfunction]
-pub(crate) fn adopt(capsule: &Bound<'_, PyAny>) -> PyResult<Buffer> {
-    Ok(Buffer(capsule::import(capsule)?.into_gpu(cuda::device_type())?))
+#[pyo3(signature = (capsule, *, managed_on=0))]
+pub(crate) fn adopt(capsule: &Bound<'_, PyAny>, managed_on: u32) -> PyResult<Buffer> {
+    Ok(Buffer(capsule::import(capsule)?.into_gpu(cuda::device_type(), managed_on)?))
 }
 
 #[pymethods]

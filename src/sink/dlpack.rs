@@ -22,6 +22,8 @@ pub const CPU: i32 = 1;
 pub const CUDA: i32 = 2;
 /// `kDLROCM`.
 pub const ROCM: i32 = 10;
+/// `kDLCUDAManaged`: memory of no one GPU, so its `id` says nothing.
+const CUDA_MANAGED: i32 = 13;
 
 /// `DLDevice`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,12 +261,15 @@ impl Foreign {
         Ok(ForeignBytes { _foreign: self, start, len })
     }
 
-    /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in the memory of a GPU of this `device_type`. Fails if it is
-    /// something else.
-    pub fn into_gpu(self, device_type: i32) -> Result<Array> {
+    /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in the memory of a GPU of this `device_type`, or in managed
+    /// memory, as the memory of GPU `managed_on`. Fails if it is something else.
+    pub fn into_gpu(self, device_type: i32, managed_on: u32) -> Result<Array> {
         let unfit = |what: &str| error!(Code::Buffer, "no contiguous uint8 array in GPU memory: {what}");
         let bytes = self.writable_byte_array().map_err(unfit)?;
-        let device = u32::try_from(bytes.device.id).ok().filter(|_| bytes.device.kind == device_type);
+        let device = match bytes.device {
+            Device { kind: CUDA_MANAGED, .. } => Some(managed_on),
+            Device { kind, id } => u32::try_from(id).ok().filter(|_| kind == device_type),
+        };
         let device = device.ok_or_else(|| unfit("it is not in the memory of a GPU"))?;
         let (address, nbytes) = (bytes.start.addr() as u64, bytes.len as u64);
         Ok(Array::on_gpu(Arc::new(Adopted { _foreign: self, device, address, nbytes })))

@@ -580,6 +580,13 @@ def test_a_gpu_buffer_is_exported_for_any_stream_to_its_own_device():
             buffer.__dlpack__(**wrong)
 
 
+def test_managed_memory_is_adopted_as_that_of_the_gpu_that_uses_it():
+    """DLPack gives it no device, which CuPy's memory of `malloc_managed` follows."""
+    for on in (0, 2):
+        row = _rustload.adopt(Foreign(8, kind=13, device_id=0).capsule(), managed_on=on)
+        assert row.__dlpack_device__() == (2, on)
+
+
 def test_only_writable_contiguous_gpu_bytes_are_adopted():
     for foreign, text in (
         (Foreign(8, kind=1), "not in the memory of a GPU"),

@@ -105,7 +105,8 @@ class _CupyGpu(driver_gpu.DriverGpu):
     def byte_view(self, tensor: Any) -> Buffer:
         """The memory of a contiguous array as 1-D `uint8`."""
         with self._device:
-            return _rustload.adopt(tensor.reshape(-1).view(cupy.uint8).__dlpack__(stream=-1))
+            capsule = tensor.reshape(-1).view(cupy.uint8).__dlpack__(stream=-1)
+            return _rustload.adopt(capsule, managed_on=self.index)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ fn only_a_sole_owner_exports_with_is_copied() {
     let part = array.part(0, DType::U8, [8][..].into()).unwrap();
     let (of_part, four) = flags(&part, true);
     free(four);
-    let (adopted, five) = flags(&foreign_row(CUDA, &Arc::default()).into_gpu(CUDA).unwrap(), true);
+    let (adopted, five) = flags(&foreign_row(CUDA, &Arc::default()).into_gpu(CUDA, 0).unwrap(), true);
     free(five);
     assert_eq!((plain, second, alone, of_part, adopted), (0, 0, IS_COPIED, 0, 0));
 }
@@ -111,7 +111,7 @@ fn foreign_row(kind: i32, deleted: &Arc<AtomicUsize>) -> Foreign {
 #[test]
 fn an_adopted_row_lives_as_long_as_its_parts_and_is_deleted_once() {
     let deleted = Arc::new(AtomicUsize::new(0));
-    let row = foreign_row(CUDA, &deleted).into_gpu(CUDA).unwrap();
+    let row = foreign_row(CUDA, &deleted).into_gpu(CUDA, 0).unwrap();
     assert_eq!((row.is_on_gpu(), row.nbytes(), row.address().addr().get()), (true, 12, (1 << 40) + 8));
     let part = row.part(4, DType::F16, [2, 2][..].into()).unwrap();
     drop(row);
@@ -128,7 +128,7 @@ fn an_adopted_row_lives_as_long_as_its_parts_and_is_deleted_once() {
 #[test]
 fn only_memory_of_a_gpu_is_adopted_and_only_host_memory_written_to() {
     let deleted = Arc::new(AtomicUsize::new(0));
-    assert_eq!(foreign_row(CPU, &deleted).into_gpu(CUDA).unwrap_err().code(), Code::Buffer);
+    assert_eq!(foreign_row(CPU, &deleted).into_gpu(CUDA, 0).unwrap_err().code(), Code::Buffer);
     assert_eq!(foreign_row(CUDA, &deleted).bytes_mut().unwrap_err().code(), Code::Value);
     assert_eq!(deleted.load(Ordering::SeqCst), 2);
 }
@@ -144,7 +144,7 @@ fn an_owned_array_needs_exactly_its_elements_bytes() {
 
 #[test]
 fn a_part_must_lie_inside_and_be_aligned() {
-    let row = foreign_row(CUDA, &Arc::default()).into_gpu(CUDA).unwrap();
+    let row = foreign_row(CUDA, &Arc::default()).into_gpu(CUDA, 0).unwrap();
     for (start, dtype, shape) in [
         (9, DType::F32, [1]),
         (2, DType::F32, [2]),
@@ -164,7 +164,7 @@ fn a_part_must_lie_inside_and_be_aligned() {
 #[test]
 fn gpu_memory_contains_checks_both_ends_and_the_device() {
     // 12 bytes from `start`, on GPU 3.
-    let (row, start) = (foreign_row(CUDA, &Arc::default()).into_gpu(CUDA).unwrap(), (1 << 40) + 8);
+    let (row, start) = (foreign_row(CUDA, &Arc::default()).into_gpu(CUDA, 0).unwrap(), (1 << 40) + 8);
     let part = row.part(4, DType::U8, [2][..].into()).unwrap();
     for array in [&row, &part] {
         assert!(array.gpu_memory_contains(3, start, 12));
