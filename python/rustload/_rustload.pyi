@@ -141,8 +141,8 @@ class Buffer:
         """Exports the buffer by DLPack; reads nothing and copies nothing.
 
         Args:
-            stream: None or -1 for host memory, which has no streams; on a GPU also 1, 2, or the address of any CUDA stream: the
-                buffer is complete, so no stream has to wait.
+            stream: None or -1 for host memory, which has no streams; on a GPU also the address of any stream, 1 and 2 of CUDA,
+                and 0 of HIP: the buffer is complete, so no stream has to wait.
             max_version: The newest version that the consumer supports; from (1, 0) on it gets the versioned structure.
             dl_device: None, or what `__dlpack_device__` says.
             copy: Not True: a buffer is exported as it is.
@@ -167,7 +167,7 @@ class Buffer:
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """`(1, 0)` for the CPU, `(2, n)` for CUDA device n."""
+        """`(1, 0)` for the CPU, `(2, n)` for CUDA device n, `(10, n)` for HIP's."""
 
     def as_bytes(self) -> Buffer:
         """The same memory as 1-D `uint8`.

@@ -227,8 +227,12 @@ impl Buffer {
             return refused("a buffer in host memory takes no stream=");
         }
         // A buffer in GPU memory is complete before it is handed out, so any stream may use it without an event.
-        if on_gpu && stream.is_some_and(|stream| stream == 0 || stream < -1) {
-            return refused("stream= is None, -1, 1, 2 or a CUDA stream's address");
+        let (unused, text) = match kind {
+            dlpack::ROCM => (1..=2, "stream= is None, -1, 0 or a HIP stream's address"),
+            _ => (0..=0, "stream= is None, -1, 1, 2 or a CUDA stream's address"),
+        };
+        if on_gpu && stream.is_some_and(|stream| stream < -1 || unused.contains(&stream)) {
+            return refused(text);
         }
         if dl_device.is_some_and(|device| device != (kind, id)) {
             let text = if on_gpu {

@@ -60,7 +60,8 @@ class DriverGpu:
         Raises:
             DeviceError: It is on another GPU.
         """
-        if tensor.__dlpack_device__() != (2, self.index):
+        kind, index = tensor.__dlpack_device__()
+        if kind == 1 or index != self.index:
             raise _error("Device", f"the buffer is not on GPU {self.index}")
         return tensor.as_bytes()
 

@@ -70,7 +70,7 @@ def test_the_library_of_hip_is_used_by_its_names(on_fake, libhip, save):
 
     path = save({"w": torch.arange(60_000.0).reshape(300, 200), "b": torch.ones(7, dtype=torch.bfloat16)})
     code = """
-        import sys, ctypes, fakecuda, rustload
+        import sys, ctypes, fakecuda, pytest, rustload
         from fakecuda import Request
         from rustload import _rustload
         info = _rustload.cuda_info()
@@ -84,7 +84,14 @@ def test_the_library_of_hip_is_used_by_its_names(on_fake, libhip, save):
             for tensor, buffer in zip(tensors, into, strict=True):
                 assert fakecuda.read(buffer) == fakecuda.expected(tensor, request)
         upload.close()
-        del into, buffer
+        for stream in (None, -1, 0, 0x7F0012345678):
+            buffer.__dlpack__(stream=stream)
+        for stream in (-2, 1, 2):
+            with pytest.raises(BufferError, match="HIP"):
+                buffer.__dlpack__(stream=stream)
+        out = rustload.open(sys.argv[1], framework="dlpack")["w"].materialize("cuda")
+        tensors[0].materialize(out=out)
+        del into, buffer, out
         assert fakecuda.count("memory") == 0
     """
     on_fake(code, path, RUSTLOAD_LIBCUDA=libhip, FAKECUDA_VERSION=60_342_131)
