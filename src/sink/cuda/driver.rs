@@ -68,7 +68,7 @@ pub(super) struct EventHandle(usize);
 #[derive(Debug)]
 pub(super) struct Allocation(u64);
 
-/// Pinned (page-locked) host memory, which lives as long as the process.
+/// Host memory that is pinned (page-locked), if the system allows it, and lives as long as the process.
 #[derive(Debug)]
 pub(super) struct Pinned {
     start: ptr::NonNull<u8>,

@@ -136,11 +136,12 @@ impl Ring {
         let cpus = Cpus::of_gpu(device.pci_address().as_deref())?;
         let size = RingSize::now(cpus.count(parallel::cores()))?;
         let events = (0..size.count).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
-        // The last step that can fail, so that nothing has to be unpinned. Memory of this size lies on pages of its own, and on
-        // huge pages, which are pinned much faster. Pinning touches them.
+        // Memory of this size lies on pages of its own, and on huge pages, which are pinned much faster. Pinning touches them.
         let memory = cpus.run(|| {
             let mut memory = HostBuffer::new((size.slot * size.count).max(OWN_PAGES_MIN_BYTES) as u64)?;
-            device.with_context(|driver| driver.register_host_memory(&mut memory))?;
+            // Refused where the GPU may not read the host's memory (confidential computing), for example. Slots that are not pinned
+            // are slower: the driver copies them to memory of its own first.
+            device.with_context(|driver| Ok(driver.register_host_memory(&mut memory).is_ok()))?;
             Ok(memory)
         })?;
         // Only now, as it never returns to the pool from here on.

@@ -52,9 +52,10 @@ def test_the_first_call_of_each_function_fails_in_a_fresh_process(on_fake, save)
                 gc.collect()
                 alive = fakecuda.alive()
                 assert alive["memory"] <= (name == "cuMemFree_v2"), (name, alive)
-                assert alive["registered"] == alive["contexts"] == 1, (name, alive)
+                is_pinned = name != "cuMemHostRegister_v2"
+                assert (alive["registered"], alive["contexts"]) == (is_pinned, 1), (name, alive)
                 assert alive["streams"] <= 5 and alive["events"] <= 12, (name, alive)
-                assert fakecuda.count("stray") == fakecuda.count("pageable") == 0
+                assert fakecuda.count("stray") == 0 and is_pinned == (fakecuda.count("pageable") == 0)
             except BaseException:
                 import traceback
                 traceback.print_exc()
@@ -71,18 +72,18 @@ def test_the_first_call_of_each_function_fails_in_a_fresh_process(on_fake, save)
         FAKECUDA_DELAY=100,
     ).stdout
     reported = set(out.split())
-    # Failures to release are not reported, and an upload does not need the last three functions.
+    # Failures to release are not reported, nor is memory that stays unpinned; an upload does not need the last three functions.
     quiet = {
         "cuMemFree_v2",
         "cuStreamDestroy_v2",
         "cuEventDestroy_v2",
+        "cuMemHostRegister_v2",
         "cuMemHostUnregister",
         "cuDevicePrimaryCtxRelease_v2",
     }
     quiet |= {"cuDriverGetVersion", "cuMemcpyDtoH_v2", "cuStreamSynchronize"}
     assert {
         "cuInit",
-        "cuMemHostRegister_v2",
         "cuStreamCreate",
         "cuEventRecord",
         "cuMemcpyHtoDAsync_v2",
