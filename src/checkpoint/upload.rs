@@ -49,6 +49,11 @@ impl Upload {
         self.session.device()
     }
 
+    /// Bytes per second of copies to the GPU, measured once.
+    pub fn h2d_rate(&self) -> Result<f64> {
+        self.session.h2d_rate()
+    }
+
     /// Enqueues one upload per request, each into the array at the same index of `into`, and returns the ticket's number at once.
     /// No copy begins before the work that is in `stream` now is done.
     ///

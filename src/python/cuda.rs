@@ -108,7 +108,7 @@ impl Upload {
     }
 
     fn rate(&self, py: Python<'_>) -> PyResult<f64> {
-        run::detached(py, || self.core()?.device().h2d_rate())
+        run::detached(py, || self.core()?.h2d_rate())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {

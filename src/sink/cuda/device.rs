@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::driver::{CallerStream, CaptureMode, Context, Driver, EventHandle, Pinned, StreamHandle};
-use super::ring::Ring;
 use crate::error::{Code, Error, Result, bail, error};
 use crate::memory::Memory;
 use crate::num::to_u64;
@@ -67,10 +66,6 @@ pub struct Device {
     driver: &'static Driver,
     ordinal: u32,
     context: Context,
-    /// Allocated at the first upload.
-    ring: Mutex<Option<&'static Ring>>,
-    /// Bytes per second of H2D copies, once measured.
-    h2d_rate: Mutex<Option<f64>>,
 }
 
 static DEVICES: Mutex<BTreeMap<u32, &'static Device>> = Mutex::new(BTreeMap::new());
@@ -89,9 +84,8 @@ impl Device {
             bail!(Code::Device, "there is no CUDA device {ordinal}: there are {count}");
         };
         let context = driver.retain_primary_context(number)?;
-        let (ring, h2d_rate) = (Mutex::new(None), Mutex::new(None));
         // Leaked: when the process ends, the driver may be unloaded before destructors run.
-        let device: &Device = Box::leak(Box::new(Device { driver, ordinal, context, ring, h2d_rate }));
+        let device: &Device = Box::leak(Box::new(Device { driver, ordinal, context }));
         devices.insert(ordinal, device);
         Ok(device)
     }
@@ -114,37 +108,6 @@ impl Device {
     /// Whether this process may use the device: false in a forked child.
     pub(crate) fn is_usable_in_this_process(&self) -> bool {
         self.driver.is_usable_in_this_process()
-    }
-
-    /// The rings that this process has allocated. None in a forked child, which takes no lock here.
-    pub(crate) fn rings() -> Vec<&'static Ring> {
-        if !Driver::is_started_by_this_process() {
-            return Vec::new();
-        }
-        let devices = lock(&DEVICES);
-        let ring = |device: &&'static Device| *lock(&device.ring);
-        devices.values().filter_map(ring).collect()
-    }
-
-    /// The pinned ring for uploads to this device, allocated at the first call.
-    pub(crate) fn ring(&'static self) -> Result<&'static Ring> {
-        self.check_process()?;
-        let mut ring = lock(&self.ring);
-        if let Some(ring) = *ring {
-            return Ok(ring);
-        }
-        let new_ring: &Ring = Box::leak(Box::new(Ring::new(self)?));
-        Ok(ring.insert(new_ring))
-    }
-
-    /// Bytes per second of H2D copies from the ring, measured once.
-    pub fn h2d_rate(&'static self) -> Result<f64> {
-        let ring = self.ring()?;
-        let mut rate = lock(&self.h2d_rate);
-        if let Some(rate) = *rate {
-            return Ok(rate);
-        }
-        Ok(*rate.insert(ring.measure_h2d_rate()?))
     }
 
     /// Runs `work` with this device's context current and apart from graph captures, then restores the thread's previous state.

@@ -5,12 +5,12 @@
 //! next holder waits for the event recorded behind its last copy.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::device::{Device, Event, Stream};
-use super::driver::Pinned;
+use super::driver::{Driver, Pinned};
 use super::memory::DeviceMemory;
 use super::numa::Cpus;
 use super::workers::Workers;
@@ -53,7 +53,12 @@ pub(crate) struct Ring {
     /// Where the workers run; the ring is in the memory near them.
     cpus: Cpus,
     workers: Workers,
+    /// Bytes per second of H2D copies, once measured.
+    h2d_rate: Mutex<Option<f64>>,
 }
+
+/// The rings, by the ordinals of their devices.
+static RINGS: Mutex<BTreeMap<u32, &'static Ring>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug)]
 struct State {
@@ -132,7 +137,26 @@ impl RingSize {
 }
 
 impl Ring {
-    pub(super) fn new(device: &'static Device) -> Result<Ring> {
+    /// The ring for uploads to this device, allocated at the first call.
+    pub(crate) fn of(device: &'static Device) -> Result<&'static Ring> {
+        // Before the lock, which in a forked child may stay locked by a thread of the parent.
+        device.check_process()?;
+        let mut rings = lock(&RINGS);
+        if let Some(ring) = rings.get(&device.ordinal()) {
+            return Ok(ring);
+        }
+        let ring: &Ring = Box::leak(Box::new(Ring::new(device)?));
+        rings.insert(device.ordinal(), ring);
+        Ok(ring)
+    }
+
+    /// The rings that this process has allocated. None in a forked child, which takes no lock here.
+    pub(crate) fn all() -> Vec<&'static Ring> {
+        let is_started = Driver::is_started_by_this_process();
+        if is_started { lock(&RINGS).values().copied().collect() } else { Vec::new() }
+    }
+
+    fn new(device: &'static Device) -> Result<Ring> {
         let cpus = Cpus::of_gpu(device.pci_address().as_deref())?;
         let size = RingSize::now(cpus.count(parallel::cores()))?;
         let events = (0..size.count).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
@@ -159,6 +183,7 @@ impl Ring {
             slot_returned: Condvar::new(),
             workers: Workers::new(device, cpus.clone()),
             cpus,
+            h2d_rate: Mutex::new(None),
         })
     }
 
@@ -232,8 +257,17 @@ impl Ring {
         lock(&self.state).events.push(event);
     }
 
-    /// Bytes per second of H2D copies from the slots: the best of three rounds.
-    pub(super) fn measure_h2d_rate(&self) -> Result<f64> {
+    /// Bytes per second of H2D copies from the slots, measured once.
+    pub(crate) fn h2d_rate(&self) -> Result<f64> {
+        let mut rate = lock(&self.h2d_rate);
+        if let Some(rate) = *rate {
+            return Ok(rate);
+        }
+        Ok(*rate.insert(self.measure_h2d_rate()?))
+    }
+
+    /// The best of three rounds.
+    fn measure_h2d_rate(&self) -> Result<f64> {
         let target = Array::on_gpu(Arc::new(DeviceMemory::new(self.device, self.slot_bytes as u64)?));
         let address = target.address().addr().get() as u64;
         let stream = self.stream()?;

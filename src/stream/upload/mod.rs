@@ -28,7 +28,7 @@ use super::ResultData;
 use crate::error::{Code, Error, Result, bail};
 use crate::parallel::{Cancel, lock};
 use crate::sink::Array;
-use crate::sink::cuda::{CallerStream, Device};
+use crate::sink::cuda::{CallerStream, Device, Ring};
 
 /// The number of CUDA streams of a lane: with two, a copy begins as soon as another ends.
 const STREAMS_PER_LANE: usize = 2;
@@ -69,7 +69,7 @@ impl Session {
     /// A session on this device. `threads` workers fill slots; `None` for as many as keep the link busy, and one per core where the
     /// CPU casts.
     pub fn new(device: &'static Device, window: u64, threads: Option<usize>) -> Result<Session> {
-        let ring = device.ring()?;
+        let ring = Ring::of(device)?;
         let count = ring.worker_count(threads, false);
         let sizes = Sizes {
             slot: ring.slot_bytes() as u64,
@@ -88,6 +88,12 @@ impl Session {
     /// The device that it uploads to.
     pub fn device(&self) -> &'static Device {
         self.shared.ring.device()
+    }
+
+    /// Bytes per second of copies to the device, measured once. Fails in a forked child.
+    pub fn h2d_rate(&self) -> Result<f64> {
+        self.device().check_process()?;
+        self.shared.ring.h2d_rate()
     }
 
     /// Submits a batch and returns its ticket's number. None of its copies begins before the work that is in `stream` now is done.
@@ -268,7 +274,7 @@ impl Drop for Session {
 /// Ends the threads of all devices' uploads, once they have done the jobs that they are doing. To be called before the process ends,
 /// so that no thread is inside the driver when it is unloaded; a later upload starts threads again. A forked child returns at once.
 pub fn end_workers() {
-    for ring in Device::rings() {
+    for ring in Ring::all() {
         ring.workers().end();
     }
 }
