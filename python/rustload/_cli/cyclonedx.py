@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import rustload
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import report_error
+from rustload._common.files import open_regular
 from rustload._common.terminal import print_json
 from rustload._describe.bom import FileEntry, Model, bom
 from rustload._describe.describe import describe
@@ -53,6 +54,6 @@ def _model(given: str, *, hashes: bool) -> Model:
 def _entry(path: str, *, hashes: bool) -> FileEntry:
     sha256 = None
     if hashes:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return FileEntry(path, os.stat(path).st_size, sha256)

@@ -162,10 +162,27 @@ def read_to_end(f: Any) -> bytes:
     return read.getvalue()
 
 
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Opens a regular file: a pipe in the folder of a checkpoint would wait for a writer, and a device may have no end.
+
+    Raises:
+        FormatError: It is not a regular file (code `NotRegularFile`).
+        OSError: It cannot be opened.
+    """
+    # Windows has neither pipes in folders nor this flag.
+    without_waiting = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    shown = os.fsdecode(path)
+    raise _error("NotRegularFile", f"{shown}: this is not a regular file", path=shown)
+
+
 def head_of(source: Any, nbytes: int) -> bytes:
-    """The first bytes of a file at a path, or of an object that is read by ranges."""
+    """The first bytes of a regular file at a path, or of an object that is read by ranges."""
     if isinstance(source, str):
-        with open(source, "rb") as file:
+        with open_regular(source) as file:
             return file.read(nbytes)
     return builtins.bytes(source.read_ranges([(0, min(source.size, nbytes))])[0])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 
 _COMMIT_MAX_BYTES = 64
 """The most bytes of a reference: a SHA-256 in hexadecimal; git's SHA-1 has 40."""
@@ -39,21 +38,14 @@ def snapshot_of(repository: str, revision: str) -> str | None:
 
 
 def commit_of(repository: str, reference: str) -> str:
-    """The text of `refs/<reference>`; empty if it is not a regular file (a pipe would block) or longer than a commit hash."""
+    """The text of `refs/<reference>`; empty if it is not a regular file or longer than a commit hash."""
+    from rustload._common.files import head_of
+
     path = os.path.join(repository, "refs", reference)
     try:
-        # Windows has neither pipes in folders nor these flags.
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+        content = head_of(path, _COMMIT_MAX_BYTES + 1)
     except (OSError, ValueError):
         return ""
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return ""
-        content = os.read(file, _COMMIT_MAX_BYTES + 1)
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
     return os.fsdecode(content).strip() if len(content) <= _COMMIT_MAX_BYTES else ""
 
 

@@ -9,6 +9,8 @@ import shutil
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from rustload import _rustload
+from rustload._common.files import head_of
+from rustload.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,12 +84,10 @@ def _is_ours(path: str, kind: Kind, match: re.Match[str]) -> bool:
             return os.path.getsize(path) == 0
         if kind == "part" and not match["tag"]:
             # Other programs have files of such names.
-            with open(os.path.join(path, "token"), "rb") as token:
-                return _TOKEN.fullmatch(token.read(20)) is not None
+            return _TOKEN.fullmatch(head_of(os.path.join(path, "token"), 20)) is not None
         if kind == "resume":
-            with open(os.path.join(path, "plan"), "rb") as plan:
-                return plan.read(len(_PLAN)) == _PLAN
-    except OSError:
+            return head_of(os.path.join(path, "plan"), len(_PLAN)) == _PLAN
+    except (OSError, FormatError):
         return False
     return True
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _rustload
+from rustload._common.files import open_regular
 from rustload._common.manifest_forms import (
     DIGEST_BYTES,
     IGNORED,
@@ -109,6 +110,7 @@ class Manifest:
                 Pieces of more than 8 MiB are read and hashed twice.
 
         Raises:
+            FormatError: The path is that of a pipe or a device.
             OSError: A file or folder cannot be read.
             ValueError: `piece` is not a size, or a file's name is not UTF-8.
         """
@@ -121,7 +123,7 @@ class Manifest:
             if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
                 raise _error("Value", f"a manifest cannot list {name!r}: it is not UTF-8", "Rename the file.")
         for name, one in found:
-            with open(one, "rb", buffering=0) as file:
+            with open_regular(one) as file:
                 digests = list(_digests(file, size))
                 length = file.tell()
             if length:
@@ -210,7 +212,7 @@ class Manifest:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.stat(path)
             if stat.S_ISREG(status.st_mode):
-                return self._fault_of(name, status.st_size, lambda: open(path, "rb", buffering=0))
+                return self._fault_of(name, status.st_size, lambda: open_regular(path))
         return Fault(name, "missing", None, None)
 
     def _fault_of(self, name: str, found_size: int, opened: Callable[[], Any]) -> Fault | None:

@@ -7,10 +7,11 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from rustload._common.files import head_of
 from rustload._common.hub import hub_snapshot
 from rustload._common.manifest_forms import DIGEST_BYTES, Listed
 from rustload._common.waiting import in_parallel
-from rustload.errors import _error
+from rustload.errors import FormatError, _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,6 +37,7 @@ def hub_files(paths: Iterable[str]) -> dict[str, Listed]:
         paths: The folder, or files in it.
 
     Raises:
+        FormatError: A small one is not a regular file.
         OSError: A file cannot be read.
         ValueError: There are no such digests, or the files are in several folders.
     """
@@ -110,9 +112,9 @@ def _stated(folder: str, name: str) -> str | None:
     folder = os.path.abspath(folder)
     while True:
         try:
-            with open(os.path.join(folder, *_METADATA, f"{name}.metadata"), "rb") as file:
-                lines = file.read(_METADATA_BYTES_MAX).decode("ascii", "replace").split("\n")
-        except OSError:
+            stated = head_of(os.path.join(folder, *_METADATA, f"{name}.metadata"), _METADATA_BYTES_MAX)
+            lines = stated.decode("ascii", "replace").split("\n")
+        except (OSError, FormatError):
             above, last = os.path.split(folder)
             if not last:
                 return None
@@ -126,8 +128,7 @@ def _sha256(path: str, etag: str) -> bytes:
     """The SHA-256 that a file has to have, by its etag."""
     if len(etag) == 2 * DIGEST_BYTES:
         return bytes.fromhex(etag)
-    with open(path, "rb") as file:
-        return _of_content(file.read(_SMALL_FILE_BYTES_MAX + 1), etag)
+    return _of_content(head_of(path, _SMALL_FILE_BYTES_MAX + 1), etag)
 
 
 def _of_content(content: bytes, etag: str) -> bytes:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
+from rustload._common.files import open_regular
 from rustload._common.manifest import Ranged, file_of, manifest_of
 from rustload._common.manifest_forms import Listed
 from rustload._common.paths import FOLDER_FILES, walk
@@ -194,7 +195,7 @@ def _is_pickle(source: Any) -> bool:
         return False
     if file["status"] == "unreadable":
         # Read again for its own error, of which a report has the text alone.
-        with open(source, "rb") if isinstance(source, str) else Ranged(source) as opened:
+        with open_regular(source) if isinstance(source, str) else Ranged(source) as opened:
             while opened.read(_BLOCK_BYTES):
                 pass
         raise _error("Io", file["findings"][0]["message"])

@@ -17,7 +17,7 @@ from rustload._remote.folder import ObjectFolder
 from rustload._remote.ranges import ObjectRanges
 from rustload._remote.resolve import remote_source
 from rustload._remote.urls import is_url
-from rustload.errors import _error
+from rustload.errors import FormatError, _error
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".safetensors", ".sft", ".npz", ".npy")
 _STEMS = r"(?P<stem>pytorch_model|diffusion_pytorch_model|adapter_model|model)"
@@ -141,7 +141,7 @@ def read_small(home: LocalFolder | ObjectFolder | None, name: str, size_max: int
         if isinstance(home, ObjectFolder) and home.is_listed and home.sizes([name]) == [None]:
             return None
         return head_of(home.open(name), size_max)
-    except OSError:
+    except (OSError, FormatError):
         return None
 
 

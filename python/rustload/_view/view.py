@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.files import head_of
 from rustload._common.paths import refuse_input
 from rustload._common.request import Request
 from rustload._common.terminal import Page
@@ -135,8 +136,7 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
         raise _exists(target, "the output is not a regular file: name another output")
     if overwrite:
         return True
-    with target.open("rb") as existing:
-        start = existing.read(max(len(GENERATOR), len(SVG_GENERATOR)))
+    start = head_of(str(target), max(len(GENERATOR), len(SVG_GENERATOR)))
     if not start.startswith((GENERATOR.encode(), SVG_GENERATOR.encode())):
         raise _exists(target, _pass("overwrite", "to replace what rustload view did not write", value=True))
     return True

@@ -24,9 +24,10 @@ from torch.futures import Future
 
 from rustload import _rustload
 from rustload._common.dtype_rows import DTYPE_ROWS
+from rustload._common.files import head_of
 from rustload._common.sizes import parse_bytes
 from rustload._save.job import check_name, header_texts
-from rustload.errors import _error
+from rustload.errors import FormatError, _error
 
 if TYPE_CHECKING:
     import io
@@ -208,8 +209,8 @@ class Writer(StorageWriter):
         target: _Target = plan.storage_data
         folder = Path(target.folder)
         try:
-            token = (folder.parent / _TOKEN_FILE).read_text()
-        except OSError:
+            token = head_of(str(folder.parent / _TOKEN_FILE), 64).decode("ascii", "replace")
+        except (OSError, FormatError):
             token = ""
         if token != target.token:
             text = f"this rank does not see {target.folder!r} of the coordinator: all ranks need one shared file system"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._common.files import file_name, read_to_end, source_of, text_mode
+from rustload._common.files import file_name, head_of, open_regular, read_to_end, source_of, text_mode
 from rustload._common.paths import open_bytes, open_paths, path_list
 from rustload._remote.folder import ObjectFolder
 
@@ -41,8 +41,7 @@ def is_archive(f: Any) -> bool:
         path = Path(f)
         if path.is_dir() or path.suffix == ".json":
             return True  # shards, as above
-        with path.open("rb") as file:
-            return file.read(4) == _ZIP
+        return head_of(str(path), 4) == _ZIP
     if isinstance(f, (bytes, bytearray, memoryview)):
         return bytes(f[:4]) == _ZIP
     if hasattr(f, "read_ranges"):
@@ -90,7 +89,7 @@ def read_again(f: Any, start: int | None) -> Iterator[IO[bytes] | None]:
     """A file that is read from where the checkpoint began; None for an object that is read by ranges."""
     (path,) = path_list(f) if are_paths(f) else (None,)
     if path is not None:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             yield file
     elif isinstance(f, (bytes, bytearray, memoryview)):
         yield io.BytesIO(f)

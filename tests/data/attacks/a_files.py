@@ -145,3 +145,9 @@ shown(
 )
 shown("A18", "a file that grows, shrinks or is replaced after opening", "owned results: `FileChanged`, never SIGBUS",
       "tests/python/test_lifetime.py::test_a_result_of_a_changed_file_is_file_changed")  # fmt: skip
+shown(
+    "A19",
+    "a pipe beside a checkpoint, where a configuration, the Hub's metadata or a plan is looked for",
+    "passed over, or `NotRegularFile`; no hang",
+    "tests/python/test_irregular_files.py::test_no_command_waits_for_a_pipe",
+)
