@@ -191,6 +191,16 @@ def test_clipped_and_wrapped_text_keeps_to_its_columns():
     assert columns.pad("层", 4) + "|" == "层  |"
 
 
+def test_a_long_word_is_measured_a_few_times_and_not_for_each_line(monkeypatch):
+    measured = []
+    widths = columns._widths
+    monkeypatch.setattr(columns, "_widths", lambda text: measured.append(len(text)) or widths(text))
+    for word in ("層" * 50_000, "e\u0301" * 50_000, "\u0301" * 50_000):
+        assert "".join(columns.wrap(f"{word} {word}", 80)) == 2 * word
+        assert sum(measured) < 8 * len(word), word[:2]
+        measured.clear()
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [

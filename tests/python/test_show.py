@@ -238,3 +238,12 @@ def test_lines_fit_a_terminal(columns, save, command, monkeypatch):
     code, out, _ = command("show", path, "layers.0.attention.weight", "layers.*[:40, :20]", "h", "h.text")
     assert code == 0
     assert max(map(len, out.splitlines())) <= columns
+
+
+def test_a_long_name_is_cut_on_a_terminal_and_whole_elsewhere(save, command, monkeypatch):
+    name = "層" * 1000
+    path = save({name: torch.ones(2)})
+    assert name in command("show", path, "*")[1].replace("\n", "")
+    monkeypatch.setattr(Page, "width", 80)
+    label, rest, _ = command("show", path, "*[:1]")[1].splitlines()
+    assert (label, rest) == (f"{'層' * 35}...[:1]", "float32  [1] of [2]")

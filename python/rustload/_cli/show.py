@@ -198,7 +198,8 @@ class _Shown:
             lines = show_numbers(part, columns, dequantize=self._dequantize)
         self._begin()
         of = f" of {list(tensor.shape)}" if spelled else ""
-        label = (page.safe(tensor.name) or '""') + (f"[{spelled}]" if spelled else "")
+        brackets = f"[{spelled}]" if spelled else ""
+        label = page.fitted(page.safe(tensor.name) or '""', len(brackets)) + brackets
         page.cells([("1", label), ("36", str(tensor.dtype)), ("", f"{list(part.shape)}{of}")], 0)
         for line in lines:
             page.line(f"  {line}")

@@ -39,20 +39,30 @@ def clip(text: str, columns: int) -> str:
 def wrap(text: str, columns: int) -> list[str]:
     """The text in lines of at most so many columns, broken at spaces, and inside of words that are longer than a line."""
     lines: list[str] = []
-    line = ""
+    left = 0  # the columns that the last line has left
     for word in re.findall(r"\S+", text):
-        joined = f"{line} {word}" if line else word
-        if columns_of(joined) <= columns:
-            line = joined
-            continue
-        if line:
-            lines.append(line)
-        line = word
-        while columns_of(line) > columns:
-            head = _head(line, columns) or line[0]
-            lines.append(head)
-            line = line[len(head) :]
-    return [*lines, line] if line else lines
+        pieces = _cut(word, columns)
+        if len(pieces) == 1 and (width := columns_of(f" {word}")) <= left:
+            lines[-1] += f" {word}"
+            left -= width
+        else:
+            lines += pieces
+            left = columns - columns_of(pieces[-1])
+    return lines
+
+
+def _cut(word: str, columns: int) -> list[str]:
+    """The pieces of a word, each of at most so many columns, or of one character."""
+    if word.isascii():
+        return [word[at : at + columns] for at in range(0, len(word), columns)]
+    pieces: list[str] = []
+    start = taken = 0
+    for position, width in enumerate(_widths(word)):
+        taken += width
+        if position > start and (taken > columns or position - start >= columns * _CHARS_PER_COLUMN_MAX):
+            pieces.append(word[start:position])
+            start, taken = position, width
+    return [*pieces, word[start:]]
 
 
 def _head(text: str, columns: int) -> str:
