@@ -29,6 +29,8 @@ from web_server import Server
 import rustload
 import rustload.torch
 from rustload._cli import main
+from rustload._common import manifest as writing
+from rustload._common import manifest_forms as reading
 
 PIECE = 256
 
@@ -382,6 +384,20 @@ def test_a_listed_file_has_the_ranges_that_it_has(tmp_path):
     for wrong in ((0, 1001), (1000, 1), (2**64 - 1, 1), (0, 2**63 - 1)):
         with pytest.raises(ValueError, match="has no bytes"):
             file.read_ranges([wrong])
+
+
+def test_no_statement_is_written_that_would_not_be_read(tmp_path, monkeypatch):
+    (tmp_path / "m").write_bytes(bytes(1000))
+    small, large = (rustload.Manifest.of(tmp_path / "m", piece=piece) for piece in (9, 10))
+    most = len(large.to_json())
+    for module in (writing, reading):
+        monkeypatch.setattr(module, "MANIFEST_BYTES_MAX", most)
+    assert rustload.Manifest(large.to_json().encode()).files == large.files
+    with pytest.raises(ValueError, match="more than") as caught:
+        small.to_json()
+    assert "piece=" in caught.value.__notes__[0]
+    assert main(["manifest", "--piece", "9", str(tmp_path / "m"), "-o", str(tmp_path / "out")]) == 3
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_statement_is_read_as_it_was_written(tmp_path):

@@ -21,7 +21,7 @@ from rustload._common.manifest_forms import (
 )
 from rustload._common.paths import StrPath, walk
 from rustload._common.sizes import parse_bytes
-from rustload.errors import _error
+from rustload.errors import _error, _pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,9 +138,13 @@ class Manifest:
             name: The name of the model in the statement.
 
         Raises:
-            ValueError: The files were not all hashed in pieces of one size.
+            ValueError: The files were not all hashed in pieces of one size, or there are more pieces than a manifest can list.
         """
-        return self._core.to_json(name)
+        text = self._core.to_json(name)
+        if len(text) > MANIFEST_BYTES_MAX:
+            what = f"the manifest would have more than {MANIFEST_BYTES_MAX} bytes, so nothing could read it"
+            raise _error("Value", what, _pass("piece", "with a larger size, which makes fewer digests"))
+        return text
 
     def check(self, path: StrPath) -> list[Fault]:
         """Reads files and compares them with the manifest; stops in each at the first piece that differs.
