@@ -346,6 +346,53 @@ def test_no_secret_is_shown(server, capsys):
     assert SECRET not in "".join(shown)
 
 
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://u:s3c/r3t@h/m.bin?s3c", "https://h/m.bin"),
+        ("https://u:s3c/r3t?s3c@h/m.bin", "https://u"),
+        ("https://u:s3c/r@3t/s3c@h:80/m.bin", "https://h:80/m.bin"),
+        ("https://u:s3c/@h:s3c?@h/m.bin", "https://h"),
+        ("https://[::1]:80/a@1.0/m.bin", "https://[::1]:80/a@1.0/m.bin"),
+        ("https://h:80/a@1.0/m.bin", "https://h:80/a@1.0/m.bin"),
+        ("zip://m.bin::https://u:s3c@h/x.zip?s3c", "zip://m.bin::https://h/x.zip"),
+        ("zip://m.bin?s3c::simplecache::s3://u:s3/c@h/x", "zip://m.bin::s3://h/x"),
+        ("simplecache::https://u:s3::c@h/x", "simplecache::https://h/x"),
+    ],
+)
+def test_the_name_of_a_url_has_no_secrets(url, name):
+    assert name_of(url) == name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["{}.bin"],
+        ["info", "--color={}", "m"],
+        ["info", "--depth", "{}", "m"],
+        ["convert", "m", "--rename", "{}"],
+        ["info", "zip://m.bin::{}"],
+        ["scan", "--json", "m", "--policy", "{}"],
+        ["scan", "--json", "m", "--baseline", "{}"],
+        ["scan", "m", "--sarif-file", "{}"],
+        ["view", "m", "-o", "{}"],
+        ["view", "m", "--svg", "{}"],
+        ["manifest", "m", "-o", "{}"],
+        ["convert", "m", "n", "--objects", "{}"],
+    ],
+)
+@pytest.mark.parametrize("password", [SECRET, f"{SECRET}'", f"{SECRET}'\"", f"{SECRET}\n", f"a/{SECRET}"])
+def test_no_command_shows_a_password(arguments, password, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rustload.save({"w": torch.ones(1)}, "m")
+    with contextlib.suppress(SystemExit):
+        assert command.main([one.format(f"https://u:{password}@h/x") for one in arguments]) != 0
+    captured = capsys.readouterr()
+    assert SECRET not in captured.out + captured.err
+    assert "//h/x" in captured.err
+    assert [one.name for one in tmp_path.iterdir()] == ["m"]
+
+
 @pytest.mark.usefixtures("memory")
 def test_the_command_line_takes_urls(tmp_path, capsys, tensors):
     url = "memory://bucket/model.bin"

@@ -8,6 +8,7 @@ import functools
 import gc
 import importlib
 import os
+import re
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -16,12 +17,14 @@ import rustload
 from rustload._cli.arguments import add_manifest
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._common.terminal import message_line, print_messages, terminal_columns
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import name_of, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _python_format = warnings.formatwarning
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://.*", re.DOTALL)
+"""A URL in an argument, such as that of `--option=URL`."""
 
 COMMANDS = {
     "info": "show what a checkpoint holds",
@@ -58,8 +61,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits with code 2."""
         lines = [f"rustload: error: {message}", *self.hints]
-        for url in filter(is_url, self.given):
-            lines = [line.replace(url, name_of(url)) for line in lines]
+        for word in self.given:
+            for spelled in (word, repr(word)[1:-1]):
+                if url := _URL.search(spelled):
+                    lines = [line.replace(url[0], name_of(url[0])) for line in lines]
         print_messages([*lines, f"  see: {self.prog} --help"])
         self.exit(USAGE)
 
@@ -168,7 +173,7 @@ def _hints(given: Sequence[str]) -> Sequence[str]:
         return (f"  did you mean: rustload {near[0]}",)
     if not (os.path.lexists(words[0]) or "." in words[0]):
         return ()
-    return (f"  did you mean: rustload info {_quoted(words[0])}",)
+    return (f"  did you mean: rustload info {_quoted(shown_path(words[0]))}",)
 
 
 def _quoted(word: str) -> str:

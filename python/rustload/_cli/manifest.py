@@ -12,7 +12,7 @@ from rustload._cli.arguments import file, size
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report import report_error
 from rustload._common.paths import is_same_file, refuse_input
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import is_url, local_path, name_of
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name_of(args.path)}: only files on disk are hashed: download it")
         made = rustload.Manifest.of(args.path, piece=args.piece)
         if args.output is not None:
-            _check_output(args.output, args.path, made)
+            _check_output(local_path(args.output), args.path, made)
         name = os.fsencode(os.path.basename(os.path.abspath(args.path)))
         text = made.to_json(name.decode(errors="replace"))
         if args.output is not None:

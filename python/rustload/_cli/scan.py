@@ -16,7 +16,7 @@ from rustload._common.paths import refuse_input
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json, print_messages
 from rustload._remote.resolve import remote_source
-from rustload._remote.urls import shown_path
+from rustload._remote.urls import local_path, shown_path
 from rustload._scan.gate import Gate
 from rustload._scan.policy import Policy
 from rustload._scan.report import FileReport
@@ -287,7 +287,7 @@ def _write_sarif(path: str, given: list[str], report: dict[str, Any], code: int)
     try:
         # An older log in a folder was skipped, as it holds no pickle.
         read = (file["path"] for file in report["files"] if file["status"] != "skipped")
-        refuse_input(path, (*given, *read))
+        refuse_input(local_path(path), (*given, *read))
         text = json.dumps(_sarif(report, code), indent=1) + "\n"
         _rustload.PreparedText(path, text, overwrite=True, sync=False).commit()
     except (OSError, ValueError) as error:

@@ -102,21 +102,42 @@ def check_environment(url: str) -> None:
 
 
 def name_of(url: str) -> str:
-    """The URL without user information, query and fragment, which may be secrets."""
+    """The URL without user information, query and fragment, which may be secrets; of chained URLs, each without them."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return _printable(url.partition("?")[0].partition("#")[0])
     import re
 
+    chain = re.split(r"::(?=[A-Za-z][A-Za-z0-9+.\-]*://)", url)
+    if len(chain) > 1:
+        return "::".join(map(name_of, chain))
     host, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
-    # What follows the host is a port or, in a malformed URL, the rest of a password.
-    host = re.sub(r":(?!\d{1,5}$)[^\]]*$", "", host.rpartition("@")[2])
+    host = host.rpartition("@")[2]
+    # What follows the host is a port or, in a malformed URL, the rest of a password, which may go on behind a slash.
+    if malformed := re.search(r":(?!\d{1,5}$)[^\]]*$", host):
+        _, has_user, rest = path.rpartition("@")
+        return name_of(f"{scheme}://{rest if has_user else host[: malformed.start()]}")
     return _printable(f"{scheme}://{host}{slash}{path}")
 
 
 def shown_path(path: str) -> str:
     """A path as it is; a URL without its secrets."""
     return name_of(path) if is_url(path) else path
+
+
+def local_path(given: Any, *, is_read: bool = False) -> str:
+    """The path of a file or a folder that is on a disk.
+
+    Raises:
+        ValueError: It is a URL.
+    """
+    if is_url(given):
+        text = "files are not written to URLs"
+        note = "write to a disk, and copy what was written to the store"
+        if is_read:
+            text, note = "this file is not read from a URL", "download it, and pass its path"
+        raise _error("RemoteScheme", f"{name_of(given)}: {text}", note)
+    return os.fsdecode(given)
 
 
 def unavailable(scheme: str) -> BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,6 @@ from rustload._common.options import CastOptions, part
 from rustload._common.request import Request
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
-from rustload._remote.urls import is_url, name_of
 from rustload._save.arrays import unsupported
 from rustload._tensor.handle import LazyTensor, new_handle
 from rustload.errors import _error, _pass
@@ -213,18 +211,6 @@ def check_name(name: str) -> str:
     if not stem or "/" in stem or "\0" in stem:
         raise _error("Value", f"{name!r} is not a name of a file", argument="name")
     return stem
-
-
-def local_path(target: Any) -> str:
-    """The path of a target.
-
-    Raises:
-        ValueError: It is a URL.
-    """
-    if is_url(target):
-        note = "write to a disk, and copy what was written to the store"
-        raise _error("RemoteScheme", f"{name_of(target)}: files are not written to URLs", note)
-    return os.fsdecode(target)
 
 
 def refuse_pickle_name(where: str) -> None:

@@ -11,6 +11,7 @@ from rustload import _rustload
 from rustload._checkpoint.nesting import NESTING_KEY
 from rustload._common.options import filled, takes
 from rustload._common.patterns import warn_of_unused_patterns
+from rustload._remote.urls import local_path
 from rustload._save.folder import write_folder
 from rustload._save.job import (
     SHARD_BYTES,
@@ -18,7 +19,6 @@ from rustload._save.job import (
     Job,
     check_name,
     header_texts,
-    local_path,
     packed_names,
     refuse_pickle_name,
     shard_bytes,

@@ -8,7 +8,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rustload._save.job import check_name, local_path, refuse_pickle_name
+from rustload._remote.urls import local_path
+from rustload._save.job import check_name, refuse_pickle_name
 from rustload._save.sources import file_name_for
 from rustload.errors import _error
 
@@ -146,9 +147,9 @@ def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
     Raises:
         FileExistsError: It exists, and is not to be replaced.
         FileNotFoundError: It is in a folder that does not exist.
-        ValueError: It has the name of a file of tensors.
+        ValueError: It is a URL, or has the name of a file of tensors.
     """
-    path = os.fsdecode(given)
+    path = local_path(given)
     if os.path.realpath(path).endswith(".safetensors"):
         text = f"is a file of JSON, and {path!r} is the name of one of tensors"
         raise _error("Value", text, argument="objects")

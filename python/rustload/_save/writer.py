@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 from rustload import _rustload
 from rustload._common.request import Request
 from rustload._common.sizes import whole_number
+from rustload._remote.urls import local_path
 from rustload._rustload import dtype_name
 from rustload._save.arrays import values_of
-from rustload._save.job import header_texts, local_path, write_options
+from rustload._save.job import header_texts, write_options
 from rustload.errors import _error
 
 if TYPE_CHECKING:

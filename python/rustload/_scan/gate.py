@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
 from rustload._common.manifest import core_of, file_of, manifest_of
+from rustload._remote.urls import local_path
 from rustload._scan.verdict import ORDER
 from rustload.errors import _error
 
@@ -111,7 +112,7 @@ def _baseline(path: str | os.PathLike[str]) -> dict[Key, int]:
     """What an earlier report has, with the worst verdict of each."""
     import json
 
-    with open(path, "rb") as file:
+    with open(local_path(path, is_read=True), "rb") as file:
         text = file.read(BASELINE_MAX_BYTES + 1)
     known: dict[Key, int] = {}
     try:

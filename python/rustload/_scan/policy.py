@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from rustload import _rustload
 from rustload._common.manifest import ManifestLike  # noqa: TC001  # `rustload schema` evaluates the types of the fields
+from rustload._remote.urls import local_path
 from rustload.errors import _error
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ class Policy:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is not TOML, or has other keys or values.
+            ValueError: It is a URL or not TOML, or has other keys or values.
         """
         import tomllib
 
-        with open(path, "rb") as file:
+        with open(local_path(path, is_read=True), "rb") as file:
             content = file.read()
         try:
             read = tomllib.loads(content.decode())

@@ -19,7 +19,7 @@ from rustload._common.terminal import Page
 from rustload._describe.describe import describe
 from rustload._describe.scanned import all_files
 from rustload._describe.text import View, show
-from rustload._remote.urls import is_url, name_of
+from rustload._remote.urls import is_url, local_path, name_of
 from rustload._scan.policy import Policy
 from rustload._scan.scan import scan as scan_source
 from rustload._view.document import document
@@ -75,7 +75,7 @@ def view(
 
     Raises:
         FileExistsError: The output exists, and `view` did not write it.
-        ValueError: The output is a file of the checkpoint, or `stats` has another value.
+        ValueError: The output is a URL or a file of the checkpoint, or `stats` has another value.
         RustloadError: The checkpoint cannot be opened, as for `rustload.open`; with `stats`, as for `Checkpoint.stats`.
         OSError: A file cannot be read or written.
     """
@@ -85,7 +85,7 @@ def view(
         own = open_checkpoint(source, dequantize=dequantize, manifest=manifest)
     with own as checkpoint:
         path = _path_of(source, checkpoint)
-        target = Path(os.fsdecode(output)) if output is not None else _default(path, svg=svg)
+        target = Path(local_path(output)) if output is not None else _default(path, svg=svg)
         # Before the work, and again when the file is written.
         is_ours = _check_target(target, all_files(checkpoint), overwrite=overwrite)
         described = describe(checkpoint, path)
