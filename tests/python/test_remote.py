@@ -253,6 +253,13 @@ def test_a_host_that_cannot_be_reached_is_said_so():
         assert "the network" in caught.value.__notes__[0]
 
 
+def test_another_range_is_said_to_be_one(server):
+    checkpoint = rustload.open(server.url, remote=HTTP)
+    server.fault = lambda _: "moved"
+    with pytest.raises(OSError, match=r"bytes \d+ to \d+ came for \d+ to \d+"):
+        checkpoint["layers.200.weight"].materialize()
+
+
 def test_a_page_is_said_to_be_a_folder(server):
     server.content = lambda _: (b"<html></html>", "text/html")  # type: ignore[method-assign]
     server.fault = lambda _: "200"

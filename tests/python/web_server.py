@@ -148,7 +148,7 @@ class Server:
             handler.close_connection = True
             return
         handler.send_response(status)
-        if fault != "no size":
+        if fault != "no size" and not (fault == "cut without size" and found):
             handler.send_header("Content-Length", str(len(part)))
         if status == 206:
             handler.send_header("Content-Range", f"bytes {stated[0]}-{stated[1]}/{stated[2]}")
@@ -158,7 +158,7 @@ class Server:
             handler.send_header("ETag", etag)
         handler.send_header("Content-Type", kind)
         handler.end_headers()
-        if body and fault in ("cut", "reset", "stalls"):
+        if body and fault in ("cut", "cut without size", "reset", "stalls"):
             handler.wfile.write(part[: len(part) // 2])
             if fault == "stalls":
                 self.released.wait(60)

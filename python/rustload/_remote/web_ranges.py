@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from urllib3 import exceptions as failures
+
 from rustload._common.waiting import in_parallel
 from rustload._remote.ranges import (
     ObjectRanges,
@@ -94,9 +96,12 @@ class HttpRanges(ObjectRanges):
             if found[3] not in ("*", str(self.size)):
                 raise changed(self.name)
             if (int(found[1]), int(found[2])) != (start, end):
-                raise wrong_length(self.name, start, length, int(found[2]) + 1 - int(found[1]))
+                text = f"{self.name}: bytes {found[1]} to {found[2]} came for {start} to {end}"
+                raise _error("RemoteRange", text)
             part = answer.read(length, decode_content=False)
-            # At the end of the answer nothing more comes; an answer that was cut is an error here.
+            if len(part) < length and "Content-Length" not in headers and "Transfer-Encoding" not in headers:
+                raise failures.ProtocolError("the answer ends with the connection, which broke")
+            # At the end of the answer nothing more comes; one that was cut is an error here, if it states its length.
             if more := answer.read(1, decode_content=False):
                 raise wrong_length(self.name, start, length, length + len(more))
             return part
