@@ -168,6 +168,15 @@ def test_20_000_tensors_open_in_less_than_a_second(browser, tmp_path):
     keep(browser, "moe-search")
 
 
+def test_lists_of_more_than_a_function_takes_are_shown(browser, tmp_path):
+    """150,000 shapes, and as many tensors in one group."""
+    path = sparse(tmp_path / "m.safetensors", {f"a.t{at}": ("U8", [0, at + 1]) for at in range(150_000)})
+    opened(browser, rustload.view(path, tmp_path / "m.html", stats="full"))
+    browser.js("document.querySelector('.twist').click()")
+    assert labels(browser)[:2] == ["a", "t0"]
+    assert browser.faults == []
+
+
 def test_hostile_names_run_nothing(browser, tmp_path):
     path = tmp_path / "hostile.pt"
     state = {name: torch.zeros(number + 1, 50) for number, name in enumerate(HOSTILE)}

@@ -540,3 +540,12 @@ def test_the_files_of_the_page_are_part_of_the_package():
 
     folder = importlib.resources.files("rustload._view") / "page"
     assert {one.name for one in folder.iterdir()} == {*SCRIPTS, "page.css", "page.html"}
+
+
+def test_no_script_spreads_a_list_into_arguments_of_which_there_may_be_too_many():
+    import importlib.resources
+
+    for name in SCRIPTS:
+        text = (importlib.resources.files("rustload._view") / "page" / name).read_text("utf-8")
+        # A call with more than about 120,000 arguments throws. Children of `replaceChildren` are few.
+        assert not re.findall(r".*\b(?:min|max|push|unshift|append|apply)\(\.\.\..*", text), name

@@ -41,7 +41,7 @@ function card(title, remark, count, rows, most = 10, wide = false) {
     remark ? el("p", { class: "dim remark" }, remark) : null, el("div", { class: "scroll" }, el("table", {}, body)));
   if (rows.length > most) {
     const button = el("button", { onclick: () => {
-      body.append(...rows.slice(most).map((cells) => row(cells)));
+      rows.slice(most).forEach((cells) => body.append(row(cells)));
       button.remove();
       if (count > rows.length) made.append(el("p", { class: "dim" }, `${formatCount(count - rows.length)} more are not in this page`));
     } }, `show all ${formatCount(rows.length)}`);
@@ -89,7 +89,7 @@ function filesCard() {
       }
     }
   }
-  const most = Math.max(...bytes.map((list) => list.reduce((sum, one) => sum + one, 0)), 1);
+  const most = bytes.reduce((found, list) => Math.max(found, list.reduce((sum, one) => sum + one, 0)), 1);
   const rows = data.files.map((file, at) => [
     el("span", { class: "text" }, file.name), el("span", { class: "number" }, file.size === null ? "" : formatBytes(file.size)),
     el("span", { class: "number dim" }, plural(counts[at], "tensor")),

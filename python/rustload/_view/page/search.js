@@ -173,7 +173,7 @@ function automaton(text, ignoreCase) {
         const state = states[number];
         if (state.edge === "^" && at > 0) continue;
         if (state.edge === "$" && at < name.length) continue;
-        if (state.free) stack.push(...state.free);
+        if (state.free) state.free.forEach((one) => stack.push(one));
         else reached.push(state);
       }
       now = [];

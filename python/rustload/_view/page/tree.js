@@ -3,7 +3,7 @@
 const ROW = 28, NUMBERS = data.stats ? ["min", "max", "std", "NaN"] : [];
 const COLUMNS = ["name", "dtype", "shape", ...NUMBERS, "tensors", "each", "size", ""];
 // The characters of the longest dtype and shape.
-const longest = (texts, most) => Math.min(most, Math.max(6, ...texts.map((text) => text.length)));
+const longest = (texts, most) => Math.min(most, texts.reduce((length, text) => Math.max(length, text.length), 6));
 
 class TreeTable {
   constructor(onSelect, onOpen) {
@@ -64,7 +64,7 @@ class TreeTable {
       while (stack.length) {
         const view = stack.pop();
         rows.push({ view });
-        if (this.expanded.has(view)) stack.push(...order(view).slice().reverse());
+        if (this.expanded.has(view)) order(view).slice().reverse().forEach((one) => stack.push(one));
       }
       this.rows = rows;
     }
@@ -198,7 +198,7 @@ function numberCells(list) {
   const sum = (valueOf) => rows.reduce((total, row) => total + valueOf(row), 0);
   const known = (key) => rows.map((row) => Number(row[key])).filter((value) => !Number.isNaN(value));
   const count = sum((row) => row.count), mean = sum((row) => row.count * row.mean) / count;
-  const values = { min: Math.min(...known("min")), max: Math.max(...known("max")),
+  const values = { min: known("min").reduce((a, b) => Math.min(a, b), Infinity), max: known("max").reduce((a, b) => Math.max(a, b), -Infinity),
     std: Math.sqrt(sum((row) => row.count * (row.std ** 2 + (row.mean - mean) ** 2)) / count) };
   const nan = sum((row) => row.nan);
   return [...Object.entries(values).map(([name, value]) =>
