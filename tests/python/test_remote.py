@@ -353,6 +353,24 @@ def test_no_secret_is_shown(server, capsys):
     assert SECRET not in "".join(shown)
 
 
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_the_compression_of_a_file_of_fsspec_is_undone(place, memory, model, tmp_path, tensors):
+    import gzip
+
+    (tmp_path / "m.gz").write_bytes(gzip.compress(model.read_bytes(), 1))
+    memory.pipe("/bucket/m.gz", (tmp_path / "m.gz").read_bytes())
+    url = "memory://bucket/m.gz" if place == "memory" else str(tmp_path / "m.gz")
+    for given in (fsspec.open(url, compression="gzip"), fsspec.open(url, compression="infer")):
+        checkpoint = rustload.open(given)
+        assert [*checkpoint] == [*tensors]
+        assert rustload.torch.load(given).keys() == tensors.keys()
+        assert rustload.scan(given).passes
+    for mode in ("r", "wb"):
+        with pytest.raises(TypeError, match="mode 'rb'"):
+            rustload.open(fsspec.open(url, mode))
+    assert [*rustload.open(fsspec.open(url, compression="gzip"))] == [*tensors]
+
+
 @pytest.mark.parametrize(
     ("url", "name"),
     [

@@ -28,7 +28,8 @@ def remote_source(
 ) -> Any:
     """A source or an `ObjectFolder` for a URL, a list of URLs, and an open file of fsspec that is not a local file.
 
-    Anything else is unchanged. A URL of the Hugging Face Hub is a path in the local cache if HF_HUB_OFFLINE is set.
+    An `OpenFile` of fsspec with a compression is read into memory. Anything else is unchanged. A URL of the Hugging Face Hub is a
+    path in the local cache if HF_HUB_OFFLINE is set.
 
     Args:
         given: Anything.
@@ -36,7 +37,9 @@ def remote_source(
         remote: The schemes that are allowed in URLs.
 
     Raises:
+        LimitError: An `OpenFile` with a compression has more than half of the available memory.
         OSError: The object does not exist, cannot be read, or has no known size.
+        TypeError: An `OpenFile` is not in mode `"rb"`.
         UnsupportedError: A package is not installed, or a list of shards has a folder.
         ValueError: The scheme of a URL is not allowed; or there are storage options, and `given` is not a URL.
     """
@@ -51,11 +54,19 @@ def remote_source(
     path = getattr(given, "path", None)
     if not (isinstance(path, str) and hasattr(fs, "cat_file") and hasattr(fs, "unstrip_protocol")):
         return given
+    mode = getattr(given, "mode", "rb")
+    if getattr(given, "compression", None) is not None or mode != "rb":
+        if hasattr(given, "read"):
+            return given
+        from rustload._common.files import read_to_end, text_mode
+
+        if mode != "rb":
+            raise text_mode()
+        with given as file:  # whose bytes are not those at the path
+            return read_to_end(file)
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
     if "file" in protocols:
         return given if hasattr(given, "read") else path
-    if getattr(given, "compression", None) is not None or getattr(given, "mode", "rb") != "rb":
-        return given
     from rustload._remote.fsspec_folder import from_path
 
     return from_path(fs, path, commits=commits)
