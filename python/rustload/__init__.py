@@ -153,9 +153,17 @@ if not TYPE_CHECKING:  # type checkers must still report unknown attributes
         "_tensor.scheme": ("Scheme",),
         "_view.view": ("view",),
     }
-    _SUBMODULES = (
-        *("diffusers", "jax", "lightning", "peft", "remote", "sglang", "torch", "transformers", "vllm"),
-    )
+    _SUBMODULES = [
+        "diffusers",
+        "jax",
+        "lightning",
+        "peft",
+        "remote",
+        "sglang",
+        "torch",
+        "transformers",
+        "vllm",
+    ]
     _LAZY_IMPORTS = {name: f"rustload.{module}" for module, names in _LAZY_MODULES.items() for name in names}
 
     def __getattr__(name: str) -> object:
