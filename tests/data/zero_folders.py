@@ -190,7 +190,7 @@ def model_states(run: Run, rank: int) -> dict[str, Any]:
         weights = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in weights.items()}
         fragments = {name: piece(tensor, run.world, rank) for name, tensor in run.frozen.items()}
     else:
-        fragments = run.frozen
+        fragments = run.frozen if run.stage == 2 else {}  # which earlier stages leave out, with the shapes
     groups = run.groups + [run.local(group, 0) for group in run.experts]
     moe = {"num_experts": list(run.layers().values()), "ds_autoep_layers": None} if run.experts else {}
     return moe | {
@@ -200,7 +200,7 @@ def model_states(run: Run, rank: int) -> dict[str, Any]:
         "param_shapes": [
             OrderedDict((name, tensor.shape) for name, tensor in group.items()) for group in groups
         ],
-        "frozen_param_shapes": {name: tensor.shape for name, tensor in run.frozen.items()} or None,
+        "frozen_param_shapes": {name: run.frozen[name].shape for name in fragments} or None,
         "frozen_param_fragments": fragments or None,
         "shared_params": run.shared if rank == 0 else {},
         "lr_scheduler": None,

@@ -78,6 +78,33 @@ def test_whole_tensors_of_every_stage(tmp_path, stage, world):
             same(ckpt, expected(made))
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_parameters_outside_the_optimizer_have_their_own_names(tmp_path, stage):
+    """No file states their shapes, as none does those of frozen ones in stage 1."""
+    outside = torch.arange(6.0).half()
+
+    def change(_: str, content: dict[str, Any]) -> None:
+        if "module" in content:
+            content["module"]["outside"] = outside
+
+    made = run(stage, 2, change=change)
+    root = write(tmp_path / "run", made)
+    same(rustload.open(root), expected(made) | {"outside": outside, "module.outside": outside})
+    rustload.convert(root, tmp_path / "out.safetensors", rename={"optimizer": None, "module": None})
+    assert {"outside", "frozen.weight"} <= set(rustload.open(tmp_path / "out.safetensors"))
+
+
+def test_stage_3_says_what_it_does_not_have(tmp_path):
+    def change(_: str, content: dict[str, Any]) -> None:
+        if "module" in content:
+            content["module"]["outside"] = torch.empty(0)
+
+    made = run(3, 2, change=change)
+    ckpt = rustload.open(write(tmp_path, made))
+    same(ckpt, expected(made))
+    assert any("no elements" in note and '"outside"' in note for note in ckpt.notes)
+
+
 @pytest.mark.parametrize(
     "more", [{"align": 4}, {"elastic": True}, {"mappings": False}, {"align": 8, "world": 3}]
 )

@@ -50,7 +50,10 @@ def test_as_its_converter(tmp_path, case):
     root = write(tmp_path, case, 2)
     ckpt = rustload.open(root, framework="torch")
     converted = get_fp32_state_dict_from_zero_checkpoint(str(root))
-    assert {name for name in ckpt if not name.startswith(("module.", "optimizer."))} == set(converted)
+    # Of stage 1, it leaves frozen parameters out.
+    left_out = {"still.weight", "still.bias"} if case == "stage1" else set()
+    names = {name for name in ckpt if not name.startswith(("module.", "optimizer."))}
+    assert names == set(converted) | left_out
     assert ["embed.weight", "head.weight"] in ckpt.tied
     for name, tensor in converted.items():
         # Its buffers are float32, whatever they were.

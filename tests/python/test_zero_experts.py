@@ -63,21 +63,23 @@ def test_a_file_of_the_experts_optimizer_has_nothing(tmp_path):
     same(rustload.open(root), expected(run()))
 
 
-def test_buffers_and_frozen_weights_of_experts(tmp_path):
-    """Those of other ranks are in the files of experts only."""
+@pytest.mark.parametrize("stage", [1, 2])
+def test_buffers_and_frozen_weights_of_experts(tmp_path, stage):
+    """Those of other ranks are in the files of experts only, and stage 1 states no frozen ones."""
 
     def change(name: str, content: dict[str, Any]) -> None:
         if name == model_name(2, 0):
             local = [f"b.moe{EXPERTS}0.{kind}" for kind in ("scale", "still")]
             content["buffer_names"] = local[:1]
-            content["frozen_param_shapes"] = {local[1]: torch.Size((2,))}
-            content["frozen_param_fragments"] = {local[1]: torch.zeros(2)}
+            if stage == 2:
+                content["frozen_param_shapes"] = {local[1]: torch.Size((2,))}
+                content["frozen_param_fragments"] = {local[1]: torch.zeros(2)}
         if name.startswith("layer_1_"):
             expert = int(name.split("_")[3])
             head = f"b.moe{EXPERTS}{expert}"
             content |= {f"{head}.scale": torch.full((3,), expert), f"{head}.still": torch.full((2,), expert)}
 
-    made = run(change=change)
+    made = run(stage, change=change)
     whole = expected(made)
     for expert in range(2):
         whole |= {f"b.moe{EXPERTS}{expert}.scale": torch.full((3,), expert)}

@@ -202,7 +202,7 @@ impl<'a> Joining<'a> {
                 }
                 let place = Place::Kept(file.number, stored.clone());
                 let is_buffer = stated.buffers.contains(&local[..]);
-                if is_buffer || (whole.is_none() && shape.is_some()) {
+                if is_buffer || whole.is_none() {
                     self.add((*name).to_owned(), place.clone(), file.number)?;
                 }
                 if !is_buffer {

@@ -142,6 +142,11 @@ impl<'a> Joining<'a> {
         Ok(())
     }
 
+    /// Whether a tensor has this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.places.contains_key(&*format!("{}{name}", self.prefix))
+    }
+
     pub(super) fn tensor_shape(&self, number: usize, tensor: u32) -> Option<&'a Dims> {
         Some(&self.inputs.get(number)?.index.tensors.get(u32_to_usize(tensor))?.layout().shape)
     }

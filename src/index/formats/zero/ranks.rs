@@ -1,6 +1,6 @@
 //! The files of the ranks of data parallelism: what they have in partitions, and what each has whole.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::experts::{Layers, is_expert, sets};
 use super::joining::{Joining, Place, Ranks, Whole, conflict};
@@ -81,6 +81,7 @@ impl<'a> Joining<'a> {
             sizes.push(size);
         }
         self.frozen(models, is_sharded)?;
+        self.others(*model_number, model, is_sharded)?;
         self.experts((*model_number, model), experts, &wholes, &layers)?;
         self.shared(*model_number, model)?;
         for (group, (wholes, sizes)) in wholes.iter().zip(&sizes).enumerate() {
@@ -91,8 +92,8 @@ impl<'a> Joining<'a> {
         let weights = if is_sharded { "" } else { "; module. has the weights that the model computes with" };
         let world = optimizers.len();
         let note = format!(
-            "this is a checkpoint of DeepSpeed ({stage}, {world} rank(s)): a parameter is the master weight of the optimizer, a buffer is as \
-             it is in the file{weights}; optimizer. has the states of the optimizer"
+            "this is a checkpoint of DeepSpeed ({stage}, {world} rank(s)): a parameter of the optimizer is its master weight, other tensors \
+             are as they are in the files{weights}; optimizer. has the states of the optimizer"
         );
         if !self.out.notes.contains(&note) {
             self.out.notes.push(note);
@@ -332,6 +333,29 @@ impl<'a> Joining<'a> {
                 }
             };
             self.add((*name).to_owned(), Place::Whole(place), *first)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the parameters that neither the optimizer has nor the file states as frozen, as stage 1 states none: the weights of the model.
+    fn others(&mut self, number: usize, model: &Model<'a>, is_sharded: bool) -> Result<()> {
+        let shared: HashSet<&str> = model.shared.iter().map(|(name, _)| *name).collect();
+        let mut lost = Vec::new();
+        for (name, stored, is_buffer) in &model.module {
+            if *is_buffer || shared.contains(name) || self.has(name) {
+                continue;
+            }
+            match is_sharded {
+                true => lost.push(*name),
+                false => self.add((*name).to_owned(), Place::Kept(number, stored.clone()), number)?,
+            }
+        }
+        if let Some(first) = lost.first() {
+            let count = lost.len();
+            let note = format!(
+                "the files have no elements of {count} parameter(s) outside the optimizer, such as {first:?}"
+            );
+            self.out.notes.push(note);
         }
         Ok(())
     }
