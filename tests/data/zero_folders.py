@@ -81,6 +81,7 @@ class Run:
         experts: By group of the optimizer, the parameters of all experts. Their moments follow those of `groups`.
         sets: Into how many sets, each of a part of the experts, ranks are divided.
         data_first: Whether the ranks of a set have consecutive numbers.
+        round_robin: Whether ranges are stated in another order than the parameters have.
         shuffled: Whether every other rank has the groups of experts in another order.
     """
 
@@ -104,6 +105,7 @@ class Run:
     sets: int = 1
     data_first: bool = False
     shuffled: bool = False
+    round_robin: bool = False
 
     def masters(self) -> dict[str, torch.Tensor]:
         groups = self.groups + self.experts
@@ -208,7 +210,10 @@ def model_states(run: Run, rank: int) -> dict[str, Any]:
         "global_samples": run.step * 8,
         "dp_world_size": run.world,
         "mp_world_size": 1,
-        "ds_config": {"stage": run.stage, "use_data_before_expert_parallelism": run.data_first},
+        "ds_config": {
+            "zero_optimization": {"stage": run.stage, "round_robin_gradients": run.round_robin},
+            "use_data_before_expert_parallelism": run.data_first,
+        },
         "ds_version": "0.19.8",
         **run.client,
     }
@@ -257,7 +262,8 @@ def flat_states(run: Run, rank: int) -> dict[str, Any]:
         group_paddings.append(padding)
         all_after.append(after)
         mapping, at = OrderedDict(), 0
-        for (name, tensor), behind in zip(group.items(), after, strict=True):
+        places = list(zip(group.items(), after, strict=True))
+        for (name, tensor), behind in reversed(places) if run.round_robin else places:
             first, last = max(at, begin), min(at + tensor.numel(), begin + size)
             if first < last:
                 mapping[name] = fragment_address(start=first - begin, numel=last - first)

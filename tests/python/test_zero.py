@@ -106,7 +106,8 @@ def test_stage_3_says_what_it_does_not_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [{"align": 4}, {"elastic": True}, {"mappings": False}, {"align": 8, "world": 3}]
+    "more",
+    [{"align": 4}, {"elastic": True}, {"mappings": False}, {"align": 8, "world": 3}, {"round_robin": True}],
 )
 @pytest.mark.parametrize("stage", [1, 2])
 def test_other_forms_of_flat_groups(tmp_path, stage, more):

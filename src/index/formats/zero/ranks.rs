@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::experts::{Layers, is_expert, sets};
 use super::joining::{Joining, Place, Ranks, Whole, conflict};
 use super::partitions::{Padding, Run, Wrong, flat, sharded};
-use super::states::{Model, Optimizer, Shapes, unsupported};
+use super::states::{Model, Optimizer, Shapes, Stated, unsupported};
 use crate::container::shards::ZeroPart;
 use crate::error::{Code, Error, Result, ResultExt, bail, error};
 use crate::layout::numel;
@@ -75,8 +75,7 @@ impl<'a> Joining<'a> {
         let mut layers = self.at(*model_number, Layers::of(names))?;
         let (mut wholes, mut sizes) = (Vec::new(), Vec::new());
         for (group, shapes) in groups.iter().enumerate() {
-            let is_data_first = model.stated.is_data_first;
-            let (own, size) = self.group(group, shapes, optimizers, is_data_first, &mut layers)?;
+            let (own, size) = self.group(group, shapes, optimizers, &model.stated, &mut layers)?;
             wholes.push(own);
             sizes.push(size);
         }
@@ -119,7 +118,7 @@ impl<'a> Joining<'a> {
         group: usize,
         shapes: &'s Shapes<'a>,
         optimizers: &[(usize, Optimizer<'a>)],
-        is_data_first: bool,
+        stated: &Stated<'_>,
         layers: &mut Layers<'a>,
     ) -> Result<(Vec<Whole<'s>>, Vec<u64>)> {
         self.options.cancel.check()?;
@@ -136,7 +135,7 @@ impl<'a> Joining<'a> {
         let numels: Vec<u64> = shapes.iter().map(|(_, shape)| numel(shape).unwrap_or(u64::MAX)).collect();
         let count = optimizer.counts.get(group).or(optimizer.counts.first());
         let count = count.map_or(optimizers.len(), |&count| usize::try_from(count).unwrap_or(usize::MAX));
-        let sets = sets(optimizers.len(), count, is_data_first).ok_or_else(|| {
+        let sets = sets(optimizers.len(), count, stated.is_data_first).ok_or_else(|| {
             let world = optimizers.len();
             conflict(format!(
                 "group {group} is divided between {count} ranks, of which {world} are no multiple"
@@ -173,7 +172,7 @@ impl<'a> Joining<'a> {
             for (&rank, size) in ranks.iter().zip(own_sizes) {
                 sizes.iter_mut().skip(rank).take(1).for_each(|own| *own = size);
             }
-            if !is_sharded {
+            if !is_sharded && !stated.is_round_robin {
                 self.check_mappings(group, shapes, &runs, &own)?;
             }
             for ((name, shape), mut runs) in shapes.iter().zip(runs) {

@@ -42,6 +42,8 @@ pub(super) struct Stated<'a> {
     pub(super) experts: Vec<u64>,
     /// Whether ranks that have the same experts have consecutive numbers.
     pub(super) is_data_first: bool,
+    /// Whether gradients are reduced in another order, in which DeepSpeed states ranges by mistake: its partitions have that of the shapes.
+    pub(super) is_round_robin: bool,
     steps: [Option<i64>; 2],
     version: Option<&'a str>,
 }
@@ -146,14 +148,12 @@ impl<'a> Reader<'a> {
         }
         let module = self.tensors("module", module)?.into_iter();
         let module = module.map(|(name, stored)| (name, stored, buffers.contains(name))).collect();
-        let is_data_first = match self.given(&top, "ds_config")? {
-            Some(config) if matches!(self.tree.get(config)?, Object::Dict { .. }) => {
-                let order = self.fields(config)?.get("use_data_before_expert_parallelism");
-                matches!(order.map(|order| self.tree.get(order)).transpose()?, Some(Object::Bool(true)))
-            }
-            _ => false,
-        };
-        let stated = Stated { groups, frozen, buffers, experts, is_data_first, steps, version };
+        let config = self.inner(&top, "ds_config")?;
+        let is_data_first = self.is_true(&config, "use_data_before_expert_parallelism")?;
+        let config = self.inner(&config, "zero_optimization")?;
+        let is_round_robin = self.is_true(&config, "round_robin_gradients")?;
+        let stated =
+            Stated { groups, frozen, buffers, experts, is_data_first, is_round_robin, steps, version };
         Ok(Model { stated, module, fragments, shared })
     }
 
@@ -364,6 +364,18 @@ impl<'a> Reader<'a> {
     fn fields(&mut self, dict: Handle) -> Result<Fields<'a>> {
         let pairs = self.pairs(dict)?;
         Ok(Fields(pairs.iter().filter_map(|&(key, value)| Some((self.text(key).ok()?, value))).collect()))
+    }
+
+    /// The dict that is the value of a key; one without keys where it is no dict.
+    fn inner(&mut self, fields: &Fields<'a>, key: &str) -> Result<Fields<'a>> {
+        match fields.get(key) {
+            Some(value) if matches!(self.tree.get(value)?, Object::Dict { .. }) => self.fields(value),
+            _ => Ok(Fields(HashMap::new())),
+        }
+    }
+
+    fn is_true(&self, fields: &Fields<'a>, key: &str) -> Result<bool> {
+        Ok(matches!(fields.get(key).map(|value| self.tree.get(value)).transpose()?, Some(Object::Bool(true))))
     }
 
     /// A value that is not None.
