@@ -790,3 +790,11 @@ def test_a_checkpoint_without_tensors_is_a_warning(tmp_path):
         report = rustload.convert(tmp_path / "numbers.pt", tmp_path / "out.safetensors")
     assert report.tensors == 0
     assert list(rustload.open(tmp_path / "out.safetensors")) == []
+    rustload.save({"module.w": torch.ones(2)}, tmp_path / "module.safetensors")
+    with pytest.warns(rustload.RustloadWarning, match="rename= leaves all tensors out"):
+        rustload.convert(
+            tmp_path / "module.safetensors",
+            tmp_path / "out.safetensors",
+            rename={"module": None},
+            overwrite=True,
+        )

@@ -115,6 +115,33 @@ def test_other_forms_of_flat_groups(tmp_path, stage, more):
     same(rustload.open(write(tmp_path, made)), expected(made))
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    "names",
+    [("a", "module.a"), ("module.a", "module_.b"), ("optimizer.state.a.exp_avg", "a"), ("optimizer.a",)],
+)
+def test_parameters_that_are_named_as_copies_and_states_are(tmp_path, names, stage):
+    group = tensors(dict.fromkeys(names, (4, 3)))
+    made = Run(
+        [group], stage, 2, moments=[{key: tensors(dict.fromkeys(names, (4, 3)), 1) for key in MOMENTS}]
+    )
+    module = "module__." if names[1:] == ("module_.b",) else "module_." if "module.a" in names else "module."
+    optimizer = "optimizer." if any("module" in name for name in names) else "optimizer_."
+    whole = dict(group)
+    whole |= {f"{module}{name}": one.bfloat16() for name, one in group.items() if stage != 3}
+    for key, moment in made.moments[0].items():
+        whole |= {f"{optimizer}state.{name}.{key}": one for name, one in moment.items()}
+    root = write(tmp_path / "run", made)
+    ckpt = rustload.open(root)
+    same(ckpt, whole)
+    assert optimizer in ckpt.notes[-1]
+    assert stage == 3 or module in ckpt.notes[-1]
+    out = tmp_path / "out.safetensors"
+    leave = {optimizer[:-1]: None} | ({} if stage == 3 else {module[:-1]: None})
+    rustload.convert(root, out, rename=leave)
+    same(rustload.open(out), group)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_last_rank_may_state_all_of_the_padding(tmp_path, world):
     made = Run(

@@ -146,6 +146,8 @@ def convert(
         if not any(one.names for one in parts):
             warn_user("the checkpoint has no tensors, so the result has none")
         new_names = [name for one in written for name in one.tensors]
+        if not new_names and any(one.names for one in parts):
+            warn_user("leaves all tensors out, so the result has none", argument="rename")
         # The command line has patterns beside a dtype for all.
         rules = {"dtype": getattr(how["dtype"], "patterns", how["dtype"]), "transpose": how["transpose"]}
         refuse_rules_without_effect(new_names, dtype=how["dtype"], transpose=how["transpose"])

@@ -206,7 +206,7 @@ impl<'a> Joining<'a> {
                     self.add((*name).to_owned(), place.clone(), file.number)?;
                 }
                 if !is_buffer {
-                    self.add(format!("module.{name}"), place, file.number)?;
+                    self.add(self.weight_name(name), place, file.number)?;
                 }
             }
         }

@@ -79,6 +79,8 @@ pub(super) struct Joining<'a> {
     pub(super) out: ZeroJoin,
     /// What all names begin with.
     pub(super) prefix: String,
+    /// What the names of the model's weights begin with, and those of the optimizer's states.
+    pub(super) heads: [String; 2],
     pub(super) places: HashMap<Arc<str>, Place>,
     pub(super) name_bytes: u64,
     pub(super) runs: u64,
@@ -120,6 +122,26 @@ impl<'a> Joining<'a> {
             joined.push(TensorRun { index: input.index, tensor, start, len });
         }
         self.out.whole.join_runs(dtype, shape.clone(), &joined)
+    }
+
+    /// Sets the heads: no name of the model begins with one of them.
+    pub(super) fn set_heads<'n>(&mut self, names: impl Iterator<Item = &'n str> + Clone) {
+        for (head, word) in self.heads.iter_mut().zip(["module.", "optimizer."]) {
+            word.clone_into(head);
+            while names.clone().any(|name| name.starts_with(&head[..])) {
+                head.insert(head.len().saturating_sub(1), '_');
+            }
+        }
+    }
+
+    /// The name of a weight that the model computes with.
+    pub(super) fn weight_name(&self, name: &str) -> String {
+        format!("{}{name}", self.heads[0])
+    }
+
+    /// The name of a state of the optimizer for a parameter.
+    pub(super) fn state_name(&self, name: &str, state: &str) -> String {
+        format!("{}state.{name}.{state}", self.heads[1])
     }
 
     /// Gives a tensor a name. Fails for one that another tensor has.

@@ -33,6 +33,7 @@ pub fn join(inputs: &[ZeroInput<'_>], options: &Options) -> Result<ZeroJoin> {
             notes: Vec::new(),
         },
         prefix: String::new(),
+        heads: Default::default(),
         places: HashMap::new(),
         name_bytes: 0,
         runs: 0,

@@ -69,6 +69,8 @@ impl<'a> Joining<'a> {
             let code = if groups.len() == 1 { Code::ZeroUnsupported } else { Code::ZeroConflict };
             return self.at(*number, Err(Error::new(code, text)));
         }
+        let names = groups.iter().flatten().map(|(name, _)| *name);
+        self.set_heads(names.chain(model.names()));
         self.model(*model_number, model, is_sharded)?;
         let names = groups.iter().flatten().chain(&model.stated.frozen).map(|(name, _)| *name);
         let names = names.filter(|_| has_experts);
@@ -88,11 +90,15 @@ impl<'a> Joining<'a> {
         }
         let stage =
             optimizer.stage.map_or("BF16_Optimizer".to_owned(), |stage| format!("ZeRO stage {stage}"));
-        let weights = if is_sharded { "" } else { "; module. has the weights that the model computes with" };
+        let [weights, states] = &self.heads;
+        let weights = match is_sharded {
+            true => String::new(),
+            false => format!("; {weights} has the weights that the model computes with"),
+        };
         let world = optimizers.len();
         let note = format!(
             "this is a checkpoint of DeepSpeed ({stage}, {world} rank(s)): a parameter of the optimizer is its master weight, other tensors \
-             are as they are in the files{weights}; optimizer. has the states of the optimizer"
+             are as they are in the files{weights}; {states} has the states of the optimizer"
         );
         if !self.out.notes.contains(&note) {
             self.out.notes.push(note);
@@ -106,7 +112,7 @@ impl<'a> Joining<'a> {
             if *is_buffer {
                 self.add((*name).to_owned(), Place::Kept(number, stored.clone()), number)?;
             } else if !is_sharded {
-                self.add(format!("module.{name}"), Place::Kept(number, stored.clone()), number)?;
+                self.add(self.weight_name(name), Place::Kept(number, stored.clone()), number)?;
             }
         }
         Ok(())
@@ -282,7 +288,7 @@ impl<'a> Joining<'a> {
             for Whole { name, shape, runs } in wholes {
                 let whole = self.whole(shape, runs, &flats).in_member(name)?;
                 let number = flats.first().map_or(0, |&(number, _, _)| number);
-                self.add(format!("optimizer.state.{name}.{key}"), Place::Whole(whole), number)?;
+                self.add(self.state_name(name, key), Place::Whole(whole), number)?;
             }
         }
         Ok(())

@@ -59,6 +59,15 @@ pub(super) struct Model<'a> {
     pub(super) shared: Vec<(&'a str, &'a str)>,
 }
 
+impl<'a> Model<'a> {
+    /// The names that the model has.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> + Clone {
+        let weights = self.module.iter().map(|(name, ..)| *name);
+        let frozen = self.stated.frozen.iter().map(|(name, _)| *name);
+        weights.chain(frozen).chain(self.shared.iter().map(|(name, _)| *name))
+    }
+}
+
 /// A file of the optimizer.
 #[derive(Debug)]
 pub(super) struct Optimizer<'a> {

@@ -35,7 +35,7 @@ impl Joining<'_> {
             }
             let full = match &state[..] {
                 "fp32" => name.clone(),
-                state => format!("optimizer.state.{name}.{state}"),
+                state => self.state_name(name, state),
             };
             self.add(full, Place::Kept(number, stored), number)?;
         }
