@@ -327,18 +327,28 @@ def sharded_states(run: Run, rank: int) -> dict[str, Any]:
     }
 
 
-def write_universal(root: Path, run: Run, tag: str = "global_step7_universal") -> Path:
-    """As `ds_to_universal.py`: a folder for each parameter."""
+def write_universal(
+    root: Path, run: Run, tag: str = "global_step7_universal", *, copies: bool = False
+) -> Path:
+    """As `ds_to_universal.py`: a folder for each parameter; with `copies`, as later versions, for what the model has whole too."""
     folder = root / tag
     for number, group in enumerate(run.groups):
         for name, tensor in group.items():
             place = folder / "zero" / name
             place.mkdir(parents=True)
-            torch.save({"param": tensor, "cat_dim": 0}, place / "fp32.pt")
+            states = {
+                key: moment[name] for key, moment in (run.moments[number] if run.moments else {}).items()
+            }
+            for key, state in {"fp32": tensor, **states}.items():
+                flat = {"param": state.reshape(-1)} if run.stage == 3 else {"param": state, "cat_dim": 0}
+                torch.save(flat, place / f"{key}.pt")
             torch.save(torch.tensor(7.0), place / "step.pt")
-            for key, moment in (run.moments[number] if run.moments else {}).items():
-                torch.save({"param": moment[name]}, place / f"{key}.pt")
     torch.save({"param_groups": []}, folder / "zero" / "optimizer_state.pt")
-    save(run, folder / model_name(0, 0), model_states(run, 0))
+    for rank in range(run.world if run.stage == 3 else 1):
+        save(run, folder / model_name(run.stage, rank), model_states(run, rank))
+    for name, tensor in model_states(run, 0)["module"].items() if copies and run.stage != 3 else ():
+        if not (folder / "zero" / name).exists():
+            (folder / "zero" / name).mkdir()
+            torch.save({"param": tensor.float()}, folder / "zero" / name / "fp32.pt")
     (root / "latest_universal").write_text(tag)
     return root

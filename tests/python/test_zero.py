@@ -215,16 +215,24 @@ def expected_plain(made: Run) -> dict[str, torch.Tensor]:
     return made.masters() | made.buffers
 
 
-def test_universal_checkpoints(tmp_path):
-    made = run(2, 2)
-    made.groups[0].pop("none")
-    for moment in made.moments[0].values():
-        moment.pop("none")
-    root = write_universal(tmp_path, made)
-    whole = {name: one for name, one in expected(made).items() if name not in made.shared}
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("copies", [False, True])
+def test_universal_checkpoints(tmp_path, stage, copies):
+    made = run(stage, 12, round_robin=copies)
+    for group in (made.groups[0], *made.moments[0].values()):
+        group.pop("none", None)
+    root = write_universal(tmp_path, made, copies=copies)
     with rustload.open(root) as ckpt, rustload.open(root / "global_step7_universal") as tag:
         assert list(ckpt) == list(tag)
-        same(ckpt, whole)
+        same(ckpt, expected(made))
+        assert ["a.weight", "head.weight"] in ckpt.tied
+        assert any("mixes up" in note for note in ckpt.notes) == (copies and stage != 3)
+    (root / "global_step7_universal" / model_name(stage, 0)).unlink()
+    if stage == 3:
+        with pytest.raises(rustload.FormatError, match="zero_pp_rank_0_mp_rank_00_model_states"):
+            rustload.open(root)
+    else:
+        assert ("norm.mean" in rustload.open(root)) == copies
 
 
 def test_older_places_of_the_shapes(tmp_path):

@@ -293,6 +293,15 @@ def test_a_universal_checkpoint_that_lacks_files(tmp_path):
     refused(root, "ZeroState")
 
 
+@pytest.mark.parametrize("elements", [34, 36])
+def test_a_flat_parameter_of_a_universal_checkpoint_is_all_of_it(tmp_path, elements):
+    root = write_universal(tmp_path, run(3))
+    folder = root / "global_step7_universal" / "zero" / "a"
+    for file in ("fp32.pt", "exp_avg.pt"):
+        torch.save({"param": torch.zeros(elements)}, folder / file)
+    refused(root, "ZeroPartition")
+
+
 def test_nothing_runs(tmp_path):
     fired = tmp_path / "fired"
     canary = Reduced(os.mkdir, (str(fired),))

@@ -132,11 +132,17 @@ pub(super) fn resolve(folder: &Folder, names: &BTreeSet<String>) -> Result<Optio
 
 /// The checkpoint whose files are in this folder.
 fn tag(folder: &Folder, names: &BTreeSet<String>) -> Result<Option<Shards<String>>> {
-    let files = names.iter().map(|name| (name.as_str(), name.clone())).collect();
-    if let Some(found) = of_files(files, folder.path())? {
+    // The converter copies the files of the model beside the folders of parameters, and none of the optimizer.
+    let is_optimizer = |name: &String| {
+        matches!(ZeroFile::of_name(name), Some(ZeroFile { part: ZeroPart::Optimizer(_), .. }))
+    };
+    if !names.iter().any(is_optimizer)
+        && let Some(found) = universal(folder, names)?
+    {
         return Ok(Some(found));
     }
-    universal(folder, names)
+    let files = names.iter().map(|name| (name.as_str(), name.clone())).collect();
+    of_files(files, folder.path())
 }
 
 /// The checkpoint that these files are, each with its name; `None` for files of other programs, and where none has states of an
@@ -173,10 +179,7 @@ pub(super) fn of_files<File>(files: Vec<(&str, File)>, directory: &Path) -> Resu
         let text = "the folder has two files of one rank, with and without bf16_";
         return Err(Error::new(Code::ZeroConflict, text).in_file(&directory.join(name)));
     }
-    let absent = absent(&parts, directory)?;
-    if !absent.is_empty() {
-        return Err(missing(directory, &absent, "belong to the ranks")).in_file(directory);
-    }
+    check_ranks(&parts, directory, true)?;
     let (mut zero, mut files, mut labels) = (Vec::new(), Vec::new(), Vec::new());
     for (part, (name, file)) in parts {
         zero.push(part);
@@ -186,8 +189,9 @@ pub(super) fn of_files<File>(files: Vec<(&str, File)>, directory: &Path) -> Resu
     Ok(Some(Shards { zero, labels, ..Shards::of(files) }))
 }
 
-/// The names of missing files: every rank of tensor parallelism has all ranks of data parallelism.
-fn absent<T>(parts: &BTreeMap<ZeroFile, T>, directory: &Path) -> Result<Vec<String>> {
+/// Fails with the names of missing files: every rank of tensor parallelism has all ranks of data parallelism, with or without states of
+/// the optimizer.
+fn check_ranks<T>(parts: &BTreeMap<ZeroFile, T>, directory: &Path, has_optimizer: bool) -> Result<()> {
     let last_tensor = parts.keys().map(|file| file.tensor_rank).max().unwrap_or(0);
     let data_rank = |file: &ZeroFile| match file.part {
         ZeroPart::Model(rank) => rank,
@@ -215,13 +219,18 @@ fn absent<T>(parts: &BTreeMap<ZeroFile, T>, directory: &Path) -> Result<Vec<Stri
             if is_stage_3 {
                 need(ZeroPart::Model(Some(rank)), format!("{head}{MODEL_END}"));
             }
-            need(ZeroPart::Optimizer(rank), format!("[bf16_]{head}{OPTIMIZER_END}"));
+            if has_optimizer {
+                need(ZeroPart::Optimizer(rank), format!("[bf16_]{head}{OPTIMIZER_END}"));
+            }
         }
         if absent.len() >= MISSING_NAMES_MAX {
             break;
         }
     }
-    Ok(absent)
+    match absent.is_empty() {
+        true => Ok(()),
+        false => Err(missing(directory, &absent, "belong to the ranks")).in_file(directory),
+    }
 }
 
 /// The universal checkpoint in a folder: a folder for each parameter, with a file for each state.
@@ -246,13 +255,21 @@ fn universal(folder: &Folder, names: &BTreeSet<String>) -> Result<Option<Shards<
     if shards.files.is_empty() {
         return Ok(None);
     }
-    let models: Vec<&String> =
-        names.iter().filter(|name| matches!(parse(name), Some(Named::Part(_)))).collect();
-    // What has no partition is in the files of the model: those of several ranks of tensor parallelism differ.
-    if let [model] = models[..] {
-        shards.zero.push(ZeroFile { tensor_rank: 0, part: ZeroPart::Model(None) });
-        shards.labels.push(model.trim_end_matches(".pt").to_owned());
-        shards.files.push(model.clone());
+    let parts: Vec<(Named, &String)> = names.iter().filter_map(|name| Some((parse(name)?, name))).collect();
+    // What has no partition is in the files of the model: those of several ranks of tensor parallelism differ, and those of experts and
+    // of layers have other names.
+    let model = |(named, name)| match named {
+        Named::Part(file @ ZeroFile { tensor_rank: 0, part: ZeroPart::Model(_) }) => Some((file, name)),
+        _ => None,
+    };
+    let models: Option<BTreeMap<ZeroFile, &String>> = parts.into_iter().map(model).collect();
+    if let Some(models) = models.filter(|models| !models.is_empty()) {
+        check_ranks(&models, folder.path(), false)?;
+        for (file, name) in models {
+            shards.zero.push(file);
+            shards.labels.push(name.trim_end_matches(".pt").to_owned());
+            shards.files.push(name.clone());
+        }
     }
     Ok(Some(shards))
 }

@@ -19,12 +19,7 @@ impl<'a> Joining<'a> {
         else {
             bail!(Code::ZeroState, "there are no files of the model, or none of the optimizer");
         };
-        for (other_number, other) in models {
-            if other.stated != model.stated {
-                let text = "the file states other parameters or another step than that of rank 0";
-                return self.at(*other_number, Err(conflict(text)));
-            }
-        }
+        self.check_models(models)?;
         for (other_number, other) in optimizers {
             let is_equal = (other.stage, &other.counts, &other.after, &other.groups, other.flats.len())
                 == (
@@ -104,6 +99,20 @@ impl<'a> Joining<'a> {
             self.out.notes.push(note);
         }
         Ok(())
+    }
+
+    /// Fails for files of the model that do not agree.
+    pub(super) fn check_models(&self, models: &[(usize, Model<'a>)]) -> Result<()> {
+        let differs = |(_, other): &&(usize, Model<'_>)| {
+            models.first().is_some_and(|(_, first)| other.stated != first.stated)
+        };
+        match models.iter().find(differs) {
+            None => Ok(()),
+            Some((number, _)) => {
+                let text = "the file states other parameters or another step than that of rank 0";
+                self.at(*number, Err(conflict(text)))
+            }
+        }
     }
 
     /// Adds the buffers, and the weights of the model where it has them whole.
@@ -343,7 +352,7 @@ impl<'a> Joining<'a> {
     }
 
     /// Adds the parameters that neither the optimizer has nor the file states as frozen, as stage 1 states none: the weights of the model.
-    fn others(&mut self, number: usize, model: &Model<'a>, is_sharded: bool) -> Result<()> {
+    pub(super) fn others(&mut self, number: usize, model: &Model<'a>, is_sharded: bool) -> Result<()> {
         let shared: HashSet<&str> = model.shared.iter().map(|(name, _)| *name).collect();
         let mut lost = Vec::new();
         for (name, stored, is_buffer) in &model.module {
@@ -366,7 +375,7 @@ impl<'a> Joining<'a> {
     }
 
     /// Adds the names that are tied to others.
-    fn shared(&mut self, number: usize, model: &Model<'a>) -> Result<()> {
+    pub(super) fn shared(&mut self, number: usize, model: &Model<'a>) -> Result<()> {
         for (name, target) in &model.shared {
             if !model.stated.experts.is_empty() && (is_expert(name) || is_expert(target)) {
                 let error = unsupported("parameters of experts are tied").in_member(name);
