@@ -317,6 +317,24 @@ def test_each_rank_of_a_mesh_reads_its_own_elements(tmp_path, stage):
                 assert torch.equal(tensor.to_local(), expected[name].to_local()), name
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_dcp_loads_whole_tensors(tmp_path, stage):
+    import torch.distributed.checkpoint as dcp
+
+    from rustload.torch.distributed import Planner, Reader
+
+    made = run(stage, 3)
+    root, whole = write(tmp_path, made), expected(made)
+    state: dict[str, Any] = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    steps = f"{model_name(stage, 0)[:-3]}.global_steps"
+    state[steps] = 0
+    dcp.load(state, storage_reader=Reader(root), planner=Planner(), no_dist=True)
+    assert state.pop(steps) == made.step
+    assert all(torch.equal(state[name], tensor) for name, tensor in whole.items())
+    found = Reader(root).read_metadata().state_dict_metadata
+    assert {name for name, one in found.items() if hasattr(one, "size")} == set(whole)
+
+
 def test_commands_take_the_folder(tmp_path, capsys):
     from rustload._cli import main
 

@@ -85,7 +85,12 @@ def _flattened(checkpoint: Checkpoint, visits_max: int) -> Contents:
                 found.tensors[name] = value
             else:
                 found.values[name] = functools.partial(_itself, value)
-    return found
+    if not checkpoint._core.is_joined:
+        return found
+    # The trees of the files have the parts of joined tensors.
+    tensors = dict(checkpoint.items())
+    values = {name: value for name, value in found.values.items() if name not in tensors}
+    return Contents(tensors, values, {name: found.paths.get(name, (name,)) for name in (*tensors, *values)})
 
 
 def _itself(value: Any) -> Any:
