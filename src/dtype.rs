@@ -114,35 +114,35 @@ macro_rules! dtypes {
 }
 
 // One row for each dtype: its torch name, bytes, kind, safetensors code and rank, NumPy code, DLPack code and lanes (3 is
-// kDLOpaqueHandle, for uninterpreted bits), torch.export number, storage classes, other names.
+// kDLOpaqueHandle, for uninterpreted bits), torch.export number, storage classes (also those that only TorchScript writes), other names.
 dtypes! {
     Bool       "bool"             1  Bool    ["BOOL" 0]         ["b1"]  (6, 1)  [12] ["Bool"]  [];
     U8         "uint8"            1  Int     ["U8" 4]           ["u1"]  (1, 1)  [1]  ["Byte" "QUInt8" "QUInt4x2" "QUInt2x4"] ["u8"];
     I8         "int8"             1  Int     ["I8" 5]           ["i1"]  (0, 1)  [2]  ["Char" "QInt8"] ["i8"];
-    U16        "uint16"           2  Int     ["U16" 12]         ["u2"]  (1, 1)  [28] []        ["u16"];
+    U16        "uint16"           2  Int     ["U16" 12]         ["u2"]  (1, 1)  [28] ["UInt16"] ["u16"];
     I16        "int16"            2  Int     ["I16" 11]         ["i2"]  (0, 1)  [3]  ["Short"] ["i16" "short"];
-    U32        "uint32"           4  Int     ["U32" 16]         ["u4"]  (1, 1)  [34] []        ["u32"];
+    U32        "uint32"           4  Int     ["U32" 16]         ["u4"]  (1, 1)  [34] ["UInt32"] ["u32"];
     I32        "int32"            4  Int     ["I32" 15]         ["i4"]  (0, 1)  [4]  ["Int" "QInt32"] ["i32" "int"];
-    U64        "uint64"           8  Int     ["U64" 21]         ["u8"]  (1, 1)  [35] []        ["u64"];
+    U64        "uint64"           8  Int     ["U64" 21]         ["u8"]  (1, 1)  [35] ["UInt64"] ["u64"];
     I64        "int64"            8  Int     ["I64" 20]         ["i8"]  (0, 1)  [5]  ["Long"]  ["i64" "long"];
-    F8E4M3Fn   "float8_e4m3fn"    1  Float   ["F8_E4M3" 7]      []      (10, 1) [29] []        ["f8_e4m3" "fp8_e4m3"];
-    F8E5M2     "float8_e5m2"      1  Float   ["F8_E5M2" 6]      []      (12, 1) [30] []        ["f8_e5m2" "fp8_e5m2"];
-    F8E4M3Fnuz "float8_e4m3fnuz"  1  Float   ["F8_E4M3FNUZ" 9]  []      (11, 1) [31] []        [];
-    F8E5M2Fnuz "float8_e5m2fnuz"  1  Float   ["F8_E5M2FNUZ" 10] []      (13, 1) [32] []        [];
-    F8E8M0Fnu  "float8_e8m0fnu"   1  Float   ["F8_E8M0" 8]      []      (14, 1) [33] []        [];
+    F8E4M3Fn   "float8_e4m3fn"    1  Float   ["F8_E4M3" 7]      []      (10, 1) [29] ["Float8_e4m3fn"] ["f8_e4m3" "fp8_e4m3"];
+    F8E5M2     "float8_e5m2"      1  Float   ["F8_E5M2" 6]      []      (12, 1) [30] ["Float8_e5m2"] ["f8_e5m2" "fp8_e5m2"];
+    F8E4M3Fnuz "float8_e4m3fnuz"  1  Float   ["F8_E4M3FNUZ" 9]  []      (11, 1) [31] ["Float8_e4m3fnuz"] [];
+    F8E5M2Fnuz "float8_e5m2fnuz"  1  Float   ["F8_E5M2FNUZ" 10] []      (13, 1) [32] ["Float8_e5m2fnuz"] [];
+    F8E8M0Fnu  "float8_e8m0fnu"   1  Float   ["F8_E8M0" 8]      []      (14, 1) [33] ["Float8_e8m0fnu"] [];
     F16        "float16"          2  Float   ["F16" 13]         ["f2"]  (2, 1)  [6]  ["Half"]  ["f16" "fp16" "half"];
     BF16       "bfloat16"         2  Float   ["BF16" 14]        []      (4, 1)  [13] ["BFloat16"] ["bf16"];
     F32        "float32"          4  Float   ["F32" 17]         ["f4"]  (2, 1)  [7]  ["Float"] ["f32" "fp32" "float"];
     F64        "float64"          8  Float   ["F64" 19]         ["f8"]  (2, 1)  [8]  ["Double"] ["f64" "fp64" "double"];
-    C32        "complex32"        4  Complex []                 []      (5, 1)  [9]  []        ["C32" "chalf"];
+    C32        "complex32"        4  Complex []                 []      (5, 1)  [9]  ["ComplexHalf"] ["C32" "chalf"];
     C64        "complex64"        8  Complex ["C64" 18]         ["c8"]  (5, 1)  [10] ["ComplexFloat"] ["cfloat"];
     C128       "complex128"       16 Complex []                 ["c16"] (5, 1)  [11] ["ComplexDouble"] ["C128" "cdouble"];
-    F4E2M1FnX2 "float4_e2m1fn_x2" 1  Packed  ["F4" 1]           []      (17, 2) []   []        [];
-    Bits8      "bits8"            1  Packed  []                 []      (3, 1)  []   []        [];
-    Bits16     "bits16"           2  Packed  []                 []      (3, 1)  []   []        [];
-    Bits1x8    "bits1x8"          1  Packed  []                 []      (3, 1)  []   []        [];
-    Bits2x4    "bits2x4"          1  Packed  []                 []      (3, 1)  []   []        [];
-    Bits4x2    "bits4x2"          1  Packed  []                 []      (3, 1)  []   []        [];
+    F4E2M1FnX2 "float4_e2m1fn_x2" 1  Packed  ["F4" 1]           []      (17, 2) []   ["Float4_e2m1fn_x2"] [];
+    Bits8      "bits8"            1  Packed  []                 []      (3, 1)  []   ["Bits8"] [];
+    Bits16     "bits16"           2  Packed  []                 []      (3, 1)  []   ["Bits16"] [];
+    Bits1x8    "bits1x8"          1  Packed  []                 []      (3, 1)  []   ["Bits1x8"] [];
+    Bits2x4    "bits2x4"          1  Packed  []                 []      (3, 1)  []   ["Bits2x4"] [];
+    Bits4x2    "bits4x2"          1  Packed  []                 []      (3, 1)  []   ["Bits4x2"] [];
 }
 
 impl DType {

@@ -83,6 +83,19 @@ def torchscript(tensors: dict[str, torch.Tensor]) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["uint16", "uint32", "uint64", "complex32", "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"]
+    + [f"float8_{form}" for form in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_torchscript_has_storage_classes_of_its_own(name):
+    stored = torch.arange(8, dtype=torch.uint8).view(getattr(torch, name))
+    found = rustload.open(torchscript({"w": stored}))["w"].materialize(framework="torch")
+    assert found.dtype == stored.dtype
+    assert torch.equal(found.view(torch.uint8), stored.view(torch.uint8))
+
+
 def arrays(tensors: dict[str, torch.Tensor]) -> bytes:
     by_address = {tensor.data_ptr(): tensor.numpy() for tensor in tensors.values()}
     return pickle.dumps({name: by_address[tensor.data_ptr()] for name, tensor in tensors.items()}, protocol=4)
