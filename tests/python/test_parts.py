@@ -252,6 +252,19 @@ def test_what_says_nothing_of_its_place_is_a_part_alone(tmp_path):
         rustload.open(paths)
 
 
+def test_several_shards_of_a_tensor_in_a_file_are_no_copies_of_those_in_others(tmp_path):
+    part = local((1, 3))
+    files = [
+        rank_file({"v": dtensor(part, rank=rank), "w": sharded(part, (rank, 0), (1, 3), count=2)}, row(rank))
+        for rank in range(2)
+    ]
+    with coded(rustload.UnsupportedError, "DTensorPlacement", match="which part"):
+        opened(tmp_path, *files)
+    alone = rustload.open(files[0])
+    assert list(alone) == ["v", "w.args.0.0.0.tensor", "w.args.0.0.1.tensor"]
+    assert alone["w.args.0.0.1.tensor"].part == rustload.Part((2, 3), None, None, None, None)
+
+
 def test_parts_that_do_not_fit_are_errors(saved, tmp_path):
     with coded(rustload.FormatError, "DcpGrid", match="hold 9 element") as caught:
         rustload.open(ranks(saved)[1:])

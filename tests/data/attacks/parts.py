@@ -135,8 +135,9 @@ def sharded(
     shape: Sequence[int] = (2, 3),
     *,
     slots: bool = True,
+    count: int = 1,
 ) -> bytes:
-    """A ShardedTensor of one local shard; `slots` is whether its classes have slots, as in torch from 2.0 on."""
+    """A ShardedTensor of one local shard, or of that `count` times; `slots` is whether its classes have slots, as in torch from 2.0 on."""
 
     def state(fields: dict[str, bytes]) -> bytes:
         return many(NONE, named(fields)) if slots else named(fields)
@@ -149,7 +150,9 @@ def sharded(
     metadata = made(f"{SHARDED}.metadata.ShardMetadata", state=state(where))
     one = made(f"{SHARDED}.sharded_tensor.shard.Shard", state=state({"tensor": part, "metadata": metadata}))
     return wrapper(
-        f"{SHARDED}.sharded_tensor.api.ShardedTensor", shape, many(listed(one), NONE, NONE, NONE, FALSE)
+        f"{SHARDED}.sharded_tensor.api.ShardedTensor",
+        shape,
+        many(listed(*[one] * count), NONE, NONE, NONE, FALSE),
     )
 
 

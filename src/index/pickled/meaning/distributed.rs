@@ -51,7 +51,10 @@ impl<'a> CallInterpreter<'a> {
             ("torch.distributed._shard.sharded_tensor.api", "ShardedTensor") => self.sharded(&shape, state),
             _ => None,
         };
-        let Some(Local { tensor, is_parameter, part }) = local else { return Ok(None) };
+        let Some(Local { tensor, is_parameter, part }) = local else {
+            self.mark_shards(&shape, state);
+            return Ok(None);
+        };
         if self.tensor_mut(tensor).is_none_or(|tensor| tensor.dtype() != dtype) {
             return Ok(None);
         }
@@ -164,6 +167,19 @@ impl<'a> CallInterpreter<'a> {
         let is_stated = sizes == local.layout().shape && offsets.len() == shape.len();
         let part = Part { shape: Some(shape.into()), offsets: is_stated.then_some(offsets), placement: None };
         Some(Local { tensor, is_parameter: false, part })
+    }
+
+    /// Marks the tensors in a ShardedTensor of another number of shards as parts, so that those of several files are not taken for copies.
+    fn mark_shards(&mut self, shape: &Dims, state: Handle) {
+        let Value::Tuple(&[shards, ..]) = self.get(state) else { return };
+        for &shard in self.items(shards).unwrap_or_default() {
+            let fields = self.object(shard, &["Shard"]);
+            let tensor = fields.and_then(|fields| self.tensor_id(field(&fields, "tensor")?));
+            if let Some((tensor, _)) = tensor {
+                let part = Part { shape: Some(shape.clone()), ..Part::default() };
+                self.extra(tensor).part = Some(Box::new(part));
+            }
+        }
     }
 
     /// The fields of an object of torch.distributed of one of these classes, which was made without arguments and has one state.
