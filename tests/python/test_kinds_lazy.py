@@ -115,3 +115,9 @@ def test_the_code_of_a_torchscript_archive_is_reported(tmp_path):
     (note,) = ckpt.notes
     assert "TorchScript" in note
     assert "code" in note
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.freeze(torch.jit.load(path).eval()), path)
+    frozen = rustload.open(path)
+    assert list(frozen) == []
+    assert any("2 tensor(s) as constants" in note for note in frozen.notes)

@@ -35,6 +35,13 @@ pub(crate) fn read(archive: Archive, executed: Option<Pickle>, options: &Options
     let is_script = archive.find(&format!("{root}constants.pkl")).is_some();
     if is_script {
         notes.push("this is a TorchScript archive: its weights are read, its code is not run".to_owned());
+        let constants = format!("{root}constants/");
+        let count = archive.members().iter().filter(|member| member.name().starts_with(&constants)).count();
+        if count > 0 {
+            notes.push(format!(
+                "its code has {count} tensor(s) as constants, which are not read: torch.jit.freeze makes them of all weights"
+            ));
+        }
     }
     if !archive.has_checksums() {
         notes.push("no checksums were computed when the file was saved".to_owned());
