@@ -139,7 +139,7 @@ codes! {
     DcpUnfinished: Format, "A distributed checkpoint has no .metadata file, which torch writes last, or its folder still has the name of an unfinished save.",
         "The save did not finish, or the copy is incomplete: fetch the folder again.";
     DcpRankLocal: Unsupported, "Every rank of a distributed checkpoint has metadata of its own.",
-        "Open the metadata file of one rank.";
+        "Open the metadata file of one rank, or save sharded tensors with use_collectives=True.";
     DcpMetadata: Format, "The metadata of a distributed checkpoint is not what its writer writes.";
     DcpGrid: Format, "The chunks of a tensor overlap, leave out elements or reach outside it.";
     DcpRange: Format, "Items of a distributed checkpoint share bytes, or lie outside their file.",

@@ -306,6 +306,26 @@ def test_a_megatron_folder_opens_as_one(tmp_path):
     (tmp_path / "metadata.json").write_text("{}")
     ckpt = six(folder, tmp_path)
     assert ckpt.objects["optimizer/shard_0_1"] == [1]
+    assert ["common.pt" in note for note in ckpt.notes] == [True]
+
+
+def test_the_shapes_that_megatron_changed_are_noted(tmp_path):
+    shape = mapped((text("nd_reformulated_orig_global_shape"), ints(6)))
+    others = ((text("step"), shape), (text("absent"), shape), (integer(1), shape), (text("a"), NONE))
+    data = mapped((text("w"), shape), *others)
+    (note,) = six(Folder(more={"mcore_data": data}), tmp_path).notes
+    assert "1 tensor(s)" in note
+    assert '"w" of [6]' in note
+
+
+def test_the_metadata_of_a_rank_that_has_a_part_says_so(tmp_path):
+    folder = Folder({"w": tensor((3, 3), *ROWS), "step": VALUE}).write(tmp_path)
+    metadata = (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
+    for path, code in ((folder, "DcpRankLocal"), (metadata, "DcpGrid")):
+        with pytest.raises(rustload.RustloadError) as caught:
+            rustload.open(path)
+        assert caught.value.code == code
+        assert "use_collectives=True" in "".join(caught.value.__notes__)
 
 
 def test_a_column_major_chunk_keeps_its_strides(tmp_path):

@@ -112,7 +112,13 @@ pub(super) fn resolve(folder: &Folder, names: BTreeSet<String>, limits: &Limits)
         }
         None => return Err(no_checkpoint(directory, &names)),
         Some(Choice::Index(name)) => index_file::read(folder, &name, limits)?,
-        Some(Choice::Files(names)) => Shards::of(names),
+        Some(Choice::Files(files)) => {
+            if files == [distributed::METADATA] && names.contains("common.pt") {
+                let text = "common.pt, in which Megatron saves what is not sharded, was not read: open it as a file of its own";
+                notes.push(text.to_owned());
+            }
+            Shards::of(files)
+        }
     };
     shards.notes.extend(notes);
     Ok(shards)

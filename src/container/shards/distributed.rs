@@ -43,7 +43,11 @@ pub(super) fn pick(names: &BTreeSet<String>, hidden: &BTreeSet<String>, director
     if !local.is_empty() {
         let text = "every rank of this distributed checkpoint has metadata of its own";
         let error = Error::new(Code::DcpRankLocal, text).in_file(directory);
-        return Err(error.note(format!("Open one of: {}.", local.join(", "))));
+        return Err(error.note(format!(
+            "Open one of: {}. Where tensors are sharded, none has all of them: load the directory with torch.distributed.checkpoint on as \
+             many ranks, and save it with use_collectives=True.",
+            local.join(", ")
+        )));
     }
     let text = match hidden.contains(UNFINISHED) {
         true => "this distributed checkpoint was not finished: its metadata is .metadata.tmp",

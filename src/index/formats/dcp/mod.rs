@@ -32,6 +32,10 @@ use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
 use crate::pickle::{Handle, Pickle, Value};
 
+/// What to do with the metadata of one rank, which has another name.
+const OF_RANK: &str = "If each rank has metadata of its own, this rank has only parts of tensors: load the directory with \
+                       torch.distributed.checkpoint on as many ranks, and save it with use_collectives=True.";
+
 /// Whether a pickle is the metadata of a distributed checkpoint.
 pub(super) fn is_metadata(pickle: &Pickle) -> bool {
     let reader = Reader::new(&pickle.values);
@@ -54,7 +58,15 @@ pub(super) fn read(
         }
         let top = reader.fields(root, &["Metadata", "MCoreMetadata"])?;
         let (stored, files) = reader.stored(&top, folder, options)?;
-        reader.tensors(&top, stored, Arc::new(files), source, options)?
+        let found = reader.tensors(&top, stored, Arc::new(files), source, options);
+        let (mut index, saved) = found.map_err(|error| match (error.code(), source.path()) {
+            (Code::DcpGrid, Some(path)) if path.file_name().is_some_and(|name| name != ".metadata") => {
+                error.note(OF_RANK)
+            }
+            _ => error,
+        })?;
+        index.notes.extend(reader.reshaped(&top, &index, &options.limits)?);
+        (index, saved)
     };
     let no_storages = |key: &str, _: u64| {
         Err(error!(Code::PersistentId, "the metadata refers to storage {key}, but has no storages"))
@@ -223,6 +235,34 @@ impl<'a> Reader<'a> {
             chunks.push(Chunk::new(offsets, sizes, Box::new(ArchiveChunk { files: files.clone(), place })));
         }
         Ok((dtype, gradient, shape, chunks))
+    }
+
+    /// A note on tensors that Megatron stores in another shape than it had them in.
+    fn reshaped(&self, top: &Fields<'a>, index: &Index, limits: &Limits) -> Result<Option<String>> {
+        let Some(Value::Dict(pairs)) = top.get("mcore_data").map(|data| self.values.get(data)) else {
+            return Ok(None);
+        };
+        let mut original = HashMap::new();
+        for &(name, value) in pairs {
+            let (Ok(name), Value::Dict(fields)) = (self.text(name), self.values.get(value)) else { continue };
+            self.count(fields.len())?;
+            let is_shape = |key| self.text(key).is_ok_and(|key| key == "nd_reformulated_orig_global_shape");
+            let shape = fields.iter().find(|(key, _)| is_shape(*key));
+            if let Some(Ok(shape)) = shape.map(|&(_, shape)| self.sizes(shape, limits)) {
+                original.insert(name, shape);
+            }
+        }
+        let mut names = index.entries.iter().zip(&index.tensors).filter(|(entry, tensor)| {
+            original.get(&*entry.name).is_some_and(|shape| *shape != tensor.layout().shape)
+        });
+        Ok(names.next().map(|(first, _)| {
+            let count = names.count().saturating_add(1);
+            let (name, shape) = (&first.name, original.get(&*first.name).map(|shape| &shape[..]).unwrap_or_default());
+            format!(
+                "{count} tensor(s) have the shape in which Megatron stores them, not that of their parameter (mcore_data), such as {name:?} \
+                 of {shape:?}"
+            )
+        }))
     }
 
     /// The path of each name from the root of what was saved. Planners of other programs may keep something else in its place.
