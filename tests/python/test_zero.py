@@ -266,7 +266,20 @@ def test_a_file_alone_opens_as_before(tmp_path):
 def test_weights_beside_the_folder_are_the_checkpoint(tmp_path):
     root = write(tmp_path, run(3, 2))
     rustload.save({"w": torch.ones(2)}, root / "model.safetensors")
-    assert list(rustload.open(root)) == ["w"]
+    ckpt = rustload.open(root)
+    assert list(ckpt) == ["w"]
+    assert any("also has latest" in note for note in ckpt.notes)
+
+
+def test_a_run_without_zero_opens_from_its_root(tmp_path):
+    folder = tmp_path / "global_step7"
+    folder.mkdir()
+    (tmp_path / "latest").write_text("global_step7")
+    torch.save({"module": {"w": torch.ones(2)}}, folder / model_name(0, 0))
+    assert list(rustload.open(tmp_path)) == list(rustload.open(folder)) == ["module.w"]
+    (folder / model_name(0, 0)).unlink()
+    with pytest.raises(rustload.FormatError, match="holds no checkpoint"):
+        rustload.open(tmp_path)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -42,9 +42,19 @@ fn resolve_one(folder: &Folder, names: BTreeSet<String>, limits: &Limits) -> Res
     };
     // Trainers save weights of their own beside the folder of DeepSpeed.
     if found.is_none() && !directory::has_weights(&names) && !distributed::is_checkpoint(&names) {
-        found = zero::resolve(folder, &names)?;
+        found = zero::resolve(folder, &names, limits)?;
     }
-    found.map_or_else(|| directory::resolve(folder, names, limits), Ok)
+    if let Some(found) = found {
+        return Ok(found);
+    }
+    let latest = zero::LATEST.into_iter().find(|latest| names.contains(*latest));
+    let mut shards = directory::resolve(folder, names, limits)?;
+    if let Some(latest) = latest {
+        shards.notes.push(format!(
+            "the directory also has {latest}, as DeepSpeed writes: for its checkpoint, open the folder that is named there"
+        ));
+    }
+    Ok(shards)
 }
 
 /// The folder as one of torch_checkpointing: its metadata, or without any the items of a single rank. Fails with `DcpUnfinished` for

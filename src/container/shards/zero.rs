@@ -6,13 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::directory::{MISSING_NAMES_MAX, decimal};
+use super::directory::{self, MISSING_NAMES_MAX, decimal};
 use super::{Shards, missing, small_text};
 use crate::bytes::Folder;
 use crate::error::{Code, Error, Result, ResultExt, error};
+use crate::limits::Limits;
 
 /// The files that name the folder of the last save: of ranks, and of a universal checkpoint.
-const LATEST: [&str; 2] = ["latest", "latest_universal"];
+pub(super) const LATEST: [&str; 2] = ["latest", "latest_universal"];
 
 /// The folder of a universal checkpoint that has a folder for each parameter.
 const UNIVERSAL: &str = "zero";
@@ -108,7 +109,11 @@ fn expert(body: &str) -> Option<ZeroPart> {
 
 /// The checkpoint in a folder with these files: its own files, or those of the folder that `latest` names. `None` where the folder has
 /// neither.
-pub(super) fn resolve(folder: &Folder, names: &BTreeSet<String>) -> Result<Option<Shards<String>>> {
+pub(super) fn resolve(
+    folder: &Folder,
+    names: &BTreeSet<String>,
+    limits: &Limits,
+) -> Result<Option<Shards<String>>> {
     if let Some(shards) = tag(folder, names)? {
         return Ok(Some(shards));
     }
@@ -122,8 +127,10 @@ pub(super) fn resolve(folder: &Folder, names: &BTreeSet<String>) -> Result<Optio
         return Err(refuse(format!("this names the folder {name:?}, which is not here")));
     };
     let inner_names = inner.names()?.into_iter().collect();
-    let Some(mut shards) = tag(&inner, &inner_names)? else {
-        return Err(refuse(format!("this names the folder {name:?}, which has no checkpoint of DeepSpeed")));
+    let mut shards = match tag(&inner, &inner_names)? {
+        Some(shards) => shards,
+        // Without ZeRO, the file of the model has everything.
+        None => directory::resolve(&inner, inner_names, limits)?,
     };
     shards.files.iter_mut().for_each(|file| *file = format!("{name}/{file}"));
     shards.notes.push(format!("{name} was opened, which {latest} names"));
