@@ -330,7 +330,7 @@ def sharded_states(run: Run, rank: int) -> dict[str, Any]:
 def write_universal(
     root: Path, run: Run, tag: str = "global_step7_universal", *, copies: bool = False
 ) -> Path:
-    """As `ds_to_universal.py`: a folder for each parameter; with `copies`, as later versions, for what the model has whole too."""
+    """As `ds_to_universal.py`: a folder of each parameter; with `copies`, as later versions, of what is whole too."""
     folder = root / tag
     for number, group in enumerate(run.groups):
         for name, tensor in group.items():
