@@ -153,28 +153,21 @@ if not TYPE_CHECKING:  # type checkers must still report unknown attributes
         "_tensor.scheme": ("Scheme",),
         "_view.view": ("view",),
     }
-    _SUBMODULES = [
-        "diffusers",
-        "jax",
-        "lightning",
-        "peft",
-        "remote",
-        "sglang",
-        "torch",
-        "transformers",
-        "vllm",
-    ]
+    # Of other libraries, which an access to an attribute does not import.
+    _OF_FRAMEWORKS = ("diffusers", "jax", "lightning", "peft", "sglang", "torch", "transformers", "vllm")
     _LAZY_IMPORTS = {name: f"rustload.{module}" for module, names in _LAZY_MODULES.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        """Imports a lazy public name or module at its first access; for an unknown name, raises with a note on what to use."""
+        """Imports a lazy public name at its first access; for an unknown name, raises with a note on what to use."""
         import importlib
 
-        if name in _SUBMODULES:
-            return importlib.import_module(f"rustload.{name}")
+        if name == "remote":
+            return importlib.import_module("rustload.remote")
         if name in _LAZY_IMPORTS:
             found = globals()[name] = getattr(importlib.import_module(_LAZY_IMPORTS[name]), name)
             return found
+        if name in _OF_FRAMEWORKS:
+            raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
         error = AttributeError(f"module 'rustload' has no attribute {name!r}", name=name)
         if name in _HINTS:
             error.add_note(_HINTS[name])

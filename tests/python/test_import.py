@@ -332,16 +332,24 @@ def test_an_empty_folder_with_a_frameworks_name_is_no_framework(simple, tmp_path
     assert error == f"{message}: pip install torch"
 
 
-def test_a_public_module_is_imported_where_it_is_first_used():
+@pytest.mark.parametrize("submodule", rustload._OF_FRAMEWORKS)
+def test_the_error_for_a_submodule_that_was_not_imported_advises_the_import(submodule):
+    code = (
+        f"import rustload\ntry:\n    rustload.{submodule}\nexcept AttributeError as error:\n    print(error)"
+    )
+    assert child(code).stdout == f"rustload.{submodule} has to be imported: import rustload.{submodule}\n"
+
+
+def test_a_public_module_is_imported_where_it_is_first_used_or_says_that_it_has_to_be():
     code = """
     import sys
     import rustload
-    assert not {"torch", "rustload.remote", "rustload.torch"} & {*sys.modules}
-    print(rustload.remote.fsspec.__module__, rustload.torch.load.__module__)
+    assert "rustload.remote" not in sys.modules
+    print(rustload.remote.fsspec.__module__)
     """
-    assert child(code).stdout == "rustload.remote rustload.torch._load\n"
+    assert child(code).stdout == "rustload.remote\n"
     public = {one.stem for one in Path(rustload.__file__).parent.glob("*.py") if one.stem[0] != "_"}
-    assert {*rustload._SUBMODULES} == public - {"errors"} | {"torch"}
+    assert {*rustload._OF_FRAMEWORKS, "remote"} == public - {"errors"} | {"torch"}
 
 
 def test_the_error_for_missing_transformers_advises_what_to_install():

@@ -448,3 +448,20 @@ add(
     },
     "",
 )
+
+
+def underscored(tag: Path) -> None:
+    """A model whose names begin as those of the copies of its weights would, with up to 6,000 underscores."""
+    weights = {f"module{'_' * count}.": flat(1) for count in reversed(range(6000))}
+    fields = model(2) | {"module": named(weights)}
+    (tag / MODEL).write_bytes(torch_zip(pickle(named(fields)), {"0": bytes(4)}))
+
+
+add(
+    "W12",
+    "many names that rule out prefixes",
+    {"": folder(after=underscored)},
+    Opens(check=joined),
+    "",
+    metadata=6000**2 // 2,
+)

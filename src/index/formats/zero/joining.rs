@@ -1,6 +1,6 @@
 //! The checkpoint that the files are together, as it is made: tensors of runs, and names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
@@ -126,11 +126,15 @@ impl<'a> Joining<'a> {
 
     /// Sets the heads: no name of the model begins with one of them.
     pub(super) fn set_heads<'n>(&mut self, names: impl Iterator<Item = &'n str> + Clone) {
-        for (head, word) in self.heads.iter_mut().zip(["module.", "optimizer."]) {
-            word.clone_into(head);
-            while names.clone().any(|name| name.starts_with(&head[..])) {
-                head.insert(head.len().saturating_sub(1), '_');
-            }
+        for (head, word) in self.heads.iter_mut().zip(["module", "optimizer"]) {
+            let underscores = |name: &str| {
+                let rest = name.strip_prefix(word)?;
+                let after = rest.trim_start_matches('_');
+                after.starts_with('.').then(|| rest.len().saturating_sub(after.len()))
+            };
+            let taken: HashSet<usize> = names.clone().filter_map(underscores).collect();
+            let free = (0..).find(|count| !taken.contains(count)).unwrap_or_default();
+            *head = format!("{word}{}.", "_".repeat(free));
         }
     }
 
