@@ -242,18 +242,18 @@ def decode_int4(found: Tensors) -> torch.Tensor:
 
 
 def pack_nvfp4(rows: int, columns: int) -> Tensors:
-    """As ModelOpt does."""
+    """As compressed-tensors does."""
     return {
-        "w.weight": random_bytes(rows, columns // 2),
+        "w.weight_packed": random_bytes(rows, columns // 2),
         "w.weight_scale": torch.rand(rows, columns // 16).to(torch.float8_e4m3fn),
-        "w.weight_scale_2": torch.tensor(3e-4),
+        "w.weight_global_scale": torch.tensor([3e3]),
     }
 
 
 def decode_nvfp4(found: Tensors) -> torch.Tensor:
     """Products in float32, rounded to bfloat16."""
-    codes = FP4_TABLE.bfloat16()[nibbles(found["w.weight"]).int()]
-    scale = found["w.weight_scale"].float() * found["w.weight_scale_2"]
+    codes = FP4_TABLE.bfloat16()[nibbles(found["w.weight_packed"]).int()]
+    scale = found["w.weight_scale"].float() / found["w.weight_global_scale"]
     return (in_groups(codes, 16) * scale[..., None]).flatten(-2).bfloat16()
 
 
