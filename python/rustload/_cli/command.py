@@ -17,13 +17,13 @@ import rustload
 from rustload._cli.arguments import add_manifest
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._common.terminal import message_line, print_messages, terminal_columns
-from rustload._remote.urls import name_of, shown_path
+from rustload._remote.urls import SCHEME, name_of, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _python_format = warnings.formatwarning
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://.*", re.DOTALL)
+_URL = re.compile(f"{SCHEME}://.*", re.DOTALL)
 """A URL in an argument, such as that of `--option=URL`."""
 
 COMMANDS = {

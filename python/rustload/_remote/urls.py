@@ -27,6 +27,9 @@ PACKAGES = {
 }
 """The package to install for each scheme."""
 
+SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*"
+"""The regular expression of a scheme (RFC 3986)."""
+
 DEFAULT_SCHEMES = frozenset(PACKAGES) - {"http"}
 """What `remote=` allows by default; `http` has no encryption, so it must be named."""
 
@@ -42,7 +45,7 @@ def _scheme_of(text: str) -> str:
         return ""
     import re  # takes longer than opening a file
 
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*(?:::[A-Za-z][A-Za-z0-9+.\-]*)*)://", text)
+    found = re.match(f"({SCHEME}(?:::{SCHEME})*)://", text)
     return found[1] if found else ""
 
 
@@ -108,7 +111,7 @@ def name_of(url: str) -> str:
         return _printable(url.partition("?")[0].partition("#")[0])
     import re
 
-    chain = re.split(r"::(?=[A-Za-z][A-Za-z0-9+.\-]*://)", url)
+    chain = re.split(f"::(?={SCHEME}://)", url)
     if len(chain) > 1:
         return "::".join(map(name_of, chain))
     host, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
