@@ -170,15 +170,18 @@ impl<'a> CallInterpreter<'a> {
     }
 
     /// Marks the tensors in a ShardedTensor of another number of shards as parts, so that those of several files are not taken for copies.
+    /// Ends at what is marked already, or is no shard: any number of objects may have one list.
     fn mark_shards(&mut self, shape: &Dims, state: Handle) {
         let Value::Tuple(&[shards, ..]) = self.get(state) else { return };
         for &shard in self.items(shards).unwrap_or_default() {
             let fields = self.object(shard, &["Shard"]);
             let tensor = fields.and_then(|fields| self.tensor_id(field(&fields, "tensor")?));
-            if let Some((tensor, _)) = tensor {
-                let part = Part { shape: Some(shape.clone()), ..Part::default() };
-                self.extra(tensor).part = Some(Box::new(part));
+            let Some((tensor, _)) = tensor else { return };
+            let part = &mut self.extra(tensor).part;
+            if part.is_some() {
+                return;
             }
+            *part = Some(Box::new(Part { shape: Some(shape.clone()), ..Part::default() }));
         }
     }
 
