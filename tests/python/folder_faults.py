@@ -7,10 +7,11 @@ import platform
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import torch_child
 
 NOBODY = 65534
 
@@ -40,15 +41,23 @@ def ext4(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
+AS_NOBODY = f"""
+import os
+import rustload, rustload._save
+os.setgroups([])
+os.setresgid(*[{NOBODY}] * 3)
+os.setresuid(*[{NOBODY}] * 3)
+"""
+
+
 def as_nobody(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program as an unprivileged user."""
+    """Runs Python code as an unprivileged user."""
     if os.geteuid():
         pytest.skip("only root can become another user")
     command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable]
-    done = subprocess.run([*command, "-c", code, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode in (126, 127):  # of setpriv, or of the system's loader
+    if subprocess.run([*command, "-c", "import rustload"], capture_output=True, check=False).returncode:
         pytest.skip("the other user may not run this Python installation")
-    return done
+    return torch_child(AS_NOBODY + code, *arguments, check=False)
 
 
 SYSTEM_CALLS = {"x86_64": (0xC000003E, 316, 317), "aarch64": (0xC00000B7, 276, 277)}
@@ -72,10 +81,3 @@ def refuse_exchange(error: int) -> None:
     libc.prctl(set_no_new_privs, 1, 0, 0, 0)
     if libc.syscall(seccomp, set_mode_filter, all_threads, descriptor):
         raise OSError(ctypes.get_errno(), "seccomp")
-
-
-def run(code: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program that finds this module."""
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}  # noqa: PTH120
-    command: Sequence[str] = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, **options)  # type: ignore[call-overload, no-any-return]

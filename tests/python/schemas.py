@@ -19,40 +19,53 @@ def errors(validator: Any, document: Any) -> list[str]:
     return [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(document)]
 
 
-def shape(document: Any) -> Any:
-    """What a schema can tell apart: keys, types, signs, whether a list is empty, and words, as enumerations have them."""
+def kind(value: Any) -> Any:
+    """What a schema can tell apart of a value: type, sign, emptiness, and words, as enumerations have them."""
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[A-Za-z -]{1,30}", value) else bool(value)
+    if isinstance(value, dict | list):
+        return type(value), bool(value)
+    return type(value), value is not None and (value > 0) - (value < 0)
+
+
+def shapes(document: Any, path: str = "$") -> set[Any]:
+    """The kinds of each object's values, and of each list's items, with its path."""
     if isinstance(document, dict):
-        return frozenset((key, shape(value)) for key, value in document.items())
+        found = {(path, *((key, kind(value)) for key, value in document.items()))}
+        return found.union(*(shapes(value, f"{path}.{key}") for key, value in document.items()))
     if isinstance(document, list):
-        return frozenset(map(shape, document))
-    if isinstance(document, str):
-        return document if re.fullmatch(r"[A-Za-z -]{1,30}", document) else len(document) > 0
-    return type(document), document is not None and (document > 0) - (document < 0)
+        return {(path, kind(one)) for one in document}.union(*(shapes(one, f"{path}[]") for one in document))
+    return set()
 
 
 def thinned(document: Any) -> Any:
-    """The document with one item of each shape in its lists."""
+    """The document without the items of its lists that have no shape which those before them lack."""
     if isinstance(document, dict):
         return {key: thinned(value) for key, value in document.items()}
-    if isinstance(document, list):
-        return [thinned(one) for one in {shape(one): one for one in document}.values()]
-    return document
+    if not isinstance(document, list):
+        return document
+    kept, before = [], set()
+    for one in document:
+        if not before.issuperset(found := shapes(one)):
+            before |= found
+            kept.append(thinned(one))
+    return kept
 
 
 @functools.cache
-def seen() -> set[Any]:
+def seen(_validator: Any) -> set[Any]:
     """The shapes that were valid."""
     return set()
 
 
 def new_errors(validator: Any, document: Any) -> list[str]:
-    """As `errors`, which takes long, for one of thousands of documents: nothing if one of the same shape was valid."""
-    if (key := (id(validator), shape(document))) in seen():
+    """As `errors`, which takes long, for one of thousands of documents: nothing if all of its shapes were valid in others."""
+    found = shapes(document)
+    if found <= seen(id(validator)):
         return []
-    found = errors(validator, thinned(document))
-    if not found:
-        seen().add(key)
-    return found
+    if not (wrong := errors(validator, thinned(document))):
+        seen(id(validator)).update(found)
+    return wrong
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -15,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from folder_faults import NOBODY, as_nobody, ext4, mounted, run
-from support import names
+from folder_faults import NOBODY, as_nobody, ext4, mounted
+from support import names, torch_child
 
 import rustload
 from rustload.errors import RustloadWarning
@@ -264,8 +265,7 @@ test.replaced_one_by_one(Path(sys.argv[1]), "cannot exchange two folders")
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EPERM])
 def test_a_file_system_without_exchange_is_written_file_by_file(error, tmp_path):
-    done = run(NO_EXCHANGE, str(tmp_path / "model"), str(error))
-    assert done.returncode == 0, done.stderr
+    torch_child(NO_EXCHANGE, tmp_path / "model", error)
 
 
 OF_ANOTHER_USER = """
@@ -324,7 +324,7 @@ def test_a_failed_publication_goes_on_when_the_call_is_repeated(tmp_path):
     source = tmp_path / "source"
     save(source, 7)
     save(path, 0)
-    done = run(FAILS_TO_PUBLISH, str(source), str(path))
+    done = torch_child(FAILS_TO_PUBLISH, source, path, check=False)
     assert done.returncode == 5, done.stderr
     assert value_of(path) == 0
     given = {"z": torch.full((250,), 7.0), **rustload.open(source)}
@@ -364,32 +364,36 @@ def test_what_a_killed_call_has_tried_out_is_in_no_ones_way(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
-HOLDS = """
-import sys, rustload, torch
-class Slow(torch.Tensor):
-    def detach(self):
-        print("holds", flush=True)
-        sys.stdin.readline()
+class Held(torch.Tensor):
+    """A tensor that a writer reads when it is told to."""
+
+    events: ClassVar[tuple[Any, Any]]
+
+    def detach(self) -> torch.Tensor:
+        reached, go_on = self.events
+        reached.set()
+        go_on.wait()
         return torch.ones(3)
-rustload.save({"t": torch.ones(3).as_subclass(Slow)}, sys.argv[1], overwrite=True)
-"""
 
 
 def test_of_two_writers_of_a_folder_one_is_refused(tmp_path):
-    path = tmp_path / "model"
+    path, forks = tmp_path / "model", multiprocessing.get_context("fork")
     for number in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as first:
-            assert first.stdout
-            assert first.stdin
-            assert first.stdout.readline() == "holds\n"
-            for resume in (False, True):
-                with pytest.raises(OSError, match="another writer") as caught:
-                    save(path, number, resume=resume)
-                assert caught.value.code == "TargetBusy"
-            first.communicate("go on\n" * 100)
-        assert first.returncode == 0
+        Held.events = reached, go_on = forks.Event(), forks.Event()
+        first = forks.Process(
+            target=rustload.save,
+            args=({"t": torch.ones(3).as_subclass(Held)}, path),
+            kwargs={"overwrite": True},
+        )
+        first.start()
+        assert reached.wait(60)
+        for resume in (False, True):
+            with pytest.raises(OSError, match="another writer") as caught:
+                save(path, number, resume=resume)
+            assert caught.value.code == "TargetBusy"
+        go_on.set()
+        first.join()
+        assert first.exitcode == 0
         assert list(rustload.open(path)) == ["t"]
         assert hidden(tmp_path) == []
 
@@ -520,7 +524,7 @@ def test_a_reader_sees_the_old_files_or_the_new_ones_and_never_a_mix(way, tmp_pa
     def saves(path: Path) -> None:
         for value in range(30):
             rustload.save(tensors(value, 60), path, max_shard_size=1000, **OVERWRITE)
-            time.sleep(0.1)
+            time.sleep(0.03)
 
     def reads_while_saved(path: Path) -> None:
         rustload.save(tensors(0, 60), path, max_shard_size=1000, **OVERWRITE)
